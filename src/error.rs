@@ -616,7 +616,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn debug_is_the_name_the_advice_and_the_causes_in_one_line() {
+    fn debug_shows_name_advice_and_causes_in_one_line() {
         let error = Error::NotFound { location: "x".into() };
         assert_eq!(format!("{error:?}"), format!("NotFound: {error}"));
         let source = io::Error::new(io::ErrorKind::PermissionDenied, "no rights");
@@ -627,14 +627,14 @@ mod tests {
     }
 
     #[test]
-    fn platform_that_lacks_something_gets_no_advice_for_others() {
+    fn unsupported_platform_gets_no_foreign_advice() {
         let source = io::Error::new(io::ErrorKind::Unsupported, "this platform has no sockets; share arrays by name");
         let error = Error::os_elsewhere("listening (the directory must exist)", "x", source);
         assert_eq!(error.to_string(), "`x`: not supported: this platform has no sockets; share arrays by name");
     }
 
     #[test]
-    fn setting_is_named_before_its_value_and_what_is_allowed() {
+    fn invalid_setting_names_setting_value_and_choices() {
         let error = Error::InvalidSetting { setting: "the order", value: "C\n".into(), expected: "C or F" };
         assert_eq!(error.to_string(), r#"the order is "C\n", but must be C or F"#);
     }

@@ -77,7 +77,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn limit_is_a_number_of_bytes_with_a_unit_or_nothing() {
+    fn limit_is_unset_or_a_number_with_a_unit() {
         for (text, bytes) in
             [("0", 0), ("4096", 4096), ("1K", 1 << 10), ("3M", 3 << 20), ("10G", 10 << 30), ("2T", 2 << 40)]
         {
@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn warning_comes_once_until_there_is_room_again() {
+    fn warning_repeats_only_after_room_returns() {
         let warned = AtomicBool::new(false);
         let path = Path::new("somewhere");
         for (room, needed, is_warned) in [

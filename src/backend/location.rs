@@ -178,14 +178,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_leading_slash_is_dropped_and_no_more() {
+    fn only_one_leading_slash_is_dropped() {
         assert_eq!(Location::new("/x").expect("a name").as_str(), "x");
         assert!(matches!(Location::new("//x"), Err(Error::InvalidLocation { .. })));
         assert!(matches!(Location::new("/"), Err(Error::InvalidLocation { .. })));
     }
 
     #[test]
-    fn every_rule_has_its_own_words() {
+    fn every_rule_has_its_own_reason() {
         let long = "x".repeat(256);
         let mut reasons = Vec::new();
         for name in ["", ".", "..", "a/b", "a\0b", long.as_str()] {
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn a_companion_leads_back_to_its_location() {
+    fn companion_is_parsed_back_to_its_location() {
         let location = Location::new("volume").expect("a name");
         for kind in [Companion::Partial, Companion::Ledger] {
             let companion = location.companion(kind).expect("short enough");

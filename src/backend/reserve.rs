@@ -238,11 +238,11 @@ mod tests {
     }
 
     #[test]
-    fn with_any_number_of_threads_a_full_file_system_is_an_error_that_leaves_nothing() {
+    fn failed_reservation_of_any_threads_leaves_nothing() {
         let Some(small) = std::env::var_os(SMALL) else {
             again_with_little_room(concat!(
                 "backend::reserve::tests::",
-                "with_any_number_of_threads_a_full_file_system_is_an_error_that_leaves_nothing"
+                "failed_reservation_of_any_threads_leaves_nothing"
             ));
             return;
         };
@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_that_are_there_stay() {
+    fn reservation_keeps_existing_bytes() {
         let Ok(file) = os::create_sealable() else { return };
         let bytes: Vec<u8> = (0..7_u32 << 20).map(|i| (i % 251) as u8).collect();
         os::write_all_at(&file, &bytes, 0).expect("a write");

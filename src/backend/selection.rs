@@ -233,7 +233,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn directories_that_were_used_last_are_remembered() {
+    fn recently_used_directories_are_remembered() {
         let of = |number: usize| remembered("some", Path::new(&format!("/directory/{number}")));
         let (first, second) = (of(0), of(1));
         for number in 2..=DIRECTORIES {

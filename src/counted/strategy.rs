@@ -118,7 +118,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn strategies_are_written_as_torch_writes_them() {
+    fn strategies_have_the_names_of_torch() {
         for strategy in SharingStrategy::ALL {
             assert_eq!(strategy.to_string().parse::<SharingStrategy>().expect("its own word"), strategy);
         }

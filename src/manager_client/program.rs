@@ -114,7 +114,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn environment_names_manager_or_switches_it_off() {
+    fn environment_names_or_disables_the_manager() {
         assert_eq!(from_environment(None), Program::Search);
         assert_eq!(from_environment(Some("".into())), Program::Search);
         for word in ["off", "OFF", "0", "no", "false"] {

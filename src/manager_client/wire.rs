@@ -296,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_arrive_whole_however_they_are_split() {
+    fn split_lines_arrive_whole() {
         let mut bytes = b"one\ntwo\n\nth".to_vec();
         let mut next = |more: &[u8]| {
             bytes.extend_from_slice(more);

@@ -32,7 +32,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_there_stays_and_what_is_missing_becomes_zero() {
+    fn filling_keeps_bytes_and_appends_zeros() {
         let mut file = tempfile::tempfile().expect("a temporary file");
         file.write_all(b"kept").expect("a write");
         let length = STEP as u64 + 10;

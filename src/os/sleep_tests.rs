@@ -9,7 +9,7 @@ use super::{wait_on, wake};
 const LONG: Duration = Duration::from_secs(60);
 
 #[test]
-fn who_finds_the_word_changed_does_not_sleep() {
+fn changed_word_prevents_the_sleep() {
     let begin = Instant::now();
     wait_on(&AtomicU32::new(1), 0, LONG);
     assert!(begin.elapsed() < LONG);
@@ -26,7 +26,7 @@ fn a_sleep_ends_with_its_limit() {
 }
 
 #[test]
-fn nobody_is_woken_where_nobody_sleeps() {
+fn wake_without_sleepers_returns_zero() {
     assert_eq!(wake(&AtomicU32::new(0), u32::MAX), 0);
 }
 

@@ -91,7 +91,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_child_has_its_slot_and_the_last_message_counts() {
+    fn last_message_of_each_child_is_kept() {
         let file = tempfile::tempfile().unwrap();
         assert_eq!(read(&file, 0), None);
         write(&file, 3, PANIC, "a long message").unwrap();
@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn too_long_text_is_cut_to_its_slot() {
+    fn too_long_text_is_truncated() {
         let file = tempfile::tempfile().unwrap();
         write(&file, 1, ERROR, "next").unwrap();
         write(&file, 0, ERROR, &"é".repeat(LONGEST_TEXT)).unwrap();

@@ -266,7 +266,7 @@ mod model {
     }
 
     #[test]
-    fn one_of_two_receivers_redeems_a_ticket_while_the_sender_leaves() {
+    fn one_of_two_receivers_redeems_a_ticket() {
         let mut builder = loom::model::Builder::new();
         // At most 3 preemptions, unless LOOM_MAX_PREEMPTIONS says otherwise.
         builder.preemption_bound = builder.preemption_bound.or(Some(3));
@@ -315,7 +315,7 @@ mod model {
     }
 
     #[test]
-    fn release_respects_a_ticket_issued_by_a_handle_that_came_and_left() {
+    fn release_respects_a_ticket_of_an_earlier_handle() {
         loom::model(|| {
             let counts = shared();
             let ticket = once(7);

@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_written_is_read() {
+    fn written_trailer_or_footer_is_read_back() {
         let bytes = sample();
         let raw = RawFooter::of(&bytes).expect("long enough");
         let footer = raw.validate(Kind::Ledger, 100 + bytes.len() as u64).expect("valid");

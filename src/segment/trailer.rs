@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_written_is_read() {
+    fn written_trailer_or_footer_is_read_back() {
         for (payload, length) in [(0, 4096), (1, 8192), (4096, 8192), (4097, 12288)] {
             assert_eq!(file_length(payload), Some(length));
             let page = new_page(Kind::Counted, payload, 7, ID, State::new(true), "it", &[9; RECORD]).expect("it fits");

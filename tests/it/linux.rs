@@ -1,4 +1,4 @@
-//! What only Linux shows: descriptors, permission bits, limits of memory and mounts, forks.
+//! Behaviour that only Linux can show: descriptors, permission bits, limits of memory and mounts, forks.
 
 mod arena;
 mod counted;

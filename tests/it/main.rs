@@ -1,26 +1,26 @@
-//! One test program: every promise, on every backend, with real processes.
+//! The tests of the library's contract, on every backend and with real processes, in one program.
 //!
-//! | suite | what it holds | where |
+//! | suite | subject | where |
 //! |---|---|---|
 //! | `conformance` | the contract | every backend, every platform |
 //! | `sharing` | counted arrays sent between processes, over channels | every backend, Linux |
-//! | `linux` | what only Linux shows: descriptors, permission bits, limits | every backend |
+//! | `linux` | behaviour that only Linux can show: descriptors, permission bits, limits | every backend |
 //! | `interop` | numpy, CloudVolume, Python with our locks | every backend |
 //! | `processes` | children of `process::spawn`, and how they end | every platform |
 //! | `selection` | which backend a program gets | every platform |
-//! | `steps` | what others can do while a process stands between two of its steps | Linux, in debug builds |
+//! | `steps` | other processes while one process is stopped between two system calls | Linux, in debug builds |
 //! | `manager` | the process that waits for deaths | Linux |
-//! | `tidy` | the architecture's rules, by reading the source; what `scripts/test-platforms` counts | where the source is |
+//! | `tidy` | the architecture's rules, checked in the source; the tables of `scripts/test-platforms` | where the source is |
 //!
-//! Tests are named `suite::backend::topic::test`; a topic is a file of a suite, and a large one has its parts in a folder. Started
-//! with `NDSHM_TEST_ROLE` set, the program is not a test run but a child that plays that role in a test; `NDSHM_TEST_PROGRAM` names
-//! another build of it for the children, so that processes of 64 and of 32 bits meet.
+//! Tests are named `suite::backend::topic::test`. A topic is a file of a suite; a large topic has its parts in a folder. With
+//! `NDSHM_TEST_ROLE` set, the program runs no tests: it is a child that plays that role in a test. `NDSHM_TEST_PROGRAM` names
+//! another build of the program for the children, so that tests can combine processes of 64 and of 32 bits.
 //!
-//! The emulated backend's files are in a fresh temporary directory, so that `TMPDIR` chooses the file system. With
-//! `EMULATE_SHM=1` real shared memory is not tested. Not every topic is tested in every place: `topics` has the table.
+//! The emulated backend's files are in a fresh temporary directory, so that `TMPDIR` chooses the file system. With `EMULATE_SHM=1`,
+//! real shared memory is not tested. Not every topic is tested in every place: `topics` has the table.
 
 #![allow(unreachable_pub)] // a program has no public interface
-// Small known numbers become elements of every type here.
+// Tests convert small known numbers to elements of every type.
 #![allow(clippy::cast_possible_truncation, clippy::cast_possible_wrap, clippy::cast_precision_loss)]
 #![allow(clippy::cast_sign_loss, clippy::float_cmp)]
 
@@ -53,7 +53,7 @@ use support::Place;
 use support::child::Role;
 use topics::Run;
 
-/// What children can do, by the names they are started with.
+/// Returns the roles of children, by name.
 fn roles() -> Vec<(&'static str, Role)> {
     let mut roles = conformance::ROLES.concat();
     roles.extend(selection::ROLES);
@@ -77,14 +77,14 @@ fn main() -> ExitCode {
     #[cfg(unix)]
     support::child::hear_the_terminal();
     ndarray_shm::process::init(processes::ENTRIES);
-    // Tests use no manager of the user; those about it choose one of their own.
+    // No test uses the user's manager. The tests of managers choose their own.
     ndarray_shm::manager::set_program(ndarray_shm::manager::Program::Off);
     if let Some(code) = support::child::play(&roles()) {
         return code;
     }
     let mut arguments = Arguments::from_args();
     if cfg!(unix) && arguments.test_threads.is_none() {
-        // Most tests wait for children most of the time.
+        // Most tests spend most of their time waiting for children.
         arguments.test_threads = std::thread::available_parallelism().ok().map(|processors| 2 * processors.get());
     }
     let run = Run::asked_for();
@@ -97,7 +97,7 @@ fn main() -> ExitCode {
     #[cfg(target_os = "linux")]
     {
         trials.extend(places.iter().flat_map(linux::trials));
-        // What drafts are made of changes nothing for others.
+        // Peers do not notice the kind of draft, so that the place with hidden drafts adds nothing here.
         trials.extend(places.iter().filter(|place| place.name != "hidden").flat_map(interop::trials));
         trials.extend(manager::trials());
         #[cfg(ndshm_steps)]

@@ -1,6 +1,6 @@
-//! The manager with real processes: clients that are killed, managers that are killed, strangers, long paths.
+//! The manager with real processes: killed clients, killed managers, other users, long paths.
 //!
-//! Each test has a socket of its own in a directory of its own. Whatever manager serves there is ended with the test.
+//! Each test has its own socket in its own directory. The end of the test ends every manager on that socket.
 
 mod deaths;
 mod ending;

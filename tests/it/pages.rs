@@ -1,4 +1,4 @@
-//! The pages: their links lead somewhere, and their English stays plain.
+//! The documentation pages: their links resolve, and their English stays plain.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,22 +7,22 @@ use libtest_mimic::Trial;
 
 use crate::support;
 
-/// Subjects that are no things. A sentence with one of them names no actor (CONTRIBUTING.md).
+/// Words for unnamed actors. A sentence with one of them does not name the thing that acts (CONTRIBUTING.md).
 const VAGUE: &[&str] =
     &["whoever", "nobody", "somebody", "anybody", "everybody", "whosoever", "he", "him", "his", "whom", "whose"];
 
-/// How often they stand in the sources and pages of the core. The number only falls.
+/// The most such words in sources and pages. The number may only fall.
 const MOST_VAGUE: usize = 99;
 
 pub fn trials() -> Vec<Trial> {
-    support::trials("tidy", crate::tests![links_of_pages_lead_somewhere, vague_subjects_do_not_come_back])
+    support::trials("tidy", crate::tests![links_of_pages_resolve, vague_subjects_do_not_come_back])
 }
 
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// Every file with one of these endings below the root, but what is built and what is hidden.
+/// Returns every file below the root with one of these endings, except built and hidden ones.
 fn files(endings: &[&str]) -> Vec<PathBuf> {
     let mut folders = vec![root().to_path_buf()];
     let mut files = Vec::new();
@@ -43,13 +43,13 @@ fn files(endings: &[&str]) -> Vec<PathBuf> {
     files
 }
 
-/// What a heading is called in a link.
+/// Returns a heading's anchor, as links name it.
 fn anchor(heading: &str) -> String {
     let kept = heading.trim().chars().filter(|c| c.is_alphanumeric() || [' ', '-', '_'].contains(c));
     kept.flat_map(char::to_lowercase).map(|c| if c == ' ' { '-' } else { c }).collect()
 }
 
-fn links_of_pages_lead_somewhere() {
+fn links_of_pages_resolve() {
     let mut wrong = Vec::new();
     let mut looked_at = 0;
     for page in files(&[".md"]) {

@@ -1,4 +1,4 @@
-//! The tables that scripts/test-platforms prints: every test that ran is in them, and what did not run is a failure that says why.
+//! The tables that scripts/test-platforms prints: they list every test that ran, and report tests that did not run as failures.
 
 use std::fs;
 use std::path::Path;
@@ -8,19 +8,19 @@ use libtest_mimic::Trial;
 
 pub fn trials() -> Vec<Trial> {
     let tests: &[(&str, fn())] = crate::tests![
-        the_table_has_every_test_that_ran,
-        a_suite_without_one_of_its_tests_has_failed,
-        every_test_is_due_on_the_first_backend_and_what_is_listed_on_the_others,
-        a_table_and_its_program_count_the_same,
-        what_ran_nothing_has_failed_and_says_why,
-        children_are_rarely_started_again,
+        table_has_every_test_that_ran,
+        suite_without_one_of_its_tests_fails,
+        first_backend_must_run_every_test,
+        table_and_program_must_count_the_same,
+        run_without_tests_fails_with_the_reason,
+        more_than_five_restarts_fail_the_run,
     ];
     crate::support::trials("tidy::platform_tables", tests)
 }
 
 const TESTS: [&str; 3] = ["arrays::one", "arrays::two", "pool::one"];
 
-/// What the suite's program prints when these tests pass on a backend called `emulated`.
+/// Returns the output of the suite's program when these tests pass on a backend called `emulated`.
 fn log(tests: &[&str]) -> String {
     let lines =
         tests.iter().map(|test| format!("test conformance::emulated::{test}   ... ok")).collect::<Vec<_>>().join("\n");
@@ -30,12 +30,12 @@ fn log(tests: &[&str]) -> String {
     )
 }
 
-/// Prints the tables of one run; returns whether all of it passed, and what was printed.
+/// Prints the tables of one run. Returns whether all tests passed, and the printed text.
 fn tables(kind: &str, status: u32, log: &str) -> (bool, String) {
     tables_of(kind, "emulated", status, log, &TESTS.map(|test| format!("emulated::{test}")))
 }
 
-/// The same of a run on these backends, where these tests are listed.
+/// Does the same for a run on these backends with this list of tests.
 fn tables_of(kind: &str, backends: &str, status: u32, log: &str, listed: &[String]) -> (bool, String) {
     let directory = tempfile::tempdir().unwrap();
     let path = |name: &str| directory.path().join(name);
@@ -50,7 +50,7 @@ fn tables_of(kind: &str, backends: &str, status: u32, log: &str, listed: &[Strin
     (output.status.success(), String::from_utf8(output.stdout).unwrap())
 }
 
-fn the_table_has_every_test_that_ran() {
+fn table_has_every_test_that_ran() {
     let (is_good, text) = tables("suite", 0, &log(&TESTS));
     let words: Vec<Vec<&str>> = text.lines().map(|line| line.split_whitespace().collect()).collect();
     assert!(is_good && words[1] == ["a", "Windows,", "emulated"], "{text}");
@@ -62,7 +62,7 @@ fn the_table_has_every_test_that_ran() {
     assert!(is_good, "{text}");
 }
 
-fn a_suite_without_one_of_its_tests_has_failed() {
+fn suite_without_one_of_its_tests_fails() {
     let (is_good, text) = tables("suite", 0, &log(&TESTS[..2]));
     assert!(!is_good && text.contains("FAILED: Windows: on emulated these did not pass: pool::one"), "{text}");
     let (is_good, text) = tables("suite", 0, &log(&["arrays::one", "arrays::three", "pool::one"]));
@@ -74,7 +74,7 @@ fn a_suite_without_one_of_its_tests_has_failed() {
     assert!(!is_good && text.contains("FAILED: Windows: "), "{text}");
 }
 
-fn every_test_is_due_on_the_first_backend_and_what_is_listed_on_the_others() {
+fn first_backend_must_run_every_test() {
     let listed = ["shm::arrays::one", "shm::pool::one", "emulated::arrays::one"].map(str::to_owned);
     let ran = |tests: &[&str]| log(tests).replace("emulated::shm::", "shm::").replace("emulated::emulated", "emulated");
     let all = ran(&["shm::arrays::one", "shm::pool::one", "emulated::arrays::one"]);
@@ -86,7 +86,7 @@ fn every_test_is_due_on_the_first_backend_and_what_is_listed_on_the_others() {
     assert!(!is_good && text.contains("on emulated these did not pass: pool::one"), "{text}");
 }
 
-fn a_table_and_its_program_count_the_same() {
+fn table_and_program_must_count_the_same() {
     for (now, then) in [("3 passed", "4 passed"), ("running 3", "running 4"), ("conformance::emulated::pool", "others")]
     {
         let (is_good, text) = tables("suite", 0, &log(&TESTS).replace(now, then));
@@ -94,7 +94,7 @@ fn a_table_and_its_program_count_the_same() {
     }
 }
 
-fn what_ran_nothing_has_failed_and_says_why() {
+fn run_without_tests_fails_with_the_reason() {
     let broken = "   Compiling something\nerror: could not compile `something`\nwarning: build failed\n";
     for kind in ["suite", "tests", "check"] {
         let (is_good, text) = tables(kind, 101, broken);
@@ -111,7 +111,7 @@ fn what_ran_nothing_has_failed_and_says_why() {
     assert!(is_good && text.contains("3 passed"), "{text}");
 }
 
-fn children_are_rarely_started_again() {
+fn more_than_five_restarts_fail_the_run() {
     for (times, is_rare) in [(1, true), (5, true), (6, false)] {
         for kind in ["suite", "tests"] {
             let (is_good, text) = tables(kind, 0, &("started again: Internal error\n".repeat(times) + &log(&TESTS)));

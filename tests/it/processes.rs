@@ -1,7 +1,7 @@
-//! Children that are spawned together: how they succeed and fail, which of them are told, and that nothing of them stays.
+//! Children that are spawned together: their success and failure, the order in which their ends are reported, and what they leave.
 //!
-//! The tests of `torch.multiprocessing.spawn` are among those of `starting`, `joining` and `failing`. Each test has a directory of
-//! its own; the children wait for as long as it exists, so that none outlives its test, whatever goes wrong.
+//! The tests of `torch.multiprocessing.spawn` are among those of `starting`, `joining` and `failing`. Each test has its own
+//! directory. The children wait only while it exists, so that no child outlives a failed test.
 
 mod ending;
 mod entries;
@@ -48,10 +48,10 @@ pub const ROLES: &[(&str, Role)] = &[
     ("spawn-and-ignore", failing::spawn_and_ignore),
 ];
 
-/// How long anything may take before a test fails.
+/// The longest wait before a test fails.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// A test's directory, and the words that tell the children where it is.
+/// A test's directory, through which the test and its children signal each other by files.
 struct Scene(TempDir);
 
 impl Scene {
@@ -84,12 +84,12 @@ impl Scene {
         fs::write(self.file("go"), "").unwrap();
     }
 
-    /// The same for one that takes its turn.
+    /// Lets one child of `three_that_take_turns` go on.
     fn let_go(&self, index: usize) {
         fs::write(self.file(&format!("go-{index}")), "").unwrap();
     }
 
-    /// A shell script that finds the directory as `$1`.
+    /// Returns a command that runs a shell script with the directory as `$1`.
     #[cfg(unix)]
     fn shell(&self, script: &str) -> Command {
         let mut command = Command::new("sh");
@@ -104,11 +104,11 @@ fn quietly() -> SpawnOptions<'static> {
     })
 }
 
-/// The end of processes that must come to one.
+/// Joins processes, and asserts that they end.
 fn end(processes: &Processes) -> Result<(), ChildError> {
     match processes.join_timeout(PATIENCE) {
         Ok(ended) => {
-            assert!(ended, "they still run");
+            assert!(ended, "the children still run");
             Ok(())
         }
         Err(error) => Err(error),
@@ -116,34 +116,34 @@ fn end(processes: &Processes) -> Result<(), ChildError> {
 }
 
 fn failure(processes: &Processes) -> ChildError {
-    end(processes).expect_err("one of them failed")
+    end(processes).expect_err("a child failed")
 }
 
-/// Whether there is a process of this number, running or not waited for.
+/// Returns whether there is a process with this number, running or a zombie.
 #[cfg(unix)]
 fn exists(pid: u32) -> bool {
     Command::new("kill").args(["-0", &pid.to_string()]).stderr(Stdio::null()).status().unwrap().success()
 }
 
-/// Whether there is a process of this number: cannot be asked so simply.
+/// Returns false: other platforms have no simple way to ask whether a process exists.
 #[cfg(not(unix))]
 fn exists(_pid: u32) -> bool {
     false
 }
 
-/// The next end, which must come.
+/// Returns the next end, and asserts that there is one.
 fn next(processes: &Processes) -> (usize, Result<(), ChildError>) {
-    processes.next_end(Some(PATIENCE)).expect("one ends")
+    processes.next_end(Some(PATIENCE)).expect("a child ends")
 }
 
-/// Three that end one after the other, the first of them with a failure.
+/// Spawns three children that each end when told. Child 0 ends with a failure.
 fn three_that_take_turns(scene: &Scene) -> Processes {
     let processes = quietly().keep_going(true).spawn(3, "take-turns", &[scene.path()]).unwrap();
     scene.wait_for(&["here-0", "here-1", "here-2"]);
     processes
 }
 
-/// A command of this very program that ends with a failure of its own: it has no such option.
+/// Returns a command that fails: this program has no such option.
 fn failing_program() -> Command {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.arg("--no-such-option").stdout(Stdio::null()).stderr(Stdio::null());

@@ -1,4 +1,4 @@
-//! Which backend a program gets: what it says, what the environment says, what the machine has.
+//! The choice of the default backend: by the program, by the environment, and by what the machine has.
 
 use std::path::Path;
 
@@ -15,15 +15,15 @@ pub fn trials() -> Vec<Trial> {
         "selection",
         tests![
             arrays_are_made_exactly_where_sharing_is_supported,
-            an_emulate_shm_that_is_no_boolean_names_the_words,
+            invalid_emulate_shm_lists_the_valid_words,
             the_variable_and_the_function_choose_the_backend,
-            spawned_children_have_the_backend_that_their_parent_chose,
-            an_emulated_directory_is_made_with_nobody_elses_rights,
-            an_emulated_directory_that_cannot_be_one_is_refused,
+            spawned_children_inherit_the_chosen_backend,
+            emulated_directory_is_private_to_its_user,
+            impossible_emulated_directory_is_refused,
             #[cfg(unix)]
-            an_emulated_directory_that_others_control_is_refused,
+            emulated_directory_open_to_other_users_is_refused,
             #[cfg(target_os = "linux")]
-            unlinking_says_where_else_the_name_is,
+            unlink_names_the_other_backend_with_the_name,
         ],
     )
 }
@@ -31,7 +31,7 @@ pub fn trials() -> Vec<Trial> {
 pub const ROLES: &[(&str, Role)] =
     &[("say-backend", say_backend), ("say-unlink", say_unlink), ("spawn-say-backend", spawn_say_backend)];
 
-/// A child that says which backend it would use, or why it has none.
+/// A child that reports its default backend, or the error.
 fn say_backend(arguments: &[String]) {
     match arguments.first().map(String::as_str) {
         Some("on") => ndarray_shm::set_emulate_shm(Some(true)),
@@ -44,7 +44,7 @@ fn say_backend(arguments: &[String]) {
     }
 }
 
-/// A child that chooses a backend and spawns processes that write down theirs; it says what they wrote, and what it has itself.
+/// A child that chooses a backend, spawns two processes that write their default backends to files, and reports those.
 fn spawn_say_backend(arguments: &[String]) {
     let [choice, scene] = arguments else { panic!("two arguments") };
     set_emulate_shm(match choice.as_str() {
@@ -59,12 +59,12 @@ fn spawn_say_backend(arguments: &[String]) {
         }
     });
     options.spawn(2, "say-backend", &[scene]).unwrap().join().unwrap();
-    assert_eq!(std::env::var("EMULATE_SHM"), own, "its own environment is as it was");
+    assert_eq!(std::env::var("EMULATE_SHM"), own, "the parent's environment is unchanged");
     let said = |index| std::fs::read_to_string(Path::new(scene).join(format!("backend-{index}"))).unwrap();
     say(format!("{} | {}", said(0), said(1)));
 }
 
-/// A child that removes a name, and says what came of it.
+/// A child that removes a name, and reports the result.
 fn say_unlink(arguments: &[String]) {
     match ndarray_shm::unlink(&arguments[0]) {
         Ok(removed) => say(removed),
@@ -72,7 +72,7 @@ fn say_unlink(arguments: &[String]) {
     }
 }
 
-/// What a child says with this `EMULATE_SHM`, this emulated directory, and what the program itself chooses.
+/// Returns a child's default backend with this `EMULATE_SHM`, this emulated directory, and the program's own choice.
 fn backend_with(emulate: Option<&str>, directory: &Path, choice: &[&str]) -> String {
     let mut command = std::process::Command::new(program());
     command.env(ROLE, "say-backend").args(choice);
@@ -95,7 +95,7 @@ fn arrays_are_made_exactly_where_sharing_is_supported() {
     }
 }
 
-fn an_emulate_shm_that_is_no_boolean_names_the_words() {
+fn invalid_emulate_shm_lists_the_valid_words() {
     let base = tempfile::tempdir().unwrap();
     for word in ["maybe", "", "on"] {
         let said = backend_with(Some(word), base.path(), &[]);
@@ -122,7 +122,7 @@ fn the_variable_and_the_function_choose_the_backend() {
     }
 }
 
-fn spawned_children_have_the_backend_that_their_parent_chose() {
+fn spawned_children_inherit_the_chosen_backend() {
     let said = |emulate: Option<&str>, choice: &str| {
         let (base, scene) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let mut command = std::process::Command::new(program());
@@ -131,7 +131,7 @@ fn spawned_children_have_the_backend_that_their_parent_chose() {
         command.envs(emulate.map(|value| ("EMULATE_SHM", value)));
         Child::spawn(command).line()
     };
-    // What is configured for one of them comes first.
+    // The environment that is configured for one child has precedence.
     let configured = r#"emulated Ok("1")"#;
     assert_eq!(said(Some("0"), "on"), format!(r#"emulated Ok("1") | {configured}"#));
     assert_eq!(said(None, "on"), format!(r#"emulated Ok("1") | {configured}"#));
@@ -142,7 +142,7 @@ fn spawned_children_have_the_backend_that_their_parent_chose() {
     }
 }
 
-fn an_emulated_directory_is_made_with_nobody_elses_rights() {
+fn emulated_directory_is_private_to_its_user() {
     let base = tempfile::tempdir().unwrap();
     let fresh = base.path().join("fresh");
     for _ in ["made", "found"] {
@@ -155,7 +155,7 @@ fn an_emulated_directory_is_made_with_nobody_elses_rights() {
     }
 }
 
-fn an_emulated_directory_that_cannot_be_one_is_refused() {
+fn impossible_emulated_directory_is_refused() {
     let base = tempfile::tempdir().unwrap();
     let (file, orphan) = (base.path().join("file"), base.path().join("missing").join("directory"));
     std::fs::write(&file, b"").unwrap();
@@ -167,7 +167,7 @@ fn an_emulated_directory_that_cannot_be_one_is_refused() {
 }
 
 #[cfg(target_os = "linux")]
-fn unlinking_says_where_else_the_name_is() {
+fn unlink_names_the_other_backend_with_the_name() {
     let base = tempfile::tempdir().unwrap();
     let name = format!("ndshm-it-elsewhere-{}", std::process::id());
     let unlink = |emulate: &str| {
@@ -188,13 +188,13 @@ fn unlinking_says_where_else_the_name_is() {
         assert!(said.starts_with("true ") && said.contains(&format!("EMULATE_SHM={emulate} chooses")), "{said}");
         assert!(said.contains(&format!("there is one in {}", directory.display())), "{said}");
         assert!(directory.join(&name).exists());
-        assert_eq!(unlink(emulate), "true", "it removes it");
-        assert_eq!(unlink(emulate), "false", "it is nowhere");
+        assert_eq!(unlink(emulate), "true", "the name is removed");
+        assert_eq!(unlink(emulate), "false", "no backend has the name");
     }
 }
 
 #[cfg(unix)]
-fn an_emulated_directory_that_others_control_is_refused() {
+fn emulated_directory_open_to_other_users_is_refused() {
     let base = tempfile::tempdir().unwrap();
     let (open, link) = (base.path().join("open"), base.path().join("link"));
     std::fs::create_dir(&open).unwrap();

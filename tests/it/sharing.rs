@@ -1,8 +1,7 @@
-//! Counted arrays sent between processes: over channels, by descriptor and by name, and what is left when the
-//! processes are killed.
+//! Counted arrays sent between processes over channels, by descriptor and by name, and what remains after kills.
 //!
-//! Every test has a directory of its own ([`Place::private`]) and looks at all of it in the end. What torch and Paddle
-//! promise for their tensors is in `torch`, by the names of their tests.
+//! Every test has its own directory ([`Place::private`]) and checks the whole of it at the end. The promises of torch and Paddle
+//! for their tensors are tested in `torch`, under the names of their tests.
 
 mod forks;
 mod kills;

@@ -1,4 +1,4 @@
-//! The architecture's rules, held by reading the source: floors, unsafe, platforms, sizes, dependencies.
+//! The architecture's rules, checked in the source: floors, unsafe code, platforms, file sizes, dependencies.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -7,8 +7,8 @@ use std::process::Command;
 
 use libtest_mimic::Trial;
 
-/// The modules at the root and the floor each one is on. A file uses its own floor and lower ones; on one floor no two
-/// modules need each other, directly or through others.
+/// The root modules and their floors. A file uses only its own and lower floors. Modules of one floor do not depend on each other
+/// in a cycle.
 const FLOORS: &[(&str, u32)] = &[
     ("backoff", 0),
     ("error", 0),
@@ -27,7 +27,7 @@ const FLOORS: &[(&str, u32)] = &[
     ("render", 5),
 ];
 
-/// The same for the crate of volumes.
+/// The same for the volume crate.
 const VOLUME_FLOORS: &[(&str, u32)] = &[
     ("error", 0),
     ("bbox", 1),
@@ -55,7 +55,7 @@ const VOLUME_FLOORS: &[(&str, u32)] = &[
     ("upload", 7),
 ];
 
-/// Where platforms are told apart: files, and folders with all that is in them.
+/// The files and folders that may distinguish platforms.
 const PLATFORMS: &[&str] = &[
     "src/os/",
     "volume/src/download/processes.rs",
@@ -65,7 +65,7 @@ const PLATFORMS: &[&str] = &[
     "cli/src/interrupt.rs",
 ];
 
-/// What a `cfg` tells platforms apart by. The order of bytes is no platform: files have it too.
+/// The words by which a `cfg` distinguishes platforms. `target_endian` is not among them, since files have a byte order too.
 const PLATFORM_WORDS: &[&str] = &[
     "unix",
     "windows",
@@ -77,32 +77,32 @@ const PLATFORM_WORDS: &[&str] = &[
     "target_pointer_width",
 ];
 
-/// Beyond so many lines a file is named in the output: it may have two ideas.
+/// The number of lines beyond which a file is named in the output, as it may contain two ideas.
 const LONG_FILE: usize = 800;
 const MOST_CRATES: usize = 36;
 
 pub fn trials() -> Vec<Trial> {
     let tests: &[(&str, fn())] = crate::tests![
-        a_file_uses_only_its_own_floor_and_lower_ones,
-        uses_are_found_however_they_are_written,
+        files_use_only_their_own_and_lower_floors,
+        uses_are_found_in_every_notation,
         higher_floors_cycles_and_detours_are_refused,
         platform_words_are_found_in_code_only,
-        unsafe_is_where_the_architecture_says_and_nowhere_else,
-        platforms_are_told_apart_on_the_lowest_floor_only,
-        files_say_what_they_are_for,
+        unsafe_is_only_where_the_architecture_says,
+        platforms_are_distinguished_on_the_lowest_floor_only,
+        files_begin_with_their_purpose,
         no_two_types_share_a_name,
         nothing_is_unfinished_or_skipped,
         debug_builds_have_named_steps,
         workflows_call_scripts_that_exist,
         the_core_stays_light,
-        the_first_command_builds_no_network,
-        dependencies_ask_for_no_newer_compiler_than_we_promise,
+        default_features_build_no_network_crates,
+        dependencies_support_the_promised_compiler,
     ];
     crate::support::trials("tidy", tests)
 }
 
-/// Tests that real shared memory has and its emulation has not, or the other way round: all of them are on the page,
-/// with the reason. With only one of the two there is nothing to compare.
+/// Returns a test that every test of only one of the two backends is listed in docs/platforms.md with a reason. Returns `None` if
+/// the run has only one of the backends.
 pub fn differences(trials: &[Trial]) -> Option<Trial> {
     const BACKENDS: [&str; 2] = ["shm", "emulated"];
     let mut of: BTreeMap<String, BTreeSet<&str>> = BTreeMap::new();
@@ -117,7 +117,7 @@ pub fn differences(trials: &[Trial]) -> Option<Trial> {
     let single: BTreeSet<(String, &str)> =
         of.iter().filter(|(_, on)| on.len() == 1).map(|(test, on)| (test.clone(), *on.first().unwrap())).collect();
     (tested.len() == BACKENDS.len()).then(|| {
-        Trial::test("tidy::tests_that_only_one_backend_has_are_listed_with_the_reason", move || {
+        Trial::test("tidy::tests_of_one_backend_are_listed_with_a_reason", move || {
             let page = fs::read_to_string(root().join("docs/platforms.md")).unwrap();
             let section = page.split("### Tests that only one backend has").nth(1).expect("a section about them");
             let rows = section.split("\n#").next().unwrap().lines().filter(|line| line.starts_with("| `"));
@@ -139,7 +139,7 @@ fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// Every Rust file below a folder, with its path from the root and its text.
+/// Returns every Rust file below a folder, with its path from the root and its text.
 fn sources(folder: &str) -> Vec<(String, String)> {
     let mut folders = vec![root().join(folder)];
     let mut files: Vec<PathBuf> = Vec::new();
@@ -163,7 +163,7 @@ fn fail_if_any(complaints: &[String]) {
     assert!(complaints.is_empty(), "\n{}", complaints.join("\n"));
 }
 
-/// Words, numbers and signs of a source, each with its line. Comments are left out, strings are `""`.
+/// Returns the words, numbers and signs of a source with their lines. Comments are left out, and strings become `""`.
 fn tokens(text: &str) -> Vec<(usize, &str)> {
     let mut tokens = Vec::new();
     let (mut rest, mut line) = (text, 1);
@@ -192,7 +192,7 @@ fn tokens(text: &str) -> Vec<(usize, &str)> {
             });
             ("\"\"", end.map_or(rest.len(), |end| end + 2))
         } else if first == '\'' {
-            // A character, or the quote of a lifetime.
+            // A character literal, or the quote of a lifetime.
             let mut inside = rest[1..].chars();
             let length = match (inside.next(), inside.next()) {
                 (Some('\\'), _) => rest[3..].find('\'').map_or(rest.len(), |end| end + 4),
@@ -217,7 +217,7 @@ fn tokens(text: &str) -> Vec<(usize, &str)> {
     tokens
 }
 
-/// The first names of what follows `::`: one, or those of a group in braces.
+/// Returns the first names after a `::`: one name, or those of a group in braces.
 fn first_names<'a>(tokens: &[(usize, &'a str)]) -> Vec<(usize, &'a str)> {
     if tokens.first().is_none_or(|(_, token)| *token != "{") {
         return tokens.first().copied().into_iter().collect();
@@ -238,12 +238,12 @@ fn first_names<'a>(tokens: &[(usize, &'a str)]) -> Vec<(usize, &'a str)> {
     names
 }
 
-/// What a file takes from the root of its crate, with the lines: `crate::a`, `$crate::a`, `crate::{a, b::c}`, and by as many
-/// `super` as lead there. `*`, `self` and `as` mean all of the root.
+/// Returns the names that a file uses from the root of its crate, with the lines: through `crate::a`, `$crate::a`,
+/// `crate::{a, b::c}`, and through enough `super`. `*`, `self` and `as` stand for the whole root.
 fn uses_of_root<'a>(file: &str, text: &'a str) -> Vec<(usize, &'a str)> {
     let tokens = tokens(text);
     let at = |at: usize| tokens.get(at).map_or("", |(_, token)| *token);
-    // Tests in a file of their own are a module of the file that they test.
+    // A file of tests is a module of the file that it tests.
     let file = file.trim_end_matches(".rs").trim_end_matches("/mod");
     let file_depth = file.split('/').count() + usize::from(file.ends_with("_tests"));
     let (mut braces, mut names) = (Vec::new(), Vec::new());
@@ -266,7 +266,7 @@ fn uses_of_root<'a>(file: &str, text: &'a str) -> Vec<(usize, &'a str)> {
     names
 }
 
-/// What is wrong with the uses between the modules of one crate: files by their paths in its folder, with their texts.
+/// Returns the violations among the modules of one crate. `files` are paths in its folder with their texts.
 fn complaints_about_floors(files: &[(&str, &str)], floor: &dyn Fn(&str) -> Option<u32>) -> Vec<String> {
     let module = |file: &str| file.split('/').next().unwrap().trim_end_matches(".rs").to_owned();
     let modules: BTreeSet<String> = files.iter().map(|(file, _)| module(file)).collect();
@@ -281,7 +281,7 @@ fn complaints_about_floors(files: &[(&str, &str)], floor: &dyn Fn(&str) -> Optio
         for (line, used) in uses_of_root(file, text) {
             let place = format!("{file}:{line}");
             match floor(used).filter(|_| modules.contains(used)) {
-                // What macros of the root need beside modules, and those macros, which the language puts there.
+                // Items that exported macros need at the root, and the macros themselves, which the language puts there.
                 None if used.starts_with("__") || text.lines().nth(line - 1).unwrap().contains("$crate") => {}
                 None if files.iter().any(|(_, text)| text.contains(&format!("macro_rules! {used} {{"))) => {}
                 None => complaints.push(format!("{place}: crate::{used} is no module; name the one that has it")),
@@ -305,9 +305,9 @@ fn complaints_about_floors(files: &[(&str, &str)], floor: &dyn Fn(&str) -> Optio
     complaints
 }
 
-fn a_file_uses_only_its_own_floor_and_lower_ones() {
+fn files_use_only_their_own_and_lower_floors() {
     let mut complaints = Vec::new();
-    // The program's modules are all on one floor.
+    // All modules of the command-line program are on one floor.
     for (folder, floors) in [("src", Some(FLOORS)), ("volume/src", Some(VOLUME_FLOORS)), ("cli/src", None)] {
         let sources = sources(folder);
         let files: Vec<(&str, &str)> =
@@ -321,7 +321,7 @@ fn a_file_uses_only_its_own_floor_and_lower_ones() {
     fail_if_any(&complaints);
 }
 
-fn uses_are_found_however_they_are_written() {
+fn uses_are_found_in_every_notation() {
     let found = |file: &str, text: &str| -> Vec<String> {
         uses_of_root(file, text).into_iter().map(|(line, name)| format!("{line} {name}")).collect()
     };
@@ -366,7 +366,7 @@ fn higher_floors_cycles_and_detours_are_refused() {
     assert_eq!(wrong(&with(&[("new.rs", "")])), ["new.rs is on no floor: add it to the table"]);
 }
 
-fn unsafe_is_where_the_architecture_says_and_nowhere_else() {
+fn unsafe_is_only_where_the_architecture_says() {
     let page = fs::read_to_string(root().join("ARCHITECTURE.md")).unwrap();
     let section = page.split("## Where `unsafe` is").nth(1).expect("ARCHITECTURE.md lists the files with unsafe");
     let section = section.split("\n## ").next().unwrap();
@@ -381,7 +381,7 @@ fn unsafe_is_where_the_architecture_says_and_nowhere_else() {
     assert_eq!(found, listed, "left: what the source has; right: what ARCHITECTURE.md lists");
 }
 
-/// Lines of a source that tell platforms apart: a `cfg` in any form, and what only some systems have in `std::os`.
+/// Returns the lines of a source that distinguish platforms: a `cfg` in any form, and uses of `std::os`.
 fn platform_lines(text: &str) -> BTreeSet<usize> {
     let tokens = tokens(text);
     let mut lines = BTreeSet::new();
@@ -405,8 +405,8 @@ fn platform_lines(text: &str) -> BTreeSet<usize> {
     lines
 }
 
-fn platforms_are_told_apart_on_the_lowest_floor_only() {
-    // The models need loom, which Cargo.toml has for this platform only.
+fn platforms_are_distinguished_on_the_lowest_floor_only() {
+    // The models need loom, which is a dependency on this platform only.
     let models = r#"target_os = "linux", target_pointer_width = "64"))]"#;
     let mut complaints = Vec::new();
     for (file, text) in ["src", "volume/src", "cli/src"].into_iter().flat_map(sources) {
@@ -421,7 +421,7 @@ fn platforms_are_told_apart_on_the_lowest_floor_only() {
     for known in PLATFORMS {
         let has_reason = |(file, text): &(String, String)| file.starts_with(known) && !platform_lines(text).is_empty();
         if !["src", "volume/src", "cli/src"].into_iter().flat_map(sources).any(|source| has_reason(&source)) {
-            complaints.push(format!("{known} tells no platforms apart: it need not be listed"));
+            complaints.push(format!("{known} distinguishes no platforms: remove it from the list"));
         }
     }
     fail_if_any(&complaints);
@@ -447,12 +447,12 @@ fn platform_words_are_found_in_code_only() {
     }
 }
 
-fn files_say_what_they_are_for() {
+fn files_begin_with_their_purpose() {
     let mut complaints = Vec::new();
     for folder in ["src", "tests", "examples", "benches", "volume", "cli"] {
         for (file, text) in sources(folder) {
             if !text.starts_with("//!") {
-                complaints.push(format!("{file} does not begin with what it is for"));
+                complaints.push(format!("{file} does not begin with a `//!` comment"));
             }
             if text.lines().count() > LONG_FILE {
                 println!("warning: {file} has more than {LONG_FILE} lines");
@@ -462,10 +462,10 @@ fn files_say_what_they_are_for() {
     fail_if_any(&complaints);
 }
 
-/// Names that types of several crates may share, since each crate has its own.
+/// Names that every crate may use for a type of its own.
 const SHARED_NAMES: &[&str] = &["Error", "Result"];
 
-/// The types that a file defines at the beginning of a line, with their lines: associated types are no types of their own.
+/// Returns the types that a file defines, with their lines. Indented definitions, such as associated types, do not count.
 fn types(text: &str) -> Vec<(usize, &str)> {
     text.lines()
         .enumerate()
@@ -489,7 +489,7 @@ fn no_two_types_share_a_name() {
     let mut known: BTreeMap<String, String> = BTreeMap::new();
     let mut complaints = Vec::new();
     for (file, text) in ["src", "volume/src", "cli/src"].into_iter().flat_map(sources) {
-        // Systems have types of the same names, of which one is compiled; tests have their own.
+        // Platforms have types of the same name, of which only one is compiled. Tests have their own types.
         if file.starts_with("src/os/") || file.contains("test") || file.ends_with("_model.rs") {
             continue;
         }
@@ -505,7 +505,7 @@ fn no_two_types_share_a_name() {
 }
 
 fn nothing_is_unfinished_or_skipped() {
-    // Written apart, or this file would find itself.
+    // The words are split, so that this file does not contain them.
     let words = [concat!("to", "do!("), concat!("un", "implemented!("), concat!("db", "g!("), concat!("FIX", "ME")];
     let words = words.iter().chain(&[concat!("#[ig", "nore")]);
     let mut complaints = Vec::new();
@@ -535,7 +535,7 @@ fn workflows_call_scripts_that_exist() {
     fail_if_any(&missing);
 }
 
-/// Without them the suite `steps` would be missing, and nothing would say so.
+/// Without named steps the suite `steps` would be missing silently.
 fn debug_builds_have_named_steps() {
     let has_steps = cfg!(ndshm_steps) || !cfg!(debug_assertions);
     assert!(has_steps, "RUSTFLAGS hides those of .cargo/config.toml: unset it, or add `--cfg ndshm_steps` to it");
@@ -548,18 +548,18 @@ fn the_core_stays_light() {
     assert!(crates.len() < MOST_CRATES, "{} crates: {crates:?}", crates.len());
 }
 
-fn the_first_command_builds_no_network() {
+fn default_features_build_no_network_crates() {
     let tree = |features: &[&str]| {
         cargo(&[&["tree", "-p", "ndshm", "-e", "normal", "--prefix", "none", "--format", "{p}"], features].concat())
     };
     let network = |tree: &str| ["tokio", "object_store", "reqwest"].map(|name| tree.contains(&format!("\n{name} v")));
-    assert_eq!(network(&tree(&[])), [false; 3], "what is behind URLs is a feature");
-    assert_eq!(network(&tree(&["--features", "remote"])), [true; 3], "the feature brings it");
+    assert_eq!(network(&tree(&[])), [false; 3], "remote stores need a feature");
+    assert_eq!(network(&tree(&["--features", "remote"])), [true; 3], "the feature includes remote stores");
     let libjpeg = |features: &str| tree(&["--features", features]).contains("\nturbojpeg-sys v");
-    assert!(libjpeg("turbojpeg") && !libjpeg("full"), "what needs cmake is in no other feature");
+    assert!(libjpeg("turbojpeg") && !libjpeg("full"), "no other feature needs cmake");
 }
 
-fn dependencies_ask_for_no_newer_compiler_than_we_promise() {
+fn dependencies_support_the_promised_compiler() {
     let metadata: serde_json::Value =
         serde_json::from_str(&cargo(&["metadata", "--format-version", "1", "--all-features"])).unwrap();
     let version = |text: &str| -> Vec<u32> { text.split('.').map(|part| part.parse().unwrap()).collect() };

@@ -1,15 +1,15 @@
-//! Which places each topic is tested in. CONTRIBUTING.md shows the same table, with the reasons.
+//! The places in which each topic is tested. CONTRIBUTING.md has the same table with reasons.
 //!
-//! A topic is a file of a suite with its folder of parts, or a suite that is about no place. The first place of an ordinary run has
-//! every topic, so that a platform with one place misses none.
+//! A topic is a file of a suite with its folder of parts, or a suite that is not run per place. The first place of an ordinary run
+//! has every topic, so that a platform with one place runs them all.
 
-/// Names the place of this whole run, where the environment around it makes the place: a file system (`scripts/in-place`) or a user.
-/// `first` is the first place of an ordinary run.
+/// The variable that names the place of the whole run, if the environment makes the place: a file system (`scripts/in-place`) or a
+/// user. `first` means the first place of an ordinary run.
 const PLACE: &str = "NDSHM_TEST_PLACE";
 
 const EVERYWHERE: &[&str] = &["shm", "emulated", "hidden", "overlayfs", "tmpfs", "user"];
 
-/// Places, and what is tested in each of them.
+/// Places, and the topics that are tested in each of them.
 pub const TABLE: &[(&[&str], &[&str])] = &[
     (
         EVERYWHERE,
@@ -83,19 +83,19 @@ pub const TABLE: &[(&[&str], &[&str])] = &[
     (&["shm"], &["conformance::fuzz", "conformance::hostile_arena", "interop::manager", "sharing::managed", "tidy"]),
 ];
 
-/// Where a run is.
+/// The places of a run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Run {
-    /// In all places that need nothing around them.
+    /// All places that need no special environment.
     Ordinary,
-    /// In the first of those.
+    /// The first of those places.
     First,
-    /// In the place with this name, of whatever kind its backends are.
+    /// The place with this name, which stands for all backends of the run.
     Within(String),
 }
 
 impl Run {
-    /// The run that the environment asks for.
+    /// Returns the run that the environment asks for.
     pub fn asked_for() -> Self {
         match std::env::var(PLACE).as_deref() {
             Err(_) => Self::Ordinary,
@@ -105,7 +105,7 @@ impl Run {
         }
     }
 
-    /// Whether this run has the trial with this name, if the first of its places is called so.
+    /// Returns whether this run includes the trial with this name. `first` is the name of the run's first place.
     pub fn has(&self, name: &str, first: &str) -> bool {
         let (topic, place) = match name.split("::").collect::<Vec<_>>()[..] {
             [suite, place, file, _] => (format!("{suite}::{file}"), place),
@@ -122,14 +122,14 @@ impl Run {
     }
 }
 
-/// The table and CONTRIBUTING.md say the same.
+/// Returns the test that compares the table with CONTRIBUTING.md.
 #[cfg(target_os = "linux")]
 pub fn trials() -> Vec<libtest_mimic::Trial> {
-    crate::support::trials("tidy", crate::tests![the_table_of_topics_is_on_the_page])
+    crate::support::trials("tidy", crate::tests![table_of_topics_matches_contributing_page])
 }
 
 #[cfg(target_os = "linux")]
-fn the_table_of_topics_is_on_the_page() {
+fn table_of_topics_matches_contributing_page() {
     use std::collections::BTreeSet;
 
     let page = include_str!("../../CONTRIBUTING.md");

@@ -55,7 +55,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nothing_can_be_made_and_the_reason_is_given() {
+    fn every_operation_fails_with_the_reason() {
         let path = Path::new("a");
         for answer in [listen(path).map(drop), pair().map(drop), connect(path, None).map(drop)] {
             let error = answer.unwrap_err();

@@ -99,7 +99,7 @@ mod tests {
     const LONG: Duration = Duration::from_secs(60);
 
     #[test]
-    fn a_wait_ends_when_a_child_does_or_the_bell_rings() {
+    fn wait_ends_with_a_child_or_the_bell() {
         let bell = Bell::new().unwrap();
         let begin = Instant::now();
         bell.ring();
@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn children_that_cannot_be_waited_for_are_looked_at() {
+    fn children_without_a_pidfd_are_polled() {
         let bell = Bell::new().unwrap();
         let mut unseen = Watched { child: Command::new("true").spawn().unwrap(), end: None };
         let begin = Instant::now();

@@ -152,7 +152,7 @@ mod tests {
     use crate::os::{Peer, connect, listen};
 
     #[test]
-    fn the_other_end_is_watched_and_its_closing_seen() {
+    fn wait_notices_when_the_peer_closes() {
         let _closed_is_closed = no_children();
         let directory = tempfile::tempdir().expect("a directory");
         let path = directory.path().join("socket");
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_that_somebody_else_put_there_is_not_trusted() {
+    fn program_of_another_user_is_not_trusted() {
         let directory = tempfile::tempdir().expect("a directory");
         let (own, link) = (directory.path().join("own"), directory.path().join("link"));
         assert!(!is_trusted_like(&own, Path::new("/")), "there is none");
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bell_that_was_rung_ends_every_wait() {
+    fn rung_bell_ends_every_wait() {
         let bell = Bell::new().expect("a bell");
         assert_eq!(wait(&[Source::Bell(&bell)], Some(Duration::from_millis(1))).expect("waited"), [false]);
         bell.ring();

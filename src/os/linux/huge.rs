@@ -103,7 +103,7 @@ mod tests {
     use crate::os::create_sealable;
 
     #[test]
-    fn windows_are_whole_ones_of_files_in_memory() {
+    fn windows_are_whole_and_in_memory_files_only() {
         let size = huge_page_size() as u64;
         let memory = create_sealable().expect("memory");
         assert!(HugeWindows::of(&memory, size - 1).expect("a mapping").is_none());

@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn large_mappings_are_where_huge_pages_fit_whatever_the_offset() {
+    fn large_mappings_are_aligned_for_huge_pages() {
         let file = tempfile::tempfile().expect("a file");
         let (page, size) = (rustix::param::page_size() as u64, huge_page_size());
         file.set_len(4 * size as u64).expect("a length");

@@ -147,7 +147,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_mount_line_gives_point_and_root_of_the_right_hierarchy() {
+    fn mount_line_yields_mount_point_and_root() {
         let v1 = "32 24 0:29 /docker/x /sys/fs/cgroup/memory rw,relatime shared:1 - cgroup cgroup rw,memory";
         let v2 = "33 24 0:30 / /sys/fs/cgroup rw,relatime - cgroup2 cgroup2 rw,nsdelegate";
         assert_eq!(group_mount(v1, false), Some(("/sys/fs/cgroup/memory", "/docker/x")));
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn pages_of_files_that_were_only_read_count_as_room() {
+    fn reclaimable_file_pages_count_as_room() {
         let directory = tempfile::tempdir().expect("a temporary directory");
         let write = |name: &str, text: &str| fs::write(directory.path().join(name), text).expect("a file");
         write("memory.max", "1000000\n");

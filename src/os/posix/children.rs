@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_nameless_file_is_taken_for_the_report() {
+    fn only_a_nameless_file_is_the_report() {
         let (report, name) = for_children(&tempfile::tempfile().unwrap()).unwrap();
         inherited_report(&name).unwrap();
         let named = tempfile::NamedTempFile::new().unwrap();

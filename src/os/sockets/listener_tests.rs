@@ -22,7 +22,7 @@ fn greet(listener: &Listener, path: &Path) {
 }
 
 #[test]
-fn who_connects_is_accepted_and_the_name_goes_with_the_listener() {
+fn dropped_listener_removes_its_name() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("socket");
     assert_eq!(connect(&path, Some(late())).unwrap_err().kind(), ErrorKind::NotFound);
@@ -39,7 +39,7 @@ fn who_connects_is_accepted_and_the_name_goes_with_the_listener() {
 }
 
 #[test]
-fn a_path_longer_than_the_system_takes_works_on_linux_and_says_why_elsewhere() {
+fn too_long_path_works_or_names_the_limit() {
     let directory = tempfile::tempdir().unwrap();
     let deep = directory.path().join("a".repeat(100)).join("b".repeat(100));
     std::fs::create_dir_all(&deep).unwrap();
@@ -73,7 +73,7 @@ fn every_length_of_path_around_the_limit_works() {
 }
 
 #[test]
-fn a_socket_somebody_left_is_replaced_and_one_in_use_is_not() {
+fn only_an_abandoned_socket_is_replaced() {
     let _closed_is_closed = no_children();
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("socket");
@@ -86,7 +86,7 @@ fn a_socket_somebody_left_is_replaced_and_one_in_use_is_not() {
 }
 
 #[test]
-fn what_else_stands_there_is_left_alone_and_named() {
+fn other_files_at_the_path_stay_and_are_named() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("there");
     let refused = |part: &str| {
@@ -124,7 +124,7 @@ fn another_users_socket_is_left_alone() {
 }
 
 #[test]
-fn a_listener_leaves_a_name_that_is_no_longer_its_own() {
+fn dropped_listener_spares_a_foreign_name() {
     let _closed_is_closed = no_children();
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("socket");
@@ -141,7 +141,7 @@ fn a_listener_leaves_a_name_that_is_no_longer_its_own() {
 }
 
 #[test]
-fn of_many_who_want_a_path_one_gets_it() {
+fn one_of_many_listeners_gets_the_path() {
     let _closed_is_closed = no_children();
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("socket");

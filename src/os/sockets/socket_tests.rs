@@ -43,7 +43,7 @@ fn send_numbered(socket: &Socket, count: usize) {
 }
 
 #[test]
-fn a_full_socket_and_an_empty_one_end_with_the_time_given() {
+fn send_and_receive_end_at_the_deadline() {
     let _closed_is_closed = no_children();
     let (one, other) = pair().unwrap();
     assert_eq!(one.receive(&mut [0], Some(soon())).unwrap_err().kind(), ErrorKind::TimedOut);
@@ -65,7 +65,7 @@ fn a_full_socket_and_an_empty_one_end_with_the_time_given() {
 }
 
 #[test]
-fn a_socket_that_is_no_stream_is_told_apart() {
+fn socket_without_a_stream_is_refused() {
     let datagrams = std::os::unix::net::UnixDatagram::unbound().unwrap();
     let socket = Socket::from(OwnedFd::from(datagrams));
     assert_eq!(socket.require_stream().unwrap_err().kind(), ErrorKind::InvalidInput);
@@ -83,8 +83,8 @@ fn the_other_end_of_a_pair_is_this_process() {
 }
 
 #[test]
-fn another_process_gets_the_files_and_answers() {
-    const NAME: &str = "os::sockets::socket::tests::another_process_gets_the_files_and_answers";
+fn another_process_receives_the_files() {
+    const NAME: &str = "os::sockets::socket::tests::another_process_receives_the_files";
     if let Some(socket) = inherited() {
         let files = socket.receive_files(3, Some(late())).unwrap();
         let numbers: Vec<usize> = files.iter().map(number).collect();
@@ -112,8 +112,8 @@ fn another_process_gets_the_files_and_answers() {
 }
 
 #[test]
-fn files_that_cannot_be_had_stay_in_the_socket() {
-    if !alone("os::sockets::socket::tests::files_that_cannot_be_had_stay_in_the_socket") {
+fn files_without_free_descriptors_stay_in_the_socket() {
+    if !alone("os::sockets::socket::tests::files_without_free_descriptors_stay_in_the_socket") {
         return;
     }
     let (one, other) = pair().unwrap();
@@ -143,7 +143,7 @@ fn files_that_cannot_be_had_stay_in_the_socket() {
 }
 
 #[test]
-fn the_message_gives_its_files_up_when_they_are_taken_or_left() {
+fn files_close_with_receiver_or_unread_message() {
     let _closed_is_closed = no_children();
     let is_closed = |socket: &Socket| socket.receive(&mut [0], Some(soon())).is_ok_and(|received| received == 0);
     for taken in [true, false] {
@@ -163,7 +163,7 @@ fn the_message_gives_its_files_up_when_they_are_taken_or_left() {
 }
 
 #[test]
-fn another_number_of_files_than_announced_is_not_taken() {
+fn wrong_number_of_files_is_not_taken() {
     let (one, other) = pair().unwrap();
     send_numbered(&one, 3);
     for wrong in [1, 2, 4] {
@@ -178,8 +178,8 @@ fn another_number_of_files_than_announced_is_not_taken() {
 }
 
 #[test]
-fn a_crowd_of_files_under_way_is_waited_for() {
-    if !alone("os::sockets::socket::tests::a_crowd_of_files_under_way_is_waited_for") {
+fn send_waits_at_the_limit_of_files_in_flight() {
+    if !alone("os::sockets::socket::tests::send_waits_at_the_limit_of_files_in_flight") {
         return;
     }
     // Only users without privileges have this limit; for others the socket is full at some time.

@@ -311,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mapped_file_loses_its_name_at_once_and_goes_with_its_last_mapping() {
+    fn unlinked_file_lives_until_its_last_mapping() {
         let (directory, path) = directory_with(b"1");
         let (one, two) = (open(&path, true).expect("the file"), open(&path, true).expect("the file"));
         let (first, second) = (map(&one), map(&two));
@@ -330,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn replacing_a_mapped_file_leaves_its_bytes_to_those_who_map_it() {
+    fn replaced_file_stays_readable_through_its_mapping() {
         let (directory, path) = directory_with(b"1");
         let hidden = directory.path().join("two");
         std::fs::write(&hidden, b"2").expect("a file");
@@ -350,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mapped_file_can_be_renamed_and_a_new_name_replaces_nothing() {
+    fn mapped_file_is_renamed_without_replacing_another() {
         let (directory, path) = directory_with(b"1");
         let other = directory.path().join("two");
         std::fs::write(&other, b"2").expect("a file");
@@ -365,7 +365,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_that_does_not_share_its_file_is_named_as_the_reason() {
+    fn file_open_in_another_program_is_the_reason() {
         let (_directory, path) = directory_with(b"1");
         let _unshared = OpenOptions::new().read(true).share_mode(fs::FILE_SHARE_READ).open(&path).expect("the file");
         let error = unlink(&path).expect_err("it cannot be removed");
@@ -374,7 +374,7 @@ mod tests {
     }
 
     #[test]
-    fn room_is_taken_and_bytes_stay() {
+    fn filling_allocates_room_and_keeps_bytes() {
         let (_directory, path) = directory_with(b"kept");
         let file = open(&path, true).expect("the file");
         reserve(&file, 100_000, true).expect("room");
@@ -385,7 +385,7 @@ mod tests {
     }
 
     #[test]
-    fn paths_become_verbatim_whatever_their_form() {
+    fn paths_of_every_form_become_verbatim() {
         let text = |path: &str| String::from_utf16(&wide(Path::new(path)).expect("a path")).expect("text");
         assert_eq!(text(r"C:\a\b"), "\\\\?\\C:\\a\\b\0");
         assert_eq!(text(r"C:/a/./b"), "\\\\?\\C:\\a\\b\0");

@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn a_question_is_no_lock() {
+    fn query_takes_no_lock_itself() {
         let directory = tempfile::tempdir().expect("a temporary directory");
         let path = directory.path().join("file");
         std::fs::write(&path, b"").expect("a file");
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn a_waiter_gets_the_lock_when_it_is_given_up() {
+    fn waiter_gets_the_released_lock() {
         let directory = tempfile::tempdir().expect("a temporary directory");
         let path = directory.path().join("file");
         std::fs::write(&path, b"").expect("a file");

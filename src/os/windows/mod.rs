@@ -87,7 +87,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_boot_is_known_and_stays_the_same() {
+    fn boot_time_is_known_and_constant() {
         assert_eq!(boot_time(), boot_time());
         assert!(boot_time().is_some());
     }

@@ -63,7 +63,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_windows_would_take_for_something_else_is_refused() {
+    fn names_special_to_windows_are_refused() {
         let refused = [
             "a:b",
             "a\\b",
@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn ordinary_names_are_not() {
+    fn ordinary_names_are_accepted() {
         let allowed = [
             "array",
             "a b",
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn length_counts_as_windows_counts_it() {
+    fn length_is_counted_in_utf_16_units() {
         assert!(forbidden_name(&"x".repeat(255)).is_none());
         assert!(forbidden_name(&"x".repeat(256)).is_some());
         assert!(forbidden_name(&"数".repeat(85)).is_none());

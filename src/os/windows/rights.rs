@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_is_no_directory() {
+    fn file_is_refused_as_a_directory() {
         let parent = tempfile::tempdir().expect("a temporary directory");
         let path = parent.path().join("file");
         std::fs::write(&path, b"").expect("a file");

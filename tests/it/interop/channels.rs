@@ -1,5 +1,5 @@
-//! A Python process with nothing but its standard library at the other end of a channel: it gets arrays by descriptor and by
-//! name, byte for byte, sends them on, and sends messages of its own.
+//! A Python process that uses only its standard library at the other end of a channel: it receives arrays by descriptor and by
+//! name, byte for byte, forwards them, and sends its own messages.
 
 use std::time::Duration;
 
@@ -21,12 +21,12 @@ pub fn trials(place: &Place) -> Vec<Trial> {
         "interop",
         "channels",
         tests![
-            python_gets_arrays_of_every_type_shape_and_order_byte_for_byte,
-            python_gets_more_descriptors_than_go_into_one_batch,
-            python_sends_on_what_it_received,
+            python_receives_every_type_shape_and_order,
+            python_receives_descriptors_in_several_batches,
+            python_forwards_received_arrays,
             python_sends_messages_of_its_own,
-            python_maps_by_a_handle_and_holds_the_lease_without_being_counted,
-            a_python_process_that_maps_an_array_keeps_it_from_being_reclaimed,
+            python_attached_by_handle_holds_an_uncounted_lease,
+            python_mapping_prevents_reclaim,
             a_killed_python_process_leaves_nothing,
         ],
     )
@@ -34,7 +34,7 @@ pub fn trials(place: &Place) -> Vec<Trial> {
 
 pub const ROLES: &[(&str, Role)] = &[("hold-and-show-handle", hold_and_show_handle)];
 
-/// A directory for the test, a Python process, and a channel between the two.
+/// Returns a directory for the test, a Python process, and a channel to that process.
 fn both(place: &Place) -> (Place, Peer, Channel) {
     let place = place.private();
     let sockets = tempfile::tempdir().unwrap();
@@ -57,11 +57,11 @@ fn share<T: Sample>(
     options.share_with(strategy, IxDyn(shape).set_f(order == Order::F), fill).unwrap()
 }
 
-/// Every byte of an array in memory, as the peer writes it.
+/// Returns every byte of an array in memory order, in the peer's notation.
 fn bytes_of<T: Sample>(array: &RefcountedArray<T, IxDyn>) -> String {
     let guard = array.read().unwrap();
     let elements = guard.as_slice_memory_order().expect("an array without gaps");
-    // SAFETY: the elements are numbers, and the bytes are looked at while the guard lives.
+    // SAFETY: the elements are numbers, so that every byte is initialized. The guard outlives every use of the bytes.
     #[allow(unsafe_code)]
     let bytes = unsafe { std::slice::from_raw_parts(elements.as_ptr().cast::<u8>(), size_of_val(elements)) };
     hex(bytes)
@@ -75,7 +75,7 @@ fn hex(bytes: &[u8]) -> String {
     })
 }
 
-/// The peer receives one array, which must be exactly this one.
+/// Sends arrays of this type, shape and order, one per strategy. The peer must report exactly their metadata and bytes.
 fn arrives<T: Sample>(
     place: &Place,
     python: &mut Peer,
@@ -88,14 +88,14 @@ fn arrives<T: Sample>(
         channel.send(&T::DTYPE.to_string(), &[&array]).unwrap();
         python.expect("receive", &format!("'{}' 1", T::DTYPE));
         let about = format!("{strategy} {} {} {}", T::DTYPE, axes(array.shape()), array.order());
-        // Of an array without axes there is nothing between the blanks.
+        // An array without axes has an empty shape text: that leaves two spaces in a row, which the peer does not print.
         python.expect(format!("about {index}"), &about.split_whitespace().collect::<Vec<_>>().join(" "));
         python.expect(format!("payload {index}"), &bytes_of(&array));
         *index += 1;
     }
 }
 
-fn python_gets_arrays_of_every_type_shape_and_order_byte_for_byte(place: &Place) {
+fn python_receives_every_type_shape_and_order(place: &Place) {
     let (place, mut python, channel) = both(place);
     let mut index = 0;
     macro_rules! every {
@@ -120,13 +120,13 @@ fn python_gets_arrays_of_every_type_shape_and_order_byte_for_byte(place: &Place)
     python.expect_error(format!("keep {index}"), "PermissionError");
     python.expect("give_up", "done");
     python.finish();
-    // The handles that Python got were for one each, and were not used up: they are taken by time.
+    // Python's mappings do not consume the single-use handles that it received: they stay in flight until they expire.
     let reclaimed = Reclaim::new().run(&place.backend).unwrap();
     assert_eq!((reclaimed.attached, reclaimed.removed.len()), (0, 0), "{reclaimed:?}");
     assert_eq!(reclaimed.in_flight, index / 2);
 }
 
-fn python_gets_more_descriptors_than_go_into_one_batch(place: &Place) {
+fn python_receives_descriptors_in_several_batches(place: &Place) {
     const MANY: usize = 150;
     let (place, mut python, channel) = both(place);
     let make = |seed| share::<u16>(&place, SharingStrategy::FileDescriptor, (&[7], Order::C), seed);
@@ -147,7 +147,7 @@ fn python_gets_more_descriptors_than_go_into_one_batch(place: &Place) {
     python.finish();
 }
 
-fn python_sends_on_what_it_received(place: &Place) {
+fn python_forwards_received_arrays(place: &Place) {
     let (place, mut python, channel) = both(place);
     for (index, strategy) in STRATEGIES.into_iter().enumerate() {
         let array = share::<i32>(&place, strategy, (&[2, 3], Order::F), 1);
@@ -165,12 +165,12 @@ fn python_sends_on_what_it_received(place: &Place) {
             (2, 0),
             "Python is not counted, and its handle was passed on"
         );
-        // What Python writes is seen, too; no other process maps the elements now.
+        // Writes by Python arrive too. No other process uses the elements meanwhile.
         python.expect(format!("keep {index}"), "done");
         python.expect(format!("write {index} 0 2a000000"), "done");
         assert_eq!(same.read().unwrap()[[0, 0]], 42);
         python.expect(format!("let_go {index}"), "done");
-        // Guards of an array that came through another process exclude each other as always.
+        // An array that came back through another process still has the same locks.
         let guard = array.write().unwrap();
         assert!(same.try_read().unwrap_err().is_would_block());
         drop(guard);
@@ -197,7 +197,7 @@ fn python_sends_messages_of_its_own(place: &Place) {
     assert_eq!(channel.receive::<String>().unwrap().message, "word");
     channel.send(&("mixed", 7, [1.5], None::<u8>), &[]).unwrap();
     python.expect("receive", "['mixed',7,[1.5],None] 0");
-    // More than any socket takes: both must be at it at once.
+    // The message exceeds every socket buffer: it only passes if both ends work at the same time.
     python.tell("receive");
     channel.send(&"x".repeat(3 << 20), &[]).unwrap();
     let answer = python.answer_within(Duration::from_secs(60)).expect("an answer");
@@ -207,7 +207,7 @@ fn python_sends_messages_of_its_own(place: &Place) {
     python.finish();
 }
 
-fn python_maps_by_a_handle_and_holds_the_lease_without_being_counted(place: &Place) {
+fn python_attached_by_handle_holds_an_uncounted_lease(place: &Place) {
     let (place, mut python, _channel) = both(place);
     let array = share::<f32>(&place, SharingStrategy::FileSystem, (&[4], Order::C), 3);
     let location = array.location().unwrap().clone();
@@ -217,13 +217,13 @@ fn python_maps_by_a_handle_and_holds_the_lease_without_being_counted(place: &Pla
     python.expect(format!("kept {handle}"), &expected);
     let inspection = inspect_in(&place.backend, &location).unwrap();
     assert_eq!((inspection.refcount, inspection.in_flight), (1, 1), "nothing was changed");
-    // Python did not use the handle up: it may pass it on, or the sender revokes it.
+    // Python's attachment did not consume the handle: Python may forward it, or the sender may revoke it.
     assert!(handle.revoke().unwrap());
-    drop(array); // the last counted handle: the name is removed, whatever process has the lease
+    drop(array); // the last counted handle removes the name, although Python holds a lease
     assert!(inspect_in(&place.backend, &location).unwrap_err().is_not_found());
     python.expect(format!("kept {handle}"), &expected);
     python.expect_error(format!("keep_handle {handle}"), "FileNotFoundError");
-    // Another array of that name is not the one that the handle means.
+    // The handle does not open another array of the same name.
     let options = CreateOptions::<RefcountedArray<f32, Ix1>>::new().backend(place.backend.clone());
     let other = options.create(&location, 4).unwrap();
     python.expect_error(format!("keep_handle {handle}"), "FileNotFoundError");
@@ -232,7 +232,7 @@ fn python_maps_by_a_handle_and_holds_the_lease_without_being_counted(place: &Pla
     assert_eq!(std::fs::read_dir(place.directory()).unwrap().count(), 0);
 }
 
-/// A child that has an array, says how others find it, and never ends.
+/// A child that holds an array, prints a handle to it, revokes that handle when told, and then waits to be killed.
 fn hold_and_show_handle(_: &[String]) {
     let options = CreateOptions::<RefcountedArray<u8, Ix1>>::new().backend(backend_of_child());
     let array = options.share_with(SharingStrategy::FileSystem, 4, |mut view| view.fill(1)).unwrap();
@@ -244,7 +244,7 @@ fn hold_and_show_handle(_: &[String]) {
     hear();
 }
 
-fn a_python_process_that_maps_an_array_keeps_it_from_being_reclaimed(place: &Place) {
+fn python_mapping_prevents_reclaim(place: &Place) {
     let (place, mut python, _channel) = both(place);
     let mut holder = Child::start(&place, "hold-and-show-handle", &[]);
     let handle = holder.line();
@@ -271,7 +271,7 @@ fn a_killed_python_process_leaves_nothing(place: &Place) {
     python.expect("keep 1", "done");
     python.kill();
     assert!(channel.receive::<String>().unwrap_err().is_closed());
-    // The handle that it never used up is all that is left, and a matter of time.
+    // The file-system array keeps one handle that no process attached; it expires later.
     let reclaimed = Reclaim::new().run(&place.backend).unwrap();
     assert_eq!((reclaimed.attached, reclaimed.in_flight, reclaimed.removed.len()), (0, 1, 0), "{reclaimed:?}");
 }

@@ -1,4 +1,4 @@
-//! `cloudvolume.sharedmemory`: its arrays are ours and ours are its, in both orders, on shared memory and on files.
+//! `cloudvolume.sharedmemory`: each side opens the other's arrays, in both orders, in shared memory and in files.
 
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
@@ -16,34 +16,34 @@ use crate::tests;
 
 const SHAPE: [usize; 3] = [5, 6, 7];
 
-/// Where CloudVolume keeps emulated shared memory unless it is told otherwise.
+/// CloudVolume's default directory for emulated shared memory.
 const ITS_DIRECTORY: &str = "/tmp/cloudvolume-shm";
 
 pub fn trials(place: &Place) -> Vec<Trial> {
     place.trials("interop", "cloudvolume", tests![arrays_are_the_same_in_both])
 }
 
-/// What makes sense on files only.
+/// Tests of the emulated backend, which keeps arrays in files.
 pub fn emulation_trials(place: &Place) -> Vec<Trial> {
-    place.trials("interop", "cloudvolume", tests![its_own_directory_serves_as_our_emulated_one])
+    place.trials("interop", "cloudvolume", tests![cloudvolume_directory_serves_the_emulated_backend])
 }
 
-/// All with one process: importing CloudVolume takes longer than all of them.
+/// Runs all tests in one Python process: importing CloudVolume takes longer than the tests.
 fn arrays_are_the_same_in_both(place: &Place) {
     let mut cloudvolume = Peer::start(place, "cloudvolume_peer.py");
     let tests: [fn(&Place, &mut Peer); 6] = [
-        cloudvolume_opens_ours_and_changes_nothing_but_elements,
-        we_open_what_cloudvolume_made,
-        an_unlink_on_either_side_is_seen_on_the_other,
-        an_array_that_cloudvolume_resized_is_refused,
-        an_empty_array_stays_ours_although_cloudvolume_cannot_map_it,
+        cloudvolume_changes_only_elements_of_our_arrays,
+        arrays_made_by_cloudvolume_open,
+        unlink_is_seen_on_both_sides,
+        array_resized_by_cloudvolume_is_refused,
+        empty_array_survives_failed_mapping_by_cloudvolume,
         a_leading_slash_means_the_same_array,
     ];
     tests.iter().for_each(|test| test(place, &mut cloudvolume));
     cloudvolume.finish();
 }
 
-fn cloudvolume_opens_ours_and_changes_nothing_but_elements(place: &Place, cloudvolume: &mut Peer) {
+fn cloudvolume_changes_only_elements_of_our_arrays(place: &Place, cloudvolume: &mut Peer) {
     fn exchange<T: Sample>(place: &Place, cloudvolume: &mut Peer, order: Order) {
         let (name, about) = (place.location("cv"), About::new(T::DTYPE, &SHAPE, order));
         let array = create::<T>(place, &name, &SHAPE, order, 1);
@@ -68,7 +68,7 @@ fn cloudvolume_opens_ours_and_changes_nothing_but_elements(place: &Place, cloudv
     }
 }
 
-fn we_open_what_cloudvolume_made(place: &Place, cloudvolume: &mut Peer) {
+fn arrays_made_by_cloudvolume_open(place: &Place, cloudvolume: &mut Peer) {
     for order in [Order::F, Order::C] {
         let (name, about) = (place.location("cv-made"), About::new(DType::U32, &SHAPE, order));
         cloudvolume.expect(about.of("hold", name.as_str()), "done");
@@ -78,7 +78,7 @@ fn we_open_what_cloudvolume_made(place: &Place, cloudvolume: &mut Peer) {
             .access(Access::Read)
             .open(name.location(), IxDyn(&SHAPE))
             .unwrap();
-        assert!(looking.is_sparse().unwrap(), "it takes no room before someone writes");
+        assert!(looking.is_sparse().unwrap(), "it takes no room before a write");
         let array = open::<u32>(place, &name, &SHAPE, order);
         assert!(!array.is_sparse().unwrap());
         assert!(array.read().unwrap().iter().all(|value| *value == 0));
@@ -90,7 +90,7 @@ fn we_open_what_cloudvolume_made(place: &Place, cloudvolume: &mut Peer) {
     }
 }
 
-fn an_unlink_on_either_side_is_seen_on_the_other(place: &Place, cloudvolume: &mut Peer) {
+fn unlink_is_seen_on_both_sides(place: &Place, cloudvolume: &mut Peer) {
     let (ours, its) = (place.location("cv-unlink"), place.location("cv-unlinked"));
     let about = About::new(DType::U8, &SHAPE, Order::F);
     let array = create::<u8>(place, &ours, &SHAPE, Order::F, 1);
@@ -105,13 +105,13 @@ fn an_unlink_on_either_side_is_seen_on_the_other(place: &Place, cloudvolume: &mu
     cloudvolume.expect_error(about.with("check", its.as_str(), 1), "SharedMemoryReadError");
 }
 
-fn an_array_that_cloudvolume_resized_is_refused(place: &Place, cloudvolume: &mut Peer) {
+fn array_resized_by_cloudvolume_is_refused(place: &Place, cloudvolume: &mut Peer) {
     let larger = About::new(DType::U8, &[5, 6, 8], Order::F);
     let smaller = About::new(DType::U8, &[5, 6, 6], Order::F);
     for (about, size) in [(larger, 240), (smaller, 180)] {
         let name = place.location("cv-resize");
         let array = create::<u8>(place, &name, &SHAPE, Order::F, 1);
-        // Read-only it looks at the size, as we do; opened for writing it makes the size what it wants.
+        // CloudVolume checks the size when it opens read-only. When it opens for writing, it resizes the file.
         cloudvolume.expect_error(about.with("check", name.as_str(), 1), "SharedMemoryReadError");
         assert_same(&array, 1);
         cloudvolume.expect(about.of("allocate", name.as_str()), "done");
@@ -121,7 +121,7 @@ fn an_array_that_cloudvolume_resized_is_refused(place: &Place, cloudvolume: &mut
     }
 }
 
-fn an_empty_array_stays_ours_although_cloudvolume_cannot_map_it(place: &Place, cloudvolume: &mut Peer) {
+fn empty_array_survives_failed_mapping_by_cloudvolume(place: &Place, cloudvolume: &mut Peer) {
     let (ours, its) = (place.location("cv-empty"), place.location("cv-made-empty"));
     let about = About::new(DType::U8, &[0, 4, 4], Order::F);
     let array = create::<u8>(place, &ours, &[0, 4, 4], Order::F, 1);
@@ -129,7 +129,7 @@ fn an_empty_array_stays_ours_although_cloudvolume_cannot_map_it(place: &Place, c
     assert_eq!(array.read().unwrap().shape(), [0, 4, 4]);
     assert_eq!(open::<u8>(place, &ours, &[0, 4, 4], Order::F).len(), 0);
 
-    // It fails to make one too, and leaves the file.
+    // CloudVolume also fails to create an empty array, and leaves its file behind.
     cloudvolume.expect_error(about.of("allocate", its.as_str()), "ValueError");
     assert_eq!(open::<u8>(place, &its, &[0, 4, 4], Order::F).len(), 0);
     let error = place.attach::<u8, _>().open(its.location(), IxDyn(&[1])).unwrap_err();
@@ -143,7 +143,7 @@ fn a_leading_slash_means_the_same_array(place: &Place, cloudvolume: &mut Peer) {
     assert_eq!(place.files_of(&name), [name.as_str()]);
     cloudvolume.expect(about.with("fill", name.as_str(), 1), "done");
     assert_same(&created, 1);
-    // On files CloudVolume takes the slash for the root of the file system; there it may keep it.
+    // With files, CloudVolume takes the slash for the root of the file system, so this part is for shared memory only.
     if place.name == "shm" {
         cloudvolume.expect(about.with("fill", &with_slash, 2), "done");
         assert_same(&created, 2);
@@ -153,7 +153,7 @@ fn a_leading_slash_means_the_same_array(place: &Place, cloudvolume: &mut Peer) {
     }
 }
 
-/// A child that makes an array through the environment's default backend, and opens one that another process creates.
+/// A child that creates one array on the environment's default backend, and opens another that CloudVolume created.
 pub fn use_default_backend(arguments: &[String]) {
     let [ours, its] = [arguments[0].as_str(), arguments[1].as_str()];
     let fill = |mut view: ndarray::ArrayViewMut<'_, u16, Ix3>| {
@@ -176,7 +176,7 @@ pub fn use_default_backend(arguments: &[String]) {
     say("unlinked");
 }
 
-/// Removes what the test left in CloudVolume's directory, and the directory if the test made it.
+/// Removes the test's files from CloudVolume's directory, and the directory itself if the test created it.
 struct Leave {
     files: [String; 2],
     was_there: bool,
@@ -185,15 +185,15 @@ struct Leave {
 impl Drop for Leave {
     fn drop(&mut self) {
         for file in &self.files {
-            let _gone_already = std::fs::remove_file(Path::new(ITS_DIRECTORY).join(file));
+            let _ = std::fs::remove_file(Path::new(ITS_DIRECTORY).join(file)); // the test may have unlinked it
         }
         if !self.was_there {
-            let _others_use_it = std::fs::remove_dir(ITS_DIRECTORY);
+            let _ = std::fs::remove_dir(ITS_DIRECTORY); // fails if another process has put files there
         }
     }
 }
 
-fn its_own_directory_serves_as_our_emulated_one(place: &Place) {
+fn cloudvolume_directory_serves_the_emulated_backend(place: &Place) {
     let before = std::fs::symlink_metadata(ITS_DIRECTORY).ok();
     let names = [place.location("cv-ours"), place.location("cv-its")];
     let files = [names[0].as_str().to_owned(), names[1].as_str().to_owned()];
@@ -205,7 +205,7 @@ fn its_own_directory_serves_as_our_emulated_one(place: &Place) {
     let mut child = Child::spawn(command);
     let answer = child.line();
     if answer == "refused" {
-        // Another user's directory, or one that others can write into: that it is not used is right.
+        // Refusing is right for another user's directory, and for one that other users can write to.
         let own = std::fs::metadata(place.directory()).unwrap().uid();
         let found = before.expect("a directory that was just made is not refused");
         assert!(!found.is_dir() || found.uid() != own || found.mode() & 0o022 != 0, "mode {:o}", found.mode());

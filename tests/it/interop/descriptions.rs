@@ -1,4 +1,4 @@
-//! Python reads and writes what arrays say about themselves, with its standard library; numpy leaves it where it was.
+//! Array descriptions: Python reads and writes them with its standard library; numpy leaves an existing one in place.
 
 use libtest_mimic::Trial;
 use ndarray::{IxDyn, ShapeBuilder};
@@ -12,7 +12,7 @@ pub fn trials(place: &Place) -> Vec<Trial> {
     place.trials(
         "interop",
         "descriptions",
-        tests![python_reads_and_writes_descriptions, numpy_leaves_an_old_description_in_the_way],
+        tests![python_reads_and_writes_descriptions, numpy_leaves_an_outdated_description],
     )
 }
 
@@ -28,16 +28,16 @@ fn python_reads_and_writes_descriptions(place: &Place) {
     assert_eq!((array.shape(), array.order(), array.read().unwrap()[[2, 4]]), (&[3, 5][..], Order::F, 14));
     let found = place.backend.description(made.location()).unwrap().unwrap();
     assert_eq!(found.note("source"), Some("precomputed://https://host/em"));
-    // Without attributes, and with a damaged one.
+    // A file without a description.
     let bare = place.location("bare");
     python.expect(format!("make_bare {} 12", path(place, &bare)), "done");
     python.expect(format!("read {}", path(place, &bare)), "none");
     python.finish();
 }
 
-/// `mode="w+"` keeps the inode and its attribute: with another number of bytes it is ignored, with the same it is an error that says
-/// what to do, and `describe` repairs it.
-fn numpy_leaves_an_old_description_in_the_way(place: &Place) {
+/// numpy's `mode="w+"` keeps the inode, and with it the old description. If the file now has another size, the description is
+/// ignored. If the size is the same, opening fails with an error that says what to do, and `describe` repairs the file.
+fn numpy_leaves_an_outdated_description(place: &Place) {
     let mut numpy = Peer::start(place, "numpy_peer.py");
     let name = place.location("left-over");
     drop(place.options::<u16, _>().create(name.location(), (4, 6).f()).unwrap());

@@ -1,5 +1,5 @@
-//! CloudVolume's transfers: a buffer that workers painted goes up into a precomputed layer, and a layer comes down into
-//! an array of ours.
+//! CloudVolume's transfers: a buffer painted by workers is uploaded to a precomputed layer, and a layer is downloaded into one of
+//! our arrays.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use crate::support::child::{Child, hear, say};
 use crate::support::{Name, Place};
 use crate::tests;
 
-/// Axes x, y, z and channel, in the order and layout that CloudVolume has.
+/// Axes x, y, z and channel, in CloudVolume's order and layout.
 const SHAPE: [usize; 4] = [64, 48, 16, 2];
 const CHUNK: [usize; 4] = [16, 16, 8, 2];
 const BOX: [[usize; 3]; 2] = [[16, 16, 8], [48, 48, 16]];
@@ -23,7 +23,7 @@ pub fn trials(place: &Place) -> Vec<Trial> {
     place.trials("interop", "layers", tests![painted_arrays_are_uploaded, layers_are_downloaded])
 }
 
-/// With one process: importing CloudVolume takes longer than most of what it does.
+/// Runs the tests in one Python process: importing CloudVolume takes longer than most of them.
 fn with_cloudvolume(place: &Place, tests: &[fn(&Place, &mut Peer)]) {
     let mut cloudvolume = Peer::start(place, "cloudvolume_peer.py");
     tests.iter().for_each(|test| test(place, &mut cloudvolume));
@@ -31,16 +31,16 @@ fn with_cloudvolume(place: &Place, tests: &[fn(&Place, &mut Peer)]) {
 }
 
 fn painted_arrays_are_uploaded(place: &Place) {
-    with_cloudvolume(place, &[what_worker_processes_painted_is_uploaded, a_box_is_uploaded_out_of_a_larger_array]);
+    with_cloudvolume(place, &[array_painted_by_workers_is_uploaded, a_box_is_uploaded_out_of_a_larger_array]);
 }
 
 fn layers_are_downloaded(place: &Place) {
     let tests: [fn(&Place, &mut Peer); 2] =
-        [a_layer_is_downloaded_into_an_array_that_we_open, a_layer_is_downloaded_into_an_array_that_we_hold];
+        [layer_is_downloaded_into_a_new_array, layer_is_downloaded_into_an_attached_array];
     with_cloudvolume(place, &tests);
 }
 
-/// An empty layer in a directory of its own.
+/// Creates an empty layer in a fresh directory, and returns the directory and the layer's path.
 fn layer(cloudvolume: &mut Peer) -> (tempfile::TempDir, String) {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("layer").display().to_string();
@@ -48,7 +48,8 @@ fn layer(cloudvolume: &mut Peer) -> (tempfile::TempDir, String) {
     (directory, path)
 }
 
-/// A child that paints chunks until all are painted: one for certain, then as many as it gets.
+/// A child that paints chunks until all are painted. It claims its first chunk before the test lets it go, so that it paints at
+/// least one.
 pub fn paint_layer(arguments: &[String]) {
     let seed = arguments[1].parse().unwrap();
     let buffer = RenderBuffer::<u16, Ix4>::open(arguments[0].as_str()).unwrap();
@@ -80,7 +81,7 @@ fn paint(place: &Place, name: &Name, seed: usize) -> SharedArray<u16, Ix4> {
     buffer.finish().unwrap()
 }
 
-fn what_worker_processes_painted_is_uploaded(place: &Place, cloudvolume: &mut Peer) {
+fn array_painted_by_workers_is_uploaded(place: &Place, cloudvolume: &mut Peer) {
     let name = place.location("upload");
     let array = paint(place, &name, 11);
     assert_same(&array, 11);
@@ -103,7 +104,7 @@ fn a_box_is_uploaded_out_of_a_larger_array(place: &Place, cloudvolume: &mut Peer
     cloudvolume.expect(format!("check_layer_box {path} <u2 12 {ends}"), "same");
 }
 
-/// Insists that an array is a box of the sample that fills the layer.
+/// Asserts that an array equals the box of the sample that fills the layer.
 fn assert_same_box<D: Dimension>(array: &SharedArray<u16, D>, seed: usize) {
     for (at, found) in array.read().unwrap().indexed_iter() {
         let at = at.into_dimension();
@@ -118,7 +119,7 @@ fn box_shape() -> [usize; 4] {
     [stop[0] - start[0], stop[1] - start[1], stop[2] - start[2], SHAPE[3]]
 }
 
-fn a_layer_is_downloaded_into_an_array_that_we_open(place: &Place, cloudvolume: &mut Peer) {
+fn layer_is_downloaded_into_a_new_array(place: &Place, cloudvolume: &mut Peer) {
     let (_directory, path) = layer(cloudvolume);
     cloudvolume.expect(format!("fill_layer {path} <u2 13"), "done");
     for parallel in [1, 2] {
@@ -129,7 +130,7 @@ fn a_layer_is_downloaded_into_an_array_that_we_open(place: &Place, cloudvolume: 
     }
 }
 
-fn a_layer_is_downloaded_into_an_array_that_we_hold(place: &Place, cloudvolume: &mut Peer) {
+fn layer_is_downloaded_into_an_attached_array(place: &Place, cloudvolume: &mut Peer) {
     let (_directory, path) = layer(cloudvolume);
     cloudvolume.expect(format!("fill_layer {path} <u2 14"), "done");
     let name = place.location("download-held");

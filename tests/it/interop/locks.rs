@@ -1,4 +1,4 @@
-//! A Python process that takes our locks with fcntl: it keeps us out and we keep it out, and its death lets us in.
+//! A Python process that takes our locks with fcntl: each side excludes the other, and the process's death releases its locks.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use crate::support::{Name, Place, eventually};
 use crate::tests;
 
 const SHAPE: [usize; 3] = [5, 6, 7];
-/// Long enough to see that a process waits.
+/// Long enough to show that a process is waiting.
 const A_WHILE: Duration = Duration::from_millis(100);
 const LONG: Duration = Duration::from_secs(60);
 
@@ -22,21 +22,21 @@ pub fn trials(place: &Place) -> Vec<Trial> {
         "locks",
         tests![
             python_reads_and_writes_under_our_locks,
-            a_python_reader_keeps_writers_out_and_lets_readers_in,
-            a_python_writer_keeps_everyone_out,
+            python_reader_excludes_writers_but_not_readers,
+            python_writer_excludes_readers_and_writers,
             our_guards_keep_python_out,
-            a_killed_python_reader_lets_a_waiting_writer_in,
-            python_waits_for_our_guard_and_gets_in_when_it_is_dropped,
+            killed_python_reader_admits_a_waiting_writer,
+            python_locks_after_our_guard_is_dropped,
             our_waiting_writer_goes_before_new_python_readers,
             a_waiting_python_writer_goes_before_our_new_readers,
-            attached_follows_a_python_process_until_it_is_killed,
-            an_unlink_waits_for_a_python_process_that_holds_the_name,
-            a_python_unlink_is_noticed_and_python_notices_ours,
+            attached_reports_a_python_process_until_its_death,
+            unlink_waits_while_python_locks_the_name,
+            unlink_is_noticed_in_both_directions,
         ],
     )
 }
 
-/// An array, a Python process attached to it, and the path by which that knows it.
+/// Returns an array, a Python process attached to it, and the array's path.
 fn both(place: &Place, name: &Name) -> (SharedArray<u16, IxDyn>, Peer, String) {
     let array = create::<u16>(place, name, &SHAPE, Order::C, 1);
     let (mut python, path) = (Peer::start(place, "locks_peer.py"), path(place, name));
@@ -55,7 +55,7 @@ fn python_reads_and_writes_under_our_locks(place: &Place) {
     python.finish();
 }
 
-fn a_python_reader_keeps_writers_out_and_lets_readers_in(place: &Place) {
+fn python_reader_excludes_writers_but_not_readers(place: &Place) {
     let name = place.location("lock-reader");
     let (array, mut python, path) = both(place, &name);
     python.expect(format!("read {path} now"), "done");
@@ -66,7 +66,7 @@ fn a_python_reader_keeps_writers_out_and_lets_readers_in(place: &Place) {
     drop(array.try_write().unwrap());
 }
 
-fn a_python_writer_keeps_everyone_out(place: &Place) {
+fn python_writer_excludes_readers_and_writers(place: &Place) {
     let name = place.location("lock-writer");
     let (array, mut python, path) = both(place, &name);
     python.expect(format!("write {path} now"), "done");
@@ -95,12 +95,13 @@ fn our_guards_keep_python_out(place: &Place) {
     python.expect(format!("write {path} now"), "done");
 }
 
-fn a_killed_python_reader_lets_a_waiting_writer_in(place: &Place) {
+fn killed_python_reader_admits_a_waiting_writer(place: &Place) {
     let name = place.location("lock-killed");
     let (array, mut python, path) = both(place, &name);
     python.expect(format!("read {path} now"), "done");
     let array = &array;
-    // The process goes with the closure, also when an assertion fails: a scope waits for its threads, and they for it.
+    // The closure owns the process, so that a failed assertion kills it. Otherwise the scope would wait for the writer thread
+    // forever, and the writer thread for the process's read lock.
     std::thread::scope(move |scope| {
         let writer = scope.spawn(|| drop(array.write().unwrap()));
         std::thread::sleep(A_WHILE);
@@ -110,7 +111,7 @@ fn a_killed_python_reader_lets_a_waiting_writer_in(place: &Place) {
     });
 }
 
-fn python_waits_for_our_guard_and_gets_in_when_it_is_dropped(place: &Place) {
+fn python_locks_after_our_guard_is_dropped(place: &Place) {
     let name = place.location("lock-wait");
     let (array, mut python, path) = both(place, &name);
     for question in ["read", "write"] {
@@ -123,7 +124,7 @@ fn python_waits_for_our_guard_and_gets_in_when_it_is_dropped(place: &Place) {
     }
 }
 
-/// Waits until a waiting writer has closed the gate; asked by a thread that holds nothing.
+/// Waits until a waiting writer has closed the gate. The check runs in its own thread, which holds no guard.
 fn until_the_gate_is_closed(array: &SharedArray<u16, IxDyn>) {
     std::thread::scope(|scope| {
         let asking = scope.spawn(|| eventually("a writer waits at the gate", || array.try_read().is_err()));
@@ -164,13 +165,13 @@ fn a_waiting_python_writer_goes_before_our_new_readers(place: &Place) {
     drop(array.try_read().unwrap());
 }
 
-fn attached_follows_a_python_process_until_it_is_killed(place: &Place) {
+fn attached_reports_a_python_process_until_its_death(place: &Place) {
     let name = place.location("lock-lease");
     let (array, mut python, path) = both(place, &name);
     let attached = || place.backend.attached(name.location()).unwrap();
     python.expect(format!("attached {path}"), "True");
     drop(array);
-    assert!(attached(), "Python is");
+    assert!(attached(), "Python is still attached");
     python.expect(format!("detach {path}"), "done");
     assert!(!attached());
     python.expect(format!("attached {path}"), "False");
@@ -180,7 +181,7 @@ fn attached_follows_a_python_process_until_it_is_killed(place: &Place) {
     assert!(!attached());
 }
 
-fn an_unlink_waits_for_a_python_process_that_holds_the_name(place: &Place) {
+fn unlink_waits_while_python_locks_the_name(place: &Place) {
     let name = place.location("lock-name");
     let (array, mut python, path) = both(place, &name);
     python.expect(format!("hold_name {path}"), "done");
@@ -196,7 +197,7 @@ fn an_unlink_waits_for_a_python_process_that_holds_the_name(place: &Place) {
     assert!(place.files_of(name).is_empty());
 }
 
-fn a_python_unlink_is_noticed_and_python_notices_ours(place: &Place) {
+fn unlink_is_noticed_in_both_directions(place: &Place) {
     let name = place.location("lock-unlink");
     let (array, mut python, path) = both(place, &name);
     python.expect(format!("unlink {path}"), "True");

@@ -1,4 +1,4 @@
-//! numpy, which knows nothing of us: a plain array is a file of elements to it, and the other way round.
+//! numpy alone, without any code of ours: it opens a plain array as a file of elements, and its files open as arrays.
 
 use std::process::Command;
 
@@ -19,11 +19,11 @@ pub fn trials(place: &Place) -> Vec<Trial> {
         "numpy",
         tests![
             numpy_reads_and_writes_every_element_type_in_both_orders,
-            a_single_wrong_element_would_be_noticed,
-            what_numpy_makes_is_opened,
-            holes_that_numpy_left_are_filled_before_anyone_writes,
-            a_file_of_another_size_is_refused_and_left_as_it_is,
-            python_of_the_guide_opens_our_arrays,
+            single_wrong_element_is_noticed,
+            arrays_made_by_numpy_open,
+            holes_left_by_numpy_are_filled_on_open,
+            file_of_another_size_is_refused_unchanged,
+            python_example_of_the_guide_opens_our_arrays,
         ],
     )
 }
@@ -55,7 +55,7 @@ fn numpy_reads_and_writes_every_element_type_in_both_orders(place: &Place) {
     numpy.finish();
 }
 
-fn a_single_wrong_element_would_be_noticed(place: &Place) {
+fn single_wrong_element_is_noticed(place: &Place) {
     let mut numpy = Peer::start(place, "numpy_peer.py");
     let (name, about) = (place.location("numpy-wrong"), About::new(DType::U16, &SHAPE, Order::F));
     let array = create::<u16>(place, &name, &SHAPE, Order::F, 1);
@@ -68,7 +68,7 @@ fn a_single_wrong_element_would_be_noticed(place: &Place) {
     assert!(answer.contains(" differ, first (0, 0, 1): "), "{answer}");
 }
 
-fn what_numpy_makes_is_opened(place: &Place) {
+fn arrays_made_by_numpy_open(place: &Place) {
     let mut numpy = Peer::start(place, "numpy_peer.py");
     for order in [Order::C, Order::F] {
         let (name, about) = (place.location("numpy-made"), About::new(DType::F32, &SHAPE, order));
@@ -80,7 +80,7 @@ fn what_numpy_makes_is_opened(place: &Place) {
     }
 }
 
-fn holes_that_numpy_left_are_filled_before_anyone_writes(place: &Place) {
+fn holes_left_by_numpy_are_filled_on_open(place: &Place) {
     const LENGTH: usize = 1 << 20;
     let mut numpy = Peer::start(place, "numpy_peer.py");
     let (name, about) = (place.location("numpy-sparse"), About::new(DType::U16, &[LENGTH], Order::C));
@@ -91,7 +91,7 @@ fn holes_that_numpy_left_are_filled_before_anyone_writes(place: &Place) {
         .access(Access::Read)
         .open(name.location(), IxDyn(&[LENGTH]))
         .unwrap();
-    assert!(looking.is_sparse().unwrap(), "nothing was filled that was not to be");
+    assert!(looking.is_sparse().unwrap(), "leave_holes fills none");
     assert!(looking.read().unwrap().iter().all(|value| *value == 0));
     let array = open::<u16>(place, &name, &[LENGTH], Order::C);
     assert!(!array.is_sparse().unwrap());
@@ -99,7 +99,7 @@ fn holes_that_numpy_left_are_filled_before_anyone_writes(place: &Place) {
     numpy.expect(about.with("check", path(place, &name), 5), "same");
 }
 
-fn a_file_of_another_size_is_refused_and_left_as_it_is(place: &Place) {
+fn file_of_another_size_is_refused_unchanged(place: &Place) {
     let mut numpy = Peer::start(place, "numpy_peer.py");
     for size in [0, 209, 211, 420] {
         let name = place.location("numpy-size");
@@ -117,7 +117,7 @@ fn a_file_of_another_size_is_refused_and_left_as_it_is(place: &Place) {
     }
 }
 
-fn python_of_the_guide_opens_our_arrays(place: &Place) {
+fn python_example_of_the_guide_opens_our_arrays(place: &Place) {
     let text = std::fs::read_to_string(of_package("docs/guide/sharing.md")).unwrap();
     let (_, rest) = text.split_once("```python\n").expect("a program in Python");
     let (program, _) = rest.split_once("```").expect("its end");

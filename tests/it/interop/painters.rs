@@ -1,4 +1,4 @@
-//! A Python process that paints chunks of a renderbuffer, beside ours and in their place.
+//! A Python process that paints chunks of a renderbuffer, beside Rust painters or instead of them.
 
 use std::time::Duration;
 
@@ -24,19 +24,19 @@ pub fn trials(place: &Place) -> Vec<Trial> {
         "interop",
         "painters",
         tests![
-            python_reads_what_the_ledger_says,
-            python_and_we_paint_one_buffer_together,
-            a_chunk_that_python_paints_is_busy_until_it_is_killed,
-            a_chunk_that_we_paint_is_busy_for_python,
+            python_reads_the_ledger,
+            python_and_rust_paint_one_buffer,
+            chunk_claimed_by_python_is_busy_until_its_death,
+            chunk_claimed_here_is_busy_for_python,
             python_refuses_a_damaged_ledger,
-            python_begins_what_we_paint,
-            ledger_that_python_begins_is_young_until_it_is_killed,
-            numpy_opens_what_four_workers_painted_though_one_was_killed,
+            buffer_begun_by_python_is_painted_here,
+            unfinished_ledger_of_killed_python_is_replaced,
+            numpy_opens_array_painted_despite_a_kill,
         ],
     )
 }
 
-/// Opens what was painted with nothing but numpy, and compares it plane by plane.
+/// Opens the painted array with numpy alone, and compares it plane by plane.
 const LOOK: &str = r#"
 import sys
 import numpy as np
@@ -47,7 +47,7 @@ wrong = sum(int((array[:, :, z] != ((x + 3 * y + 5 * z) & 0xFFFF)).sum()) for z 
 print(array.shape, array.dtype, array.flags.f_contiguous, wrong)
 "#;
 
-fn numpy_opens_what_four_workers_painted_though_one_was_killed(place: &Place) {
+fn numpy_opens_array_painted_despite_a_kill(place: &Place) {
     let name = place.location("painted-by-four");
     paint_with_a_kill(&place.backend, name.as_str(), [512, 512, 128], [128, 128, 64]);
     let mut command = std::process::Command::new(python());
@@ -61,7 +61,7 @@ fn begin(place: &Place, name: &Name) -> RenderBuffer<u16, Ix3> {
     options.create(name.location(), SHAPE.f(), CHUNK, "painted by two").unwrap()
 }
 
-/// A Python painter that has joined.
+/// Starts a Python painter that has joined the buffer.
 fn join(place: &Place, name: &Name) -> Peer {
     let mut python = Peer::start(place, "locks_peer.py");
     let ledger = python.ask(format!("join {} {}", place.directory().display(), name.as_str()));
@@ -69,7 +69,7 @@ fn join(place: &Place, name: &Name) -> Peer {
     python
 }
 
-fn python_reads_what_the_ledger_says(place: &Place) {
+fn python_reads_the_ledger(place: &Place) {
     let name = place.location("painter-joins");
     let buffer = begin(place, &name);
     assert_eq!(buffer.grid().len(), CHUNKS);
@@ -81,11 +81,11 @@ fn python_reads_what_the_ledger_says(place: &Place) {
     }
 }
 
-fn python_and_we_paint_one_buffer_together(place: &Place) {
+fn python_and_rust_paint_one_buffer(place: &Place) {
     let name = place.location("painters");
     let buffer = begin(place, &name);
     let mut python = join(place, &name);
-    // Held by us: it has to leave this one out.
+    // Claimed here, so that Python has to skip this chunk.
     let Claim::Chunk(ours) = buffer.claim(6).unwrap() else { panic!("free") };
     python.expect(format!("paint {} 1 3", name.as_str()), "8");
     assert_eq!(buffer.progress().done, 8);
@@ -103,12 +103,12 @@ fn python_and_we_paint_one_buffer_together(place: &Place) {
     python.expect(format!("paint {} 1 1", name.as_str()), "0");
     assert!(buffer.progress().is_complete());
     assert_same(&buffer.finish().unwrap(), 1);
-    // The name it painted under has gone.
+    // `finish` has removed the name that Python painted under.
     python.expect_error(format!("paint {} 1 1", name.as_str()), "FileNotFoundError");
     python.finish();
 }
 
-fn a_chunk_that_python_paints_is_busy_until_it_is_killed(place: &Place) {
+fn chunk_claimed_by_python_is_busy_until_its_death(place: &Place) {
     let name = place.location("painter-killed");
     let buffer = begin(place, &name);
     let mut python = join(place, &name);
@@ -121,7 +121,7 @@ fn a_chunk_that_python_paints_is_busy_until_it_is_killed(place: &Place) {
     assert_eq!(buffer.progress().done, 1);
 }
 
-fn a_chunk_that_we_paint_is_busy_for_python(place: &Place) {
+fn chunk_claimed_here_is_busy_for_python(place: &Place) {
     let name = place.location("painter-ours");
     let buffer = begin(place, &name);
     let mut python = join(place, &name);
@@ -131,9 +131,9 @@ fn a_chunk_that_we_paint_is_busy_for_python(place: &Place) {
     assert!(python.ask(format!("claim {} 5", name.as_str())).starts_with("[range("));
 }
 
-fn python_begins_what_we_paint(place: &Place) {
+fn buffer_begun_by_python_is_painted_here(place: &Place) {
     let name = place.location("painter-begins");
-    // A payload without ledger, as a killed discard leaves it, is in no beginner's way.
+    // A payload without a ledger, as a killed discard leaves it, does not prevent a new buffer.
     std::fs::write(place.directory().join(format!(".ndshm-part-{}", name.as_str())), b"left").unwrap();
     let mut python = Peer::start(place, "locks_peer.py");
     let question = format!("begin {} {} on", place.directory().display(), name.as_str());
@@ -147,7 +147,7 @@ fn python_begins_what_we_paint(place: &Place) {
     assert_same(&buffer.finish().unwrap(), 1);
 }
 
-fn ledger_that_python_begins_is_young_until_it_is_killed(place: &Place) {
+fn unfinished_ledger_of_killed_python_is_replaced(place: &Place) {
     let name = place.location("painter-young");
     let mut python = Peer::start(place, "locks_peer.py");
     python.tell(format!("begin {} {} stop", place.directory().display(), name.as_str()));
@@ -167,7 +167,7 @@ fn python_refuses_a_damaged_ledger(place: &Place) {
     let length = ledger.metadata().unwrap().len();
     let mut python = Peer::start(place, "locks_peer.py");
     let question = format!("join {} {}", place.directory().display(), name.as_str());
-    // In the magic, in the footer, in the trailer.
+    // Damages the magic, then the footer, then the trailer.
     for at in [length - 64, length - 30, length - 100] {
         let mut byte = [0];
         ledger.read_exact_at(&mut byte, at).unwrap();

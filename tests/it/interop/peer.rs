@@ -1,4 +1,4 @@
-//! A Python process that answers questions, one line each.
+//! A Python process that answers requests, one line each.
 
 use std::fmt::Display;
 use std::path::{Path, PathBuf};
@@ -10,15 +10,15 @@ use ndarray_shm::{DType, Order};
 use crate::support::child::Child;
 use crate::support::{Name, Place};
 
-/// A running script of tests/it/python; killed when it goes out of scope.
+/// A running script of tests/it/python. Dropping it kills the process.
 #[derive(Debug)]
 pub struct Peer {
     child: Child,
-    /// Libraries that write to the home directory find one that goes again.
+    /// A temporary home directory, for libraries that write to it.
     _home: tempfile::TempDir,
 }
 
-/// The interpreter that has the peers.
+/// Returns the interpreter that has the peers' packages.
 pub fn python() -> PathBuf {
     let python = std::env::var_os("NDSHM_TEST_PYTHON").filter(|path| !path.is_empty());
     python.map(PathBuf::from).expect(
@@ -27,18 +27,18 @@ pub fn python() -> PathBuf {
     )
 }
 
-/// A folder or file of this package.
+/// Returns the path of a folder or file of this package.
 pub fn of_package(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(path)
 }
 
 impl Peer {
-    /// Starts a script in a place.
+    /// Starts a script with a place's environment.
     pub fn start(place: &Place, script: &str) -> Self {
         Self::with_environment(script, &place.environment())
     }
 
-    /// Starts a script in an environment.
+    /// Starts a script with these environment variables.
     pub fn with_environment(script: &str, environment: &[(&str, String)]) -> Self {
         let home = tempfile::tempdir().expect("a home");
         let mut command = Command::new(python());
@@ -52,44 +52,44 @@ impl Peer {
         Self { child: Child::spawn(command), _home: home }
     }
 
-    /// Tells the script something and waits for its answer.
+    /// Sends a request to the script and returns its answer.
     pub fn ask(&mut self, question: impl Display) -> String {
         self.child.ask(question)
     }
 
-    /// Asks, and insists on the answer.
+    /// Sends a request, and asserts the answer.
     pub fn expect(&mut self, question: impl Display, answer: &str) {
         assert_eq!(self.ask(&question), answer, "the answer to `{question}`");
     }
 
-    /// Asks, and insists on the kind of error.
+    /// Sends a request, and asserts the kind of error.
     pub fn expect_error(&mut self, question: impl Display, kind: &str) {
         let answer = self.ask(&question);
         assert!(answer.starts_with(&format!("{kind}:")), "the answer to `{question}` is `{answer}`");
     }
 
-    /// Tells the script something that it will answer later.
+    /// Sends a request without waiting for the answer.
     pub fn tell(&mut self, question: impl Display) {
         self.child.tell(question);
     }
 
-    /// The answer to what it was told, if there is one within this time.
+    /// Returns the answer to an earlier request, if it comes within this time.
     pub fn answer_within(&mut self, limit: Duration) -> Option<String> {
         self.child.line_within(limit)
     }
 
-    /// Kills the process as `kill -9` does, and waits until it is gone.
+    /// Kills the process as `kill -9` does, and waits for its end.
     pub fn kill(&mut self) {
         self.child.kill();
     }
 
-    /// Lets the script end, which must be a good end.
+    /// Ends the script, and asserts that it succeeds.
     pub fn finish(self) {
         self.child.finish();
     }
 }
 
-/// An array as the scripts want to have it described.
+/// An array's type, shape and order, as the scripts take them.
 #[derive(Debug, Clone)]
 pub struct About {
     pub dtype: DType,
@@ -102,23 +102,23 @@ impl About {
         Self { dtype, shape: shape.to_vec(), order }
     }
 
-    /// `command NAME dtype shape order`.
+    /// Returns the request `command NAME dtype shape order`.
     pub fn of(&self, command: &str, name: impl Display) -> String {
         format!("{command} {name} {} {} {}", self.dtype, axes(&self.shape), self.order)
     }
 
-    /// `command NAME dtype shape order seed`.
+    /// Returns the request `command NAME dtype shape order seed`.
     pub fn with(&self, command: &str, name: impl Display, seed: usize) -> String {
         format!("{} {seed}", self.of(command, name))
     }
 }
 
-/// Lengths as the scripts read them.
+/// Formats lengths as the scripts read them.
 pub fn axes(shape: &[usize]) -> String {
     shape.iter().map(ToString::to_string).collect::<Vec<_>>().join(",")
 }
 
-/// Where a peer that knows only files finds an array.
+/// Returns the path of an array's file, for peers that open files.
 pub fn path(place: &Place, name: &Name) -> String {
     place.directory().join(name.as_str()).display().to_string()
 }

@@ -1,7 +1,7 @@
-//! What the elements of a test array are; tests/it/python/sample.py computes the same.
+//! The elements of test arrays; tests/it/python/sample.py computes the same ones.
 //!
-//! Elements go by the number that each has in C order, whatever the order in memory, so that a transposed or shifted
-//! array is noticed; values fill their type, so that a wrong width, sign or byte order is.
+//! An element depends on its number in C order, whatever the order in memory, so that a transposed or shifted array is noticed.
+//! Values use all bytes of their type, so that a wrong width, sign or byte order is noticed.
 
 use ndarray::{ArrayD, ArrayViewMutD, Dimension, IntoDimension, IxDyn, ShapeBuilder};
 use ndarray_shm::render::ChunkClaim;
@@ -9,23 +9,23 @@ use ndarray_shm::{Element, Order, SharedArray};
 
 use crate::support::{Name, Place};
 
-/// Spread the values of longer types over all their bytes.
+/// Factors that spread the values of longer types over all their bytes.
 const OVER_4: i32 = 65537;
 const OVER_8: i64 = 281_474_976_710_597;
 
-/// One of 65521 values, for types that can tell so many apart.
+/// Returns one of 65521 values, for types that can represent as many.
 fn wide(number: u64) -> u16 {
     (number % 65521) as u16
 }
 
-/// One of 251 values, for types of one byte and short floats.
+/// Returns one of 251 values, for types of one byte and short floats.
 fn narrow(number: u64) -> u8 {
     (number % 251) as u8
 }
 
-/// A type of which sample arrays can be made.
+/// An element type of sample arrays.
 pub trait Sample: Element + PartialEq {
-    /// The element for a number.
+    /// Returns the element for a number.
     fn sample(number: u64) -> Self;
 }
 
@@ -62,13 +62,13 @@ samples! {
     num_complex::Complex<f64>: n => { let re = f64::sample(n); num_complex::Complex { re, im: -1.0 - re } };
 }
 
-/// The element at one place of a sample array.
+/// Returns the element at an index of a sample array.
 pub fn element<T: Sample>(shape: &[usize], at: &[usize], seed: usize) -> T {
     let number = shape.iter().zip(at).fold(0, |number, (length, at)| number * length + at);
     T::sample((number * 3 + seed) as u64)
 }
 
-/// A whole sample array.
+/// Returns a whole sample array.
 pub fn sample<T: Sample>(shape: &[usize], seed: usize) -> ArrayD<T> {
     ArrayD::from_shape_fn(IxDyn(shape), |at| element(shape, at.slice(), seed))
 }
@@ -86,7 +86,7 @@ pub fn create<T: Sample>(
     place.options().create_with(name.location(), shape_and_order, fill).unwrap()
 }
 
-/// Opens what has the name.
+/// Opens the array with this name.
 pub fn open<T: Sample>(place: &Place, name: &Name, shape: &[usize], order: Order) -> SharedArray<T, IxDyn> {
     place.attach().open(name.location(), IxDyn(shape).set_f(order == Order::F)).unwrap()
 }
@@ -108,7 +108,7 @@ pub fn paint<T: Sample, D: Dimension>(mut chunk: ChunkClaim<'_, T, D>, shape: &[
     chunk.commit().unwrap();
 }
 
-/// Insists on every element.
+/// Asserts that every element is the sample's.
 #[track_caller]
 pub fn assert_same<T: Sample, D: Dimension>(array: &SharedArray<T, D>, seed: usize) {
     let (shape, guard) = (array.shape(), array.read().unwrap());

@@ -1,4 +1,4 @@
-//! Python's `multiprocessing.shared_memory`, both ways, and its resource tracker.
+//! Python's `multiprocessing.shared_memory`, in both directions, and its resource tracker.
 
 use libtest_mimic::Trial;
 use ndarray_shm::{DType, Order};
@@ -15,15 +15,15 @@ pub fn trials(place: &Place) -> Vec<Trial> {
         "interop",
         "shared_memory",
         tests![
-            python_attaches_to_ours_and_leaves_it_when_it_ends,
-            the_default_tracker_unlinks_ours_and_our_guards_say_so,
-            we_open_what_python_made_with_its_exact_size,
-            a_segment_that_python_unlinks_stays_with_us_without_its_name,
+            array_survives_the_end_of_attached_python,
+            guards_notice_unlink_by_the_default_tracker,
+            segments_made_by_python_open_at_exact_size,
+            segment_unlinked_by_python_stays_mapped,
         ],
     )
 }
 
-fn python_attaches_to_ours_and_leaves_it_when_it_ends(place: &Place) {
+fn array_survives_the_end_of_attached_python(place: &Place) {
     for order in [Order::C, Order::F] {
         let (name, about) = (place.location("python"), About::new(DType::I32, &SHAPE, order));
         let array = create::<i32>(place, &name, &SHAPE, order, 1);
@@ -36,15 +36,15 @@ fn python_attaches_to_ours_and_leaves_it_when_it_ends(place: &Place) {
         fill(&array, 3);
         python.expect(about.with("check", name.as_str(), 3), "same");
         python.finish();
-        // The name is still there, and is still this array's: guards would notice.
+        // The name still exists and is still this array's: otherwise taking a guard would fail.
         assert_same(&array, 3);
     }
 }
 
-fn the_default_tracker_unlinks_ours_and_our_guards_say_so(place: &Place) {
+fn guards_notice_unlink_by_the_default_tracker(place: &Place) {
     let name = place.location("python-owner");
     let array = create::<u8>(place, &name, &SHAPE, Order::C, 1);
-    // The tracker's warning about a leak is what this test is for, not news.
+    // This test provokes the tracker's warning about a leak.
     let quiet = [("PYTHONWARNINGS", "ignore".to_owned())];
     let mut python = Peer::with_environment("shared_memory_peer.py", &quiet);
     python.expect(format!("attach_as_owner {}", name.as_str()), "done");
@@ -54,7 +54,7 @@ fn the_default_tracker_unlinks_ours_and_our_guards_say_so(place: &Place) {
     assert!(!array.unlink().unwrap());
 }
 
-fn we_open_what_python_made_with_its_exact_size(place: &Place) {
+fn segments_made_by_python_open_at_exact_size(place: &Place) {
     for order in [Order::C, Order::F] {
         let (name, about) = (place.location("python-made"), About::new(DType::F64, &SHAPE, order));
         let mut python = Peer::start(place, "shared_memory_peer.py");
@@ -69,7 +69,7 @@ fn we_open_what_python_made_with_its_exact_size(place: &Place) {
     }
 }
 
-fn a_segment_that_python_unlinks_stays_with_us_without_its_name(place: &Place) {
+fn segment_unlinked_by_python_stays_mapped(place: &Place) {
     let (name, about) = (place.location("python-unlinks"), About::new(DType::U8, &SHAPE, Order::C));
     let mut python = Peer::start(place, "shared_memory_peer.py");
     python.expect(format!("make {} 210", name.as_str()), "done");
@@ -77,7 +77,7 @@ fn a_segment_that_python_unlinks_stays_with_us_without_its_name(place: &Place) {
     python.expect(format!("unlink {}", name.as_str()), "done");
     assert!(array.read().unwrap_err().is_unlinked());
     python.expect(about.with("fill", name.as_str(), 6), "done");
-    // SAFETY: the peer writes only when it is told to.
+    // SAFETY: the peer writes only on request, and this test sends none while the view lives.
     #[allow(unsafe_code)]
     let bytes = unsafe { array.view() };
     assert_eq!(bytes, super::sample::sample::<u8>(&SHAPE, 6));

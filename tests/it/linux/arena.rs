@@ -1,4 +1,4 @@
-//! Arenas under the limits of a process, and in forked children.
+//! Arenas under a limit on descriptors, and in forked children.
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -20,10 +20,10 @@ pub fn trials(place: &Place) -> Vec<Trial> {
         "linux",
         "arena",
         tests![
-            a_hundred_thousand_arrays_take_a_handful_of_descriptors_and_mappings,
+            many_arena_arrays_take_few_descriptors_and_mappings,
             a_forked_child_is_refused_and_disturbs_nothing,
-            the_death_of_a_parent_is_noticed_while_its_forked_child_lives,
-            an_open_that_is_refused_leaves_no_lease_in_a_forked_child,
+            parent_death_is_noticed_despite_a_living_forked_child,
+            refused_open_leaves_no_lease_in_a_forked_child,
         ],
     )
 }
@@ -33,7 +33,8 @@ pub const ROLES: &[(&str, Role)] =
 
 const CROWD: u64 = 100_000;
 
-/// A child with few descriptors that makes arrays, or gets those of another.
+/// A child with few descriptors. The first one creates the arrays and writes their handles to a file; the second one attaches to
+/// them by those handles.
 fn crowd(arguments: &[String]) {
     let arena = arena_of_child(arguments);
     let path = &arguments[1];
@@ -62,7 +63,7 @@ fn crowd(arguments: &[String]) {
     crate::support::child::hear();
 }
 
-fn a_hundred_thousand_arrays_take_a_handful_of_descriptors_and_mappings(place: &Place) {
+fn many_arena_arrays_take_few_descriptors_and_mappings(place: &Place) {
     let place = &place.private();
     let (name, file) = (place.location("crowd"), place.location("crowd-handles"));
     let options = place.arena_options();
@@ -75,13 +76,13 @@ fn a_hundred_thousand_arrays_take_a_handful_of_descriptors_and_mappings(place: &
     };
     let (mut maker, mut getter) = (start(), start());
     maker.kill();
-    assert_eq!(arena.reclaim().unwrap().blocks, 0, "the other has all of them");
+    assert_eq!(arena.reclaim().unwrap().blocks, 0, "the other process holds every array");
     getter.tell("end");
     getter.finish();
     assert_eq!(arena.stats().unwrap().arrays, 0);
 }
 
-/// A process that forks children, which try everything with what they inherited.
+/// A process that forks a child, which tries every operation on the values that it inherited.
 fn fork_with_arena(arguments: &[String]) {
     let arena = arena_of_child(arguments);
     let array = arena.from_array(&Array::from_elem(10, 1u64)).unwrap();
@@ -91,7 +92,7 @@ fn fork_with_arena(arguments: &[String]) {
     let sender = queue.sender().unwrap();
     let mut inherited = Some((arena.clone(), array.clone(), draft));
     let mut inherited_sender = Some(sender.clone());
-    std::panic::set_hook(Box::new(|_| ())); // one is asked for
+    std::panic::set_hook(Box::new(|_| ())); // the child's panic is expected
     in_forked_child(|| {
         let (arena, array, draft) = inherited.take().expect("inherited");
         let looks = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| array.view().sum()));
@@ -144,7 +145,7 @@ fn a_forked_child_is_refused_and_disturbs_nothing(place: &Place) {
     assert!(!place.has(&name));
 }
 
-/// A process that holds an array, forks a child that lives on, and waits to be killed.
+/// A process that holds an array and a sender, forks a child that lives on, and waits to be killed.
 #[allow(unsafe_code)]
 fn orphan(arguments: &[String]) {
     let arena = arena_of_child(arguments);
@@ -162,7 +163,7 @@ fn orphan(arguments: &[String]) {
 }
 
 #[allow(unsafe_code)]
-fn the_death_of_a_parent_is_noticed_while_its_forked_child_lives(place: &Place) {
+fn parent_death_is_noticed_despite_a_living_forked_child(place: &Place) {
     let name = place.location("orphan");
     let arena = place.arena_options().create(name.as_str(), 1 << 20).unwrap();
     let mut child = Child::start(place, "arena-orphan", &[name.as_str()]);
@@ -173,19 +174,19 @@ fn the_death_of_a_parent_is_noticed_while_its_forked_child_lives(place: &Place) 
     let queue = arena.queue(0).unwrap();
     assert!(queue.recv_any_timeout(std::time::Duration::ZERO).unwrap_err().is_timed_out());
     child.kill();
-    // Where locks do not outlive descriptors, the forked child keeps its parent alive.
+    // Where a lock lasts only as long as its descriptor, the forked child's copy keeps the parent's seat locked.
     if place.backend.lock_survives_close().unwrap() {
         assert!(queue.recv_any().unwrap_err().is_closed(), "its registered sender is dead");
         assert_eq!(arena.reclaim().unwrap().members, 1);
         assert!(arena.get::<u64, Ix1>(&handle).unwrap_err().is_handle_spent());
     }
-    // SAFETY: it is the process that the child has forked, and no other process waits for it: the number was not given away again.
+    // SAFETY: the forked child sleeps in an endless loop. So it still runs, and its number belongs to no other process.
     unsafe { libc::kill(forked.parse().unwrap(), libc::SIGKILL) };
     eventually("the forked child ends", || arena.reclaim().unwrap().members == 1 || arena.stats().unwrap().arrays == 0);
 }
 
-/// Tries to open an arena as something else, and forks a child whenever it has the file open: a thread that starts a program does so
-/// at any moment, and until the program runs it has a copy of every descriptor.
+/// Tries to open an arena as another kind of array, and forks a child each time the file is open. A thread that starts a program
+/// forks at any moment too, and until the program runs, the child has a copy of every descriptor.
 fn refused(arguments: &[String]) {
     static FORKS: AtomicUsize = AtomicUsize::new(0);
     let backend = meddling(&backend_of_child(), |operation, _| {
@@ -204,13 +205,13 @@ fn refused(arguments: &[String]) {
     say(format!("refused after {} forks", FORKS.load(Ordering::Relaxed)));
 }
 
-fn an_open_that_is_refused_leaves_no_lease_in_a_forked_child(place: &Place) {
+fn refused_open_leaves_no_lease_in_a_forked_child(place: &Place) {
     let name = place.location("refused");
     let arena = place.arena_options().create(name.as_str(), 1).unwrap();
     let path = place.path(&name).display().to_string();
     let mut child = Child::start(place, "arena-refused", &[name.as_str(), &path]);
     child.expect("refused after 2 forks");
     arena.close().unwrap();
-    assert!(!place.has(&name), "the last member removes the name: a refused open is none");
+    assert!(!place.has(&name), "the last member removes the name; a refused open is not a member");
     child.finish();
 }

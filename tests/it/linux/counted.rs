@@ -1,4 +1,4 @@
-//! Counted arrays on Linux: forks, thousands of them without descriptors, permission bits, links in their place.
+//! Counted arrays on Linux: forks, hundreds of arrays without descriptors, permission bits, links and pipes under a name.
 
 use std::os::unix::fs::{MetadataExt, symlink};
 use std::process::Command;
@@ -25,10 +25,10 @@ pub fn trials(place: &Place) -> Vec<Trial> {
         "counted",
         tests![
             a_forked_child_is_not_counted_and_removes_nothing,
-            hundreds_of_counted_arrays_in_two_processes_need_no_descriptors,
+            counted_arrays_keep_no_descriptors,
             nothing_remains_after_many_rounds,
             permissions_are_exact_and_counting_needs_to_write,
-            links_and_pipes_at_a_name_are_no_arrays_and_stay,
+            links_and_pipes_are_refused_and_left_alone,
         ],
     )
 }
@@ -41,7 +41,7 @@ pub const ROLES: &[(&str, Role)] = &[
     ("count-without-writing", count_without_writing),
 ];
 
-/// A child that forks with a counted array. The forked child drops or closes its copy.
+/// A child that forks while it has counted arrays. The forked child drops or closes its copies.
 #[allow(unsafe_code)]
 fn fork_with_counted(arguments: &[String]) {
     let options = || AttachOptions::<RefcountedArray<u32, IxDyn>>::new().backend(backend_of_child());
@@ -49,13 +49,13 @@ fn fork_with_counted(arguments: &[String]) {
     let reader = AttachOptions::<ArrayReader<u32, IxDyn>>::new().backend(backend_of_child());
     let reader = reader.open_counted(arguments[0].as_str()).unwrap();
     let before = first.as_ref().unwrap().refcount();
-    // SAFETY: this process has one thread; the child drops what it has a copy of, and exits at once.
+    // SAFETY: this process has one thread; the child only drops its copies, attaches once, and exits.
     let child = unsafe { libc::fork() };
     if child == 0 {
         drop(first);
         let closed = second.unwrap().close();
         drop(reader);
-        // What the child attaches itself, it counts itself.
+        // An attachment of the forked child's own is counted.
         let own = options().open(arguments[0].as_str()).unwrap();
         let counted = own.refcount() == before + 1;
         drop(own);
@@ -90,7 +90,7 @@ fn a_forked_child_is_not_counted_and_removes_nothing(place: &Place) {
     assert!(!place.has(&name));
 }
 
-/// A child that makes counted arrays and holds them all, under a limit of 64 descriptors.
+/// A child that creates counted arrays and holds them all, under a limit of 64 descriptors.
 fn make_many_counted(arguments: &[String]) {
     let many = arguments[1].parse().unwrap();
     let mut arrays = Vec::new();
@@ -107,7 +107,7 @@ fn make_many_counted(arguments: &[String]) {
     hear();
 }
 
-/// A child that attaches to them all.
+/// A child that attaches to all of those arrays.
 fn open_many_counted(arguments: &[String]) {
     let many: usize = arguments[1].parse().unwrap();
     let options = || AttachOptions::<RefcountedArray<u64, Ix1>>::new().backend(backend_of_child());
@@ -124,10 +124,10 @@ fn open_many_counted(arguments: &[String]) {
     hear();
 }
 
-fn hundreds_of_counted_arrays_in_two_processes_need_no_descriptors(place: &Place) {
+fn counted_arrays_keep_no_descriptors(place: &Place) {
     let place = &place.private();
     if !place.backend.lock_survives_close().unwrap() {
-        return; // each keeps a descriptor there
+        return; // every array keeps a descriptor there
     }
     let name = place.location("many");
     let many = 500;
@@ -145,7 +145,7 @@ fn hundreds_of_counted_arrays_in_two_processes_need_no_descriptors(place: &Place
     assert!(place.backend.list().unwrap().is_empty());
 }
 
-/// A child that uses arrays in every way, again and again, and looks at what that leaves of itself.
+/// A child that uses arrays in every way, round after round, and then checks its own descriptors and mappings.
 fn many_rounds(arguments: &[String]) {
     let rounds = arguments[1].parse().unwrap();
     let backend = backend_of_child();
@@ -222,7 +222,7 @@ fn permissions_are_exact_and_counting_needs_to_write(place: &Place) {
         let array = place.counted::<u32, _>().permissions(bits).create(name.location(), 4).unwrap();
         assert_eq!(mode(), bits, "whatever the umask");
         if bits == 0o400 {
-            // Even root may do no more than others without its capabilities.
+            // Without capabilities, root has only the rights that the permission bits give.
             let mut command = Command::new("setpriv");
             command.args(["--bounding-set=-all", "--inh-caps=-all"]).arg(child::program());
             if std::fs::metadata("/proc/self").unwrap().uid() != 0 {
@@ -238,7 +238,7 @@ fn permissions_are_exact_and_counting_needs_to_write(place: &Place) {
     }
 }
 
-fn links_and_pipes_at_a_name_are_no_arrays_and_stay(place: &Place) {
+fn links_and_pipes_are_refused_and_left_alone(place: &Place) {
     let place = &place.private();
     let (link, pipe, target) = (place.location("link"), place.location("pipe"), place.location("target"));
     let array = place.counted::<u32, _>().create(target.location(), 4).unwrap();
@@ -261,7 +261,7 @@ fn links_and_pipes_at_a_name_are_no_arrays_and_stay(place: &Place) {
     }
     assert_eq!(array.refcount(), 1);
     assert!(place.reclaim().removed.is_empty());
-    // Planted where an array had its name, while that is still attached.
+    // A link that replaces the name of an array that is still attached.
     let other = place.location("planted");
     let old = place.counted::<u32, _>().create(other.location(), 4).unwrap();
     let handle = old.handle().unwrap();

@@ -1,4 +1,4 @@
-//! Descriptors: how many a handle needs, which locks outlive them, and what forks and spawned processes do to both.
+//! Descriptors: how many a handle needs, which locks outlive them, and how forks and spawned processes affect both.
 
 use std::fs::File;
 use std::os::unix::fs::{FileExt, MetadataExt};
@@ -22,16 +22,15 @@ pub fn trials(place: &Place) -> Vec<Trial> {
         "descriptors",
         tests![
             locks_survive_close_except_on_overlayfs,
-            the_handle_keeps_no_descriptor_where_locks_survive,
+            handle_keeps_no_descriptor_where_locks_survive,
             thousands_of_arrays_need_sixteen_descriptors,
-            a_guard_dropped_while_processes_are_spawned_is_free_at_once,
-            the_test_of_locks_is_not_fooled_by_processes_being_spawned,
-            a_forked_child_that_drops_a_guard_leaves_the_parent_its_lock,
-            descriptors_that_are_not_sealed_are_not_frozen_arrays,
+            dropped_guard_unlocks_at_once_despite_spawned_processes,
+            lock_probe_is_right_despite_spawned_processes,
+            guard_dropped_in_a_forked_child_stays_locked,
+            unsealed_descriptors_are_not_frozen_arrays,
         ],
     );
-    let mounted =
-        place.trials("linux", "descriptors", tests![without_proc_a_kept_descriptor_leads_nowhere_but_the_name]);
+    let mounted = place.trials("linux", "descriptors", tests![without_proc_a_kept_descriptor_needs_the_name]);
     trials.extend(sandbox::with_private_mounts(mounted));
     trials
 }
@@ -39,15 +38,15 @@ pub fn trials(place: &Place) -> Vec<Trial> {
 pub const ROLES: &[(&str, Role)] =
     &[("many-arrays", many_arrays), ("fork-with-guard", fork_with_guard), ("guards-without-proc", guards_without_proc)];
 
-/// How many descriptors of this process lead to the file with this inode number, under whatever name it had in a private place.
-/// (Elsewhere another file may have got the number since.)
+/// Returns how many descriptors of this process lead to the file with this inode number, whatever its name was. The place must be
+/// private: elsewhere the number may belong to another file by now.
 pub(super) fn descriptors_of(place: &Place, inode: u64) -> usize {
     let entries = std::fs::read_dir("/proc/self/fd").expect("/proc").filter_map(Result::ok).map(|entry| entry.path());
     let is_there = |path: &PathBuf| std::fs::read_link(path).is_ok_and(|file| file.starts_with(place.directory()));
     entries.filter(is_there).filter(|path| std::fs::metadata(path).is_ok_and(|file| file.ino() == inode)).count()
 }
 
-/// How many mappings of this process are of that file.
+/// Returns how many mappings of this process are of that file.
 pub(super) fn mappings_of(place: &Place, inode: u64) -> usize {
     let (inode, directory) = (inode.to_string(), place.directory().display().to_string());
     mappings(&directory).iter().filter(|line| line.split_whitespace().nth(4) == Some(&inode)).count()
@@ -59,7 +58,7 @@ fn locks_survive_close_except_on_overlayfs(place: &Place) {
     assert_eq!(place.backend.lock_survives_close().unwrap(), kind != OVERLAYFS, "file system {kind:#x}");
 }
 
-fn the_handle_keeps_no_descriptor_where_locks_survive(place: &Place) {
+fn handle_keeps_no_descriptor_where_locks_survive(place: &Place) {
     let place = &place.private();
     let name = place.location("no-descriptor");
     let survives = place.backend.lock_survives_close().unwrap();
@@ -116,7 +115,7 @@ fn guards_without_proc(arguments: &[String]) {
     say("as expected");
 }
 
-fn without_proc_a_kept_descriptor_leads_nowhere_but_the_name(place: &Place) {
+fn without_proc_a_kept_descriptor_needs_the_name(place: &Place) {
     let name = place.location("no-proc");
     let mount = "mount -t tmpfs none /proc";
     let mut child = Child::spawn(sandbox::with_mounts(place, mount, "guards-without-proc", &[name.as_str()]));
@@ -137,7 +136,7 @@ fn thousands_of_arrays_need_sixteen_descriptors(place: &Place) {
     assert_eq!(left, 0);
 }
 
-fn a_guard_dropped_while_processes_are_spawned_is_free_at_once(place: &Place) {
+fn dropped_guard_unlocks_at_once_despite_spawned_processes(place: &Place) {
     let name = place.location("spawn");
     let array = place.options::<u8, _>().create(name.location(), 4).unwrap();
     let stop = AtomicBool::new(false);
@@ -159,7 +158,7 @@ fn a_guard_dropped_while_processes_are_spawned_is_free_at_once(place: &Place) {
     });
 }
 
-fn the_test_of_locks_is_not_fooled_by_processes_being_spawned(place: &Place) {
+fn lock_probe_is_right_despite_spawned_processes(place: &Place) {
     let stop = AtomicBool::new(false);
     let expected = place.backend.lock_survives_close().unwrap();
     let wrong = std::thread::scope(|scope| {
@@ -201,7 +200,7 @@ fn fork_with_guard(arguments: &[String]) {
     hear();
 }
 
-fn a_forked_child_that_drops_a_guard_leaves_the_parent_its_lock(place: &Place) {
+fn guard_dropped_in_a_forked_child_stays_locked(place: &Place) {
     let name = place.location("fork");
     let array = place.options::<u8, _>().create(name.location(), 4).unwrap();
     let mut child = Child::start(place, "fork-with-guard", &[name.as_str()]);
@@ -212,7 +211,7 @@ fn a_forked_child_that_drops_a_guard_leaves_the_parent_its_lock(place: &Place) {
     assert!(array.try_read().is_ok());
 }
 
-fn descriptors_that_are_not_sealed_are_not_frozen_arrays(place: &Place) {
+fn unsealed_descriptors_are_not_frozen_arrays(place: &Place) {
     let name = place.location("not-sealed");
     place.options::<u8, _>().create(name.location(), 4).unwrap();
     let file = File::open(place.path(&name)).unwrap();

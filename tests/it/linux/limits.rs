@@ -1,4 +1,4 @@
-//! The edges of the machine: room, memory, lengths of files. Nothing may be lost, and no process killed.
+//! The machine's limits: free space, memory, file sizes. No data may be lost, and no process killed.
 
 use std::sync::Mutex;
 
@@ -17,15 +17,13 @@ const MIB: usize = 1 << 20;
 
 pub fn trials(place: &Place) -> Vec<Trial> {
     let limits = |tests: &[(&str, Test)]| place.trials("linux", "limits", tests);
-    let mut trials = limits(tests![files_longer_than_the_process_may_make_are_an_error]);
+    let mut trials = limits(tests![exceeding_the_file_size_limit_is_an_error]);
     trials.extend(sandbox::with_private_mounts(limits(tests![
         a_full_file_system_is_an_error_and_leaves_nothing,
-        a_file_system_without_inodes_says_so,
+        file_system_without_inodes_is_reported,
     ])));
     if place.name == "shm" {
-        trials.extend(sandbox::with_private_mounts(limits(tests![
-            library_with_a_fallback_has_one_place_for_all_its_processes,
-        ])));
+        trials.extend(sandbox::with_private_mounts(limits(tests![fallback_backend_is_the_same_in_all_processes,])));
         let grouped = limits(tests![a_memory_limit_is_an_error_and_the_process_lives]);
         trials.extend(unless("no memory control group can be made", MemoryGroup::new(64 << 20).is_some(), grouped));
     }
@@ -41,7 +39,7 @@ pub const ROLES: &[(&str, Role)] = &[
     ("exceed-file-size", exceed_file_size),
 ];
 
-/// A child that may make files of 16 KiB.
+/// A child with a file size limit of 16 KiB.
 fn exceed_file_size(arguments: &[String]) {
     let name = arguments[0].as_str();
     for error in [
@@ -57,7 +55,7 @@ fn exceed_file_size(arguments: &[String]) {
     say("alive");
 }
 
-fn files_longer_than_the_process_may_make_are_an_error(place: &Place) {
+fn exceeding_the_file_size_limit_is_an_error(place: &Place) {
     let name = place.location("file-size");
     let mut child = Child::spawn(sandbox::with_file_size(place, 16 << 10, "exceed-file-size", &[name.as_str()]));
     child.expect("alive");
@@ -78,12 +76,12 @@ pub fn files() -> usize {
     default_backend().unwrap().list().unwrap().len()
 }
 
-/// Mounts a small file system where the backend's files are.
+/// Returns a command that mounts a small file system at the backend's directory.
 pub fn small(place: &Place, options: &str) -> String {
     format!("mount -t tmpfs -o mode=0700,{options} none '{}'", place.directory().display())
 }
 
-/// Keeps the warnings of this process.
+/// A logger that keeps the warnings of this process.
 struct Warnings(Mutex<Vec<String>>);
 
 impl log::Log for Warnings {
@@ -112,7 +110,7 @@ fn fill_file_system(_: &[String]) {
     assert_eq!(files(), 0, "neither payload nor ledger");
 
     let half = SharedArray::<u8, _>::create_with("half", 10 * MIB, |mut view| view.fill(1)).unwrap();
-    // A disk is shared with all else; memory of its own may be filled.
+    // The warning is for disks, which other programs share. Shared memory may be filled.
     let about_disk =
         || WARNINGS.0.lock().unwrap().iter().filter(|text| text.contains("less than 1 GiB of its disk")).count();
     assert_eq!(about_disk(), usize::from(default_backend().unwrap().name() == "emulated"));
@@ -121,7 +119,7 @@ fn fill_file_system(_: &[String]) {
     let error = SharedArray::<u8, _>::create("half", 64 * MIB).unwrap_err();
     assert!(error.is_already_exists(), "a full memory does not hide that the name is taken: {error}");
 
-    // A foreign, sparse file is opened only if its holes can be filled: here reading them takes memory too.
+    // A foreign sparse file is opened only if its holes can be filled, since on tmpfs even reading a hole allocates memory.
     let path = default_backend().unwrap().path().join("sparse");
     std::fs::File::create(&path).unwrap().set_len(64 * MIB as u64).unwrap();
     assert_no_space(&SharedArray::<u8, _>::open("sparse", 64 * MIB).unwrap_err(), 64 * MIB, 6 * MIB);
@@ -135,7 +133,7 @@ fn fill_file_system(_: &[String]) {
     assert!(options.open("sparse", 64 * MIB).unwrap().is_sparse().unwrap());
     std::fs::remove_file(&path).unwrap();
 
-    // Many small arrays end in the same error, and every one before it can be used.
+    // Many small arrays end with the same error, and every array created before it is usable.
     let mut small = Vec::new();
     let error = loop {
         match SharedArray::<u8, _>::create(format!("small-{}", small.len()), MIB / 16) {
@@ -148,8 +146,8 @@ fn fill_file_system(_: &[String]) {
         array.write().unwrap().fill(9);
     }
     assert_eq!(half.read().unwrap().iter().map(|value| u64::from(*value)).sum::<u64>(), 10 * MIB as u64);
-    assert!(about_disk() <= 1, "it is said once");
-    // Sealed memory is not limited by the mount.
+    assert!(about_disk() <= 1, "the warning is logged once");
+    // The mount's size does not limit sealed memory.
     assert_eq!(FrozenArray::<u8, _>::create_with(32 * MIB, |mut view| view.fill(2)).unwrap()[7], 2);
     say("alive");
 }
@@ -161,7 +159,7 @@ fn a_full_file_system_is_an_error_and_leaves_nothing(place: &Place) {
     child.finish();
 }
 
-/// A child on a file system that can hold three files.
+/// A child on a file system with few inodes.
 fn no_inodes(_: &[String]) {
     let mut arrays = Vec::new();
     let error = loop {
@@ -175,14 +173,14 @@ fn no_inodes(_: &[String]) {
     say("alive");
 }
 
-fn a_file_system_without_inodes_says_so(place: &Place) {
+fn file_system_without_inodes_is_reported(place: &Place) {
     let mount = small(place, "size=16m,nr_inodes=6");
     let mut child = Child::spawn(sandbox::with_mounts(place, &mount, "no-inodes", &[]));
     child.expect("alive");
     child.finish();
 }
 
-/// A child that may use 64 MiB of memory.
+/// A child with a memory limit of 64 MiB.
 fn exceed_memory(arguments: &[String]) {
     let (name, kept) = (arguments[0].as_str(), arguments[1].as_str());
     let error = SharedArray::<u8, _>::create(name, 256 * MIB).unwrap_err();
@@ -197,7 +195,7 @@ fn exceed_memory(arguments: &[String]) {
 }
 
 fn a_memory_limit_is_an_error_and_the_process_lives(place: &Place) {
-    let group = MemoryGroup::new(64 << 20).expect("asked before");
+    let group = MemoryGroup::new(64 << 20).expect("checked before");
     let names: [Name; 2] = [place.location("memory"), place.location("memory-kept")];
     let mut child = Child::spawn(group.command(place, "exceed-memory", &[names[0].as_str(), names[1].as_str()]));
     child.expect("alive");
@@ -205,7 +203,7 @@ fn a_memory_limit_is_an_error_and_the_process_lives(place: &Place) {
     assert!(place.files_of(&names[0]).is_empty());
 }
 
-/// What a library does that wants real shared memory, and files where that has no place for an array.
+/// Acts as a library that prefers real shared memory, and uses files where shared memory has no room for an array.
 fn with_fallback<R>(
     is_worth_another_try: impl Fn(&Error) -> bool,
     attempt: impl Fn(Directory) -> Result<R, Error>,
@@ -219,7 +217,7 @@ fn with_fallback<R>(
 /// The lengths of the library's arrays.
 const LENGTHS: [(&str, usize); 2] = [("small", MIB), ("large", 32 * MIB)];
 
-/// A child that makes its arrays where there is room, says where that is, and lets another process look.
+/// A child that creates its arrays where there is room, has another process open them, and reports their backends.
 fn create_with_fallback(names: &[String]) {
     let arrays = names.iter().zip(LENGTHS).map(|(name, (_, length))| {
         let create = |directory: Directory| {
@@ -241,7 +239,7 @@ fn create_with_fallback(names: &[String]) {
     say(arrays.iter().map(|array| array.backend().name().to_owned()).collect::<Vec<_>>().join(" "));
 }
 
-/// The other process, which is told nothing but the names.
+/// The other process, which gets only the names.
 fn open_with_fallback(names: &[String]) {
     for (name, (_, length)) in names.iter().zip(LENGTHS) {
         let open =
@@ -253,7 +251,7 @@ fn open_with_fallback(names: &[String]) {
     say("changed");
 }
 
-fn library_with_a_fallback_has_one_place_for_all_its_processes(place: &Place) {
+fn fallback_backend_is_the_same_in_all_processes(place: &Place) {
     for (options, places) in
         [("size=16m", "shm emulated"), ("size=64m", "shm shm"), ("size=64m,ro", "emulated emulated")]
     {

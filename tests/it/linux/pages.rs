@@ -1,4 +1,4 @@
-//! Huge pages: that they are there, for every process that attaches; that room is room all the same; that nothing is worse without.
+//! Huge pages: every attached process maps them, allocated space is still guaranteed, and arrays work the same without them.
 
 use std::ops::RangeInclusive;
 use std::os::unix::fs::MetadataExt;
@@ -26,23 +26,23 @@ use crate::tests;
 const MIB: usize = 1 << 20;
 const PAGE: usize = 4096;
 
-/// Three windows, and a tail that ends within a page.
+/// A tail after three windows of 2 MiB, which ends within a page.
 const TAIL: usize = MIB + 5 * PAGE + 7;
 const LENGTH: usize = 6 * MIB + TAIL;
 
 pub fn trials(place: &Place) -> Vec<Trial> {
     let pages = |tests: &[(&str, Test)]| place.trials("linux", "pages", tests);
     let mut trials = sandbox::with_private_mounts(pages(tests![
-        a_small_file_system_is_an_error_whatever_the_pages_and_the_processors,
-        a_file_system_that_others_fill_meanwhile_is_an_error_or_room_that_is_there,
+        full_file_system_is_an_error_with_any_pages,
+        concurrent_filling_gives_an_error_or_backed_memory,
     ]));
-    trials.extend(pages(tests![an_array_that_may_have_no_huge_pages_is_made_of_others]));
+    trials.extend(pages(tests![array_without_huge_pages_has_base_pages]));
     if place.name == "shm" {
         let huge = pages(tests![
-            large_arrays_are_on_huge_pages_for_who_makes_and_who_attaches_them,
-            a_file_takes_its_length_and_no_byte_more,
+            large_arrays_have_huge_pages_in_every_attached_process,
+            file_takes_exactly_its_length,
             every_kind_of_array_can_be_on_huge_pages,
-            asking_a_sparse_array_takes_no_memory,
+            querying_pages_of_a_sparse_array_takes_no_memory,
         ]);
         trials.extend(sandbox::unless("the kernel makes no huge pages of files", has_huge_pages(), huge));
     }
@@ -57,7 +57,7 @@ pub const ROLES: &[(&str, Role)] = &[
     ("take-and-give-room", take_and_give_room),
 ];
 
-/// Asked of the system, not of the library: Linux 6.1 with transparent huge pages of 2 MiB, not forbidden.
+/// Checks the system, not the library: Linux 6.1 or later, with transparent huge pages of 2 MiB that are not denied.
 fn has_huge_pages() -> bool {
     let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
     let version = read("/proc/sys/kernel/osrelease");
@@ -69,7 +69,7 @@ fn has_huge_pages() -> bool {
     version >= (6, 1) && size.trim() == (2 * MIB).to_string() && !mode.contains("[deny]")
 }
 
-/// How many bytes of the mapping at an address are mapped by huge pages, as the kernel says.
+/// Returns how many bytes of the mapping at an address are on huge pages, according to the kernel.
 fn mapped_huge(address: *const u8) -> usize {
     let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
     let beginning = format!("{:x}-", address as usize);
@@ -79,7 +79,8 @@ fn mapped_huge(address: *const u8) -> usize {
     kilobytes * 1024
 }
 
-/// How many windows may be on huge pages. Those that are made as long as it pays are some, on a busy machine not all.
+/// Returns how many windows of 2 MiB may be on huge pages. `Pages::Auto` stops when huge pages no longer pay, so that on a busy
+/// machine only some windows have them.
 fn windows(pages: Pages, length: usize) -> RangeInclusive<usize> {
     let all = length / (2 * MIB);
     match pages {
@@ -93,7 +94,7 @@ fn allocated(path: &Path) -> usize {
     usize::try_from(std::fs::metadata(path).unwrap().blocks() * 512).unwrap()
 }
 
-/// A child that reads what another process made.
+/// A child that reads an array of another process, and reports its huge pages.
 fn attach_huge(arguments: &[String]) {
     let array =
         AttachOptions::<SharedArray<u8, Ix1>>::new().access(Access::Read).open(arguments[0].as_str(), LENGTH).unwrap();
@@ -103,7 +104,7 @@ fn attach_huge(arguments: &[String]) {
     say(format!("{huge} {base}"));
 }
 
-fn large_arrays_are_on_huge_pages_for_who_makes_and_who_attaches_them(place: &Place) {
+fn large_arrays_have_huge_pages_in_every_attached_process(place: &Place) {
     for pages in [Pages::Auto, Pages::Huge, Pages::Base] {
         let name = place.location("huge");
         let array = place.options::<u8, Ix1>().pages(pages).create(name.as_str(), LENGTH).unwrap();
@@ -120,7 +121,7 @@ fn large_arrays_are_on_huge_pages_for_who_makes_and_who_attaches_them(place: &Pl
     }
 }
 
-fn a_file_takes_its_length_and_no_byte_more(place: &Place) {
+fn file_takes_exactly_its_length(place: &Place) {
     for length in [2 * MIB - 1, 2 * MIB, 4 * MIB, 4 * MIB + 1, LENGTH, 64 * MIB - 1] {
         for pages in [Pages::Auto, Pages::Huge, Pages::Base] {
             let name = place.location("exact");
@@ -142,7 +143,7 @@ fn every_kind_of_array_can_be_on_huge_pages(place: &Place) {
     assert_eq!((frozen.pages().unwrap().huge, frozen[LENGTH - 1]), (huge, 1));
     assert_eq!(mapped_huge(frozen.as_ptr()) as u64, huge);
 
-    // With a page of counts behind it, the last window may be the array's in part.
+    // With the trailer's page behind the elements, the last window contains both.
     let name = place.location("counted");
     let counted = place.counted::<u8, Ix1>().pages(Pages::Huge).create(name.as_str(), 4 * MIB - PAGE).unwrap();
     let asked = counted.pages().unwrap();
@@ -162,17 +163,17 @@ fn every_kind_of_array_can_be_on_huge_pages(place: &Place) {
     assert_eq!(huge + base, LENGTH as u64);
 }
 
-fn asking_a_sparse_array_takes_no_memory(place: &Place) {
+fn querying_pages_of_a_sparse_array_takes_no_memory(place: &Place) {
     let name = place.location("asked");
     let array = place.options::<u8, Ix1>().pages(Pages::Sparse).create(name.as_str(), 64 * MIB).unwrap();
     assert_eq!(array.pages().unwrap().base, 64 * MIB as u64);
     assert_eq!(allocated(&place.path(&name)), 0);
 }
 
-/// A child that may have no huge pages: `prctl(PR_SET_THP_DISABLE)`.
+/// A child without huge pages: `prctl(PR_SET_THP_DISABLE)`.
 fn no_huge_pages(arguments: &[String]) {
     #[allow(unsafe_code)]
-    // SAFETY: it concerns the kinds of pages that the kernel takes from now on, and no memory.
+    // SAFETY: the call takes no pointer. It only affects which kind of pages the kernel chooses from now on.
     let answer = unsafe { libc::prctl(libc::PR_SET_THP_DISABLE, 1, 0, 0, 0) };
     assert_eq!(answer, 0);
     for pages in [Pages::Auto, Pages::Huge] {
@@ -187,7 +188,7 @@ fn no_huge_pages(arguments: &[String]) {
     say("alive");
 }
 
-fn an_array_that_may_have_no_huge_pages_is_made_of_others(place: &Place) {
+fn array_without_huge_pages_has_base_pages(place: &Place) {
     let name = place.location("forbidden");
     let mut child = Child::start(place, "no-huge-pages", &[name.as_str()]);
     child.expect("alive");
@@ -198,7 +199,7 @@ fn create(name: &str, length: usize, pages: Pages) -> Result<SharedArray<u8, Ix1
     CreateOptions::<SharedArray<_, _>>::new().pages(pages).create(name, length)
 }
 
-/// Writes to every byte, which kills the process if one of them has no memory.
+/// Writes to every byte. The kernel kills the process if a byte has no memory behind it.
 fn touch(array: &SharedArray<u8, Ix1>) {
     array.write().unwrap().as_slice_mut().expect("in C order").fill(1);
     array.unlink().unwrap();
@@ -212,7 +213,7 @@ fn use_one_processor() {
     rustix::thread::sched_setaffinity(None, &processors).unwrap();
 }
 
-/// A child with 16 MiB for all its arrays, and as many threads as it is told.
+/// A child with 16 MiB for all its arrays, and as many threads as its argument says.
 fn fill_with_huge_pages(arguments: &[String]) {
     let threads: usize = arguments[0].parse().unwrap();
     if threads == 1 {
@@ -227,7 +228,7 @@ fn fill_with_huge_pages(arguments: &[String]) {
         assert_no_space(&create("more", 2 * MIB, pages).unwrap_err(), 2 * MIB, 0);
         touch(&all);
         drop(all);
-        // Three windows each: two of them have room, but none is told which.
+        // Each array has three windows. There is room for two arrays at a time, so that with several threads some attempts fail.
         let attempt = |thread: usize, round: usize| match create(&format!("{thread}-{round}"), 6 * MIB, pages) {
             Ok(array) => {
                 touch(&array);
@@ -248,7 +249,7 @@ fn fill_with_huge_pages(arguments: &[String]) {
     say("alive");
 }
 
-fn a_small_file_system_is_an_error_whatever_the_pages_and_the_processors(place: &Place) {
+fn full_file_system_is_an_error_with_any_pages(place: &Place) {
     for threads in ["1", "4"] {
         let mount = small(place, "size=16m");
         let mut child = Child::spawn(sandbox::with_mounts(place, &mount, "fill-with-huge-pages", &[threads]));
@@ -257,7 +258,7 @@ fn a_small_file_system_is_an_error_whatever_the_pages_and_the_processors(place: 
     }
 }
 
-/// A child that takes room and gives it back, until it is told to end.
+/// A child that allocates space and frees it, until it is told to end.
 fn take_and_give_room(_: &[String]) {
     let directory = default_backend().unwrap().path().to_owned();
     std::thread::spawn(move || {
@@ -265,7 +266,8 @@ fn take_and_give_room(_: &[String]) {
             let path = directory.join("taken");
             let file = std::fs::File::create(&path).unwrap();
             for step in 0..(round * 7 % 16) {
-                let _room_may_be_gone = rustix::fs::fallocate(&file, FallocateFlags::empty(), step << 20, 1 << 20);
+                // Fails while the arrays have taken the space.
+                let _ = rustix::fs::fallocate(&file, FallocateFlags::empty(), step << 20, 1 << 20);
             }
             std::fs::remove_file(&path).unwrap();
         }
@@ -274,7 +276,7 @@ fn take_and_give_room(_: &[String]) {
     hear();
 }
 
-/// A child with 16 MiB, which another process takes and gives back meanwhile.
+/// A child with 16 MiB, of which another process keeps allocating and freeing parts.
 fn race_for_room(_: &[String]) {
     let mut command = Command::new(child::program());
     command.env(ROLE, "take-and-give-room");
@@ -293,8 +295,8 @@ fn race_for_room(_: &[String]) {
         }
     }
     other.kill();
-    // Whatever it was about to take has gone, or goes with its name.
-    let _gone = std::fs::remove_file(default_backend().unwrap().path().join("taken"));
+    // The killed process may have left its file.
+    let _ = std::fs::remove_file(default_backend().unwrap().path().join("taken"));
     assert_eq!(files(), 0);
     assert_eq!(default_backend().unwrap().available().unwrap(), 16 * MIB as u64);
     eprintln!("{made} of 200 arrays were made while another process took and gave room");
@@ -302,7 +304,7 @@ fn race_for_room(_: &[String]) {
     say("alive");
 }
 
-fn a_file_system_that_others_fill_meanwhile_is_an_error_or_room_that_is_there(place: &Place) {
+fn concurrent_filling_gives_an_error_or_backed_memory(place: &Place) {
     let mount = small(place, "size=16m");
     let mut child = Child::spawn(sandbox::with_mounts(place, &mount, "race-for-room", &[]));
     child.expect("alive");

@@ -1,4 +1,4 @@
-//! Pools and forks: a child's copy of its parent's memory is the parent's.
+//! Pools and forks: the memory of an inherited pool stays the parent's.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -20,9 +20,9 @@ pub fn trials(place: &Place) -> Vec<Trial> {
         "linux",
         "pool",
         tests![
-            a_forked_child_takes_and_gives_nothing_of_its_parents_pool,
-            a_child_with_an_array_keeps_it_from_the_pool,
-            a_forked_child_gets_no_chunk_of_memory_that_serves_another_buffer_by_now,
+            forked_child_leaves_its_parents_pool_alone,
+            forked_child_keeps_its_array_from_the_pool,
+            forked_child_gets_no_chunk_of_recycled_memory,
             a_forked_child_gets_no_view_of_a_draft,
         ],
     )
@@ -37,7 +37,7 @@ pub const ROLES: &[(&str, Role)] = &[
 
 const LENGTH: usize = 3000;
 
-/// A process that forks in the middle of everything.
+/// A process that forks while its pool has idle arrays, a draft and a published array.
 fn forks(arguments: &[String]) {
     let name = |label: &str| format!("{}-{label}", arguments[0]);
     let backend = backend_of_child();
@@ -47,13 +47,13 @@ fn forks(arguments: &[String]) {
     let mut draft = Some(pool.take::<u32, _>(LENGTH).unwrap());
     draft.as_mut().unwrap().view_mut().fill(7);
     let mut array = Some(pool.take::<u32, _>(LENGTH).unwrap().publish(name("array")).unwrap());
-    drop(pool.take::<u32, _>(LENGTH).unwrap()); // a third that is idle
+    drop(pool.take::<u32, _>(LENGTH).unwrap()); // a third array, which is idle now
     assert_eq!(pool.stats().idle.arrays, 1);
     let files = open_files();
     wait(fork(|| {
-        // The child's copies: nothing of them is taken, given back, named or unnamed.
+        // The forked child's copies are not taken, given back, named or unnamed.
         assert_eq!(pool.stats(), ndarray_shm::pool::PoolStats::default());
-        assert_eq!(open_files(), files - 1, "what was idle is closed");
+        assert_eq!(open_files(), files - 1, "the idle array's descriptor is closed");
         let mut own = pool.take::<u32, _>(LENGTH).unwrap();
         assert!(!own.is_recycled());
         own.view_mut().fill(1);
@@ -76,7 +76,7 @@ fn forks(arguments: &[String]) {
         true
     }));
     let (mut draft, array) = (draft.unwrap(), array.unwrap());
-    assert_eq!(pool.stats().idle.arrays, 1, "the parent's is as it was");
+    assert_eq!(pool.stats().idle.arrays, 1, "the parent's pool is unchanged");
     assert!(array.read().unwrap().iter().all(|value| *value == 0), "and has its name");
     assert!(draft.view().iter().all(|value| *value == 7));
     draft.view_mut().fill(8);
@@ -91,7 +91,7 @@ fn forks(arguments: &[String]) {
     hear();
 }
 
-fn a_forked_child_takes_and_gives_nothing_of_its_parents_pool(place: &Place) {
+fn forked_child_leaves_its_parents_pool_alone(place: &Place) {
     let place = &place.private();
     let name = place.location("forks");
     let mut child = Child::start(place, "pool-forks", &[name.as_str()]);
@@ -101,7 +101,7 @@ fn a_forked_child_takes_and_gives_nothing_of_its_parents_pool(place: &Place) {
     assert_eq!(place.everything(), [] as [&str; 0]);
 }
 
-/// A process that forks a child with an array that the parent puts into a pool.
+/// A process that forks a child while it has an array, and then puts that array into a pool.
 fn fork_holds(arguments: &[String]) {
     let backend = backend_of_child();
     let pool = PoolOptions::new().backend(backend.clone()).create().unwrap();
@@ -110,13 +110,13 @@ fn fork_holds(arguments: &[String]) {
         let array = options.create_with(arguments[0].as_str(), LENGTH, |mut view| view.fill(7)).unwrap();
         let (reader, mut writer) = UnixStream::pair().unwrap();
         let child = fork(|| {
-            let _until_the_parent_writes = (&reader).read_exact(&mut [0]);
-            // Guards by descriptor lead to the file under any name, but the locks hold: here it is a draft.
+            let _ = (&reader).read_exact(&mut [0]); // until the parent writes, or is dead
+            // A guard through a kept descriptor reaches the file under any name. The pool's draft is locked, so that it fails.
             !keep || array.try_read().is_err()
         });
         pool.put(array).unwrap();
         let stats = pool.stats();
-        // With the descriptor, the description is shared, and so are its locks; what keeps the child away are the cells.
+        // A kept descriptor's open file description is shared, and so are its locks. Then the cell locks exclude the child.
         let is_shared = keep || !backend.lock_survives_close().unwrap();
         assert_eq!((stats.idle.arrays, stats.draining.arrays), if is_shared { (1, 0) } else { (0, 1) });
         let draft = pool.take::<u32, _>(LENGTH).unwrap();
@@ -132,13 +132,13 @@ fn fork_holds(arguments: &[String]) {
     hear();
 }
 
-fn a_child_with_an_array_keeps_it_from_the_pool(place: &Place) {
+fn forked_child_keeps_its_array_from_the_pool(place: &Place) {
     let name = place.location("fork-holds");
     let mut child = Child::start(place, "pool-fork-holds", &[name.as_str()]);
     child.expect("done");
 }
 
-/// A process that forks while it has a buffer in a pool's memory, and then paints another buffer with other chunks there.
+/// A process that forks while it has a buffer in a pool's memory, and then paints another buffer with other chunks in that memory.
 fn fork_buffer(arguments: &[String]) {
     let backend = backend_of_child();
     let pool = PoolOptions::new().backend(backend).create().unwrap();
@@ -151,14 +151,14 @@ fn fork_buffer(arguments: &[String]) {
     }
     let (reader, mut writer) = UnixStream::pair().unwrap();
     let child = fork(|| {
-        let _until_the_parent_writes = (&reader).read_exact(&mut [0]);
+        let _ = (&reader).read_exact(&mut [0]); // until the parent writes, or is dead
         let chunk = buffer.chunk(0).map(|chunk| chunk.is_some());
         matches!(chunk, Err(Error::Unsupported { .. }))
     });
     drop(pool.adopt(buffer.finish().unwrap()).unwrap());
     let again = begin(16).unwrap();
     assert_eq!(pool.stats().hits, 1, "the same memory, under the same name");
-    // The second of the new chunks lies in the first of the old ones, and has another cell.
+    // The second new chunk lies within the first old chunk, and has another cell lock.
     let Claim::Chunk(mut chunk) = again.claim(1).unwrap() else { panic!("no process else paints") };
     chunk.view_mut().fill(1);
     writer.write_all(b"x").unwrap();
@@ -170,13 +170,13 @@ fn fork_buffer(arguments: &[String]) {
     hear();
 }
 
-fn a_forked_child_gets_no_chunk_of_memory_that_serves_another_buffer_by_now(place: &Place) {
+fn forked_child_gets_no_chunk_of_recycled_memory(place: &Place) {
     let name = place.location("fork-buffer");
     let mut child = Child::start(place, "pool-fork-buffer", &[name.as_str()]);
     child.expect("done");
 }
 
-/// A process that forks a child, which looks into its draft.
+/// A process that forks a child, which tries to view the inherited draft.
 fn fork_draft(_: &[String]) {
     let pool = PoolOptions::new().backend(backend_of_child()).create().unwrap();
     let mut draft = pool.take::<u32, _>(LENGTH).unwrap();

@@ -1,4 +1,4 @@
-//! Who may do what: permission bits, other users, and files that are none.
+//! Access rights: permission bits, other users, and names that are links or devices.
 
 use std::fs::Permissions;
 use std::os::fd::AsRawFd;
@@ -21,8 +21,8 @@ pub fn trials(place: &Place) -> Vec<Trial> {
         tests![
             permissions_are_exact,
             links_and_devices_are_not_arrays,
-            files_of_others_are_refused_with_owner_and_mode,
-            reader_that_keeps_locks_shuts_the_owner_out_for_a_limited_time,
+            foreign_files_are_refused_with_owner_and_mode,
+            read_locks_delay_the_owner_for_a_limited_time,
         ],
     )
 }
@@ -67,7 +67,7 @@ fn links_and_devices_are_not_arrays(place: &Place) {
     std::fs::remove_file(place.path(&fifo)).unwrap();
 }
 
-/// A child that opens an array as its own user, and reports the result.
+/// A child that opens an array with the rights of its user, and reports the result.
 fn open_as_stranger(arguments: &[String]) {
     let backend: Directory = Directory::new("given", &arguments[1]);
     let options = || AttachOptions::<SharedArray<u8, _>>::new().backend(backend.clone());
@@ -81,14 +81,14 @@ fn open_as_stranger(arguments: &[String]) {
     }
 }
 
-/// Starts a role as another user, or where that is impossible as this very one, which even as root may not do everything then.
-/// `program` is where a copy of this program may be put.
+/// Starts a role as another user. Where that is impossible, starts it as this user, without capabilities if this user is root.
+/// `program` is the name for a copy of this program that the other user can execute.
 pub fn as_stranger(place: &Place, program: &Name, role: &str, arguments: &[&str]) -> Child {
     let me = std::fs::metadata("/proc/self").unwrap().uid();
     let directory = place.directory().display().to_string();
     let stranger = ["--reuid=65534", "--regid=65534", "--clear-groups"];
     if me == 0 {
-        // A stranger must be able to reach the directory, which is this user's.
+        // The other user must be able to reach this user's directory.
         let mode = std::fs::metadata(place.directory()).unwrap().permissions().mode();
         std::fs::set_permissions(place.directory(), Permissions::from_mode(mode | 0o055)).unwrap();
     }
@@ -108,7 +108,7 @@ pub fn as_stranger(place: &Place, program: &Name, role: &str, arguments: &[&str]
     Child::spawn(command)
 }
 
-fn files_of_others_are_refused_with_owner_and_mode(place: &Place) {
+fn foreign_files_are_refused_with_owner_and_mode(place: &Place) {
     let me = std::fs::metadata("/proc/self").unwrap().uid();
     let name = place.location("permissions");
     let options = place.options::<u8, _>().permissions(0o444);
@@ -122,7 +122,7 @@ fn files_of_others_are_refused_with_owner_and_mode(place: &Place) {
     assert!(array.unlink().unwrap(), "the owner can remove an array that no user can write to");
 }
 
-/// Keeps every lock that a process can have that may only read the file: read locks on NAME and GATE, and that of the whole file.
+/// Holds every lock that a process with only read access can take: read locks on NAME and GATE, and the exclusive `flock`.
 fn keep_read_locks(arguments: &[String]) {
     let file = std::fs::File::open(&arguments[0]).unwrap();
     rustix::fs::flock(&file, rustix::fs::FlockOperation::LockExclusive).unwrap();
@@ -141,7 +141,7 @@ fn read_lock(file: &std::fs::File, start: i64, length: i64) {
     assert_eq!(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const lock) }, 0);
 }
 
-fn reader_that_keeps_locks_shuts_the_owner_out_for_a_limited_time(place: &Place) {
+fn read_locks_delay_the_owner_for_a_limited_time(place: &Place) {
     let place = &place.private();
     let program = place.location("program");
     let names = ["written", "replaced", "removed", "renamed"].map(|label| place.location(label));
@@ -169,7 +169,7 @@ fn reader_that_keeps_locks_shuts_the_owner_out_for_a_limited_time(place: &Place)
     let to = other.location();
     let id = place.backend.list().unwrap().iter().find(|entry| entry.name == names[3].as_str()).unwrap().id;
     let error = place.backend.rename_within(names[3].location(), to, id, Publish::New, Duration::ZERO).unwrap_err();
-    assert!(error.is_timed_out(), "what has the name by then could be moved: {error}");
+    assert!(error.is_timed_out(), "a rename without the name lock could move another file: {error}");
     assert_eq!(place.hidden_drafts(), 0);
     drop((replaced, renamed, keepers));
 }

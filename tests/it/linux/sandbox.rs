@@ -1,4 +1,4 @@
-//! Children in a world of their own: private mounts, memory limits, few descriptors.
+//! Children in a restricted environment: private mounts, memory limits, few descriptors.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -7,7 +7,7 @@ use libtest_mimic::Trial;
 
 use crate::support::{Place, child};
 
-/// How this user gets private mounts, if it can: as root, or as root of a user namespace.
+/// Returns the `unshare` options by which this user gets private mounts, if any work: as root, or as root of a user namespace.
 fn unshare() -> Option<&'static [&'static str]> {
     const WAYS: [&[&str]; 2] = [&["-m", "--propagation", "private"], &["-U", "-r", "-m", "--propagation", "private"]];
     WAYS.into_iter().find(|way| {
@@ -16,7 +16,7 @@ fn unshare() -> Option<&'static [&'static str]> {
     })
 }
 
-/// Tests that cannot run here are counted as ignored, and the reason is printed.
+/// Marks tests that cannot run here as ignored, and prints the reason.
 pub fn unless(reason: &str, possible: bool, trials: Vec<Trial>) -> Vec<Trial> {
     if !possible {
         for trial in &trials {
@@ -26,26 +26,26 @@ pub fn unless(reason: &str, possible: bool, trials: Vec<Trial>) -> Vec<Trial> {
     trials.into_iter().map(|trial| trial.with_ignored_flag(!possible)).collect()
 }
 
-/// Tests that need private mounts.
+/// Marks tests as ignored where private mounts are impossible.
 pub fn with_private_mounts(trials: Vec<Trial>) -> Vec<Trial> {
     unless("private mounts cannot be had", unshare().is_some(), trials)
 }
 
-/// A role in a mount namespace of its own, after a script has mounted what it needs.
+/// Returns a command that runs a role in its own mount namespace, after a script has mounted the file systems it needs.
 pub fn with_mounts(place: &Place, script: &str, role: &str, arguments: &[&str]) -> Command {
     let mut command = Command::new("unshare");
-    command.args(unshare().expect("asked before")).args(["sh", "-e", "-c", &format!("{script}\nexec \"$0\" \"$@\"")]);
+    command.args(unshare().expect("checked before")).args(["sh", "-e", "-c", &format!("{script}\nexec \"$0\" \"$@\"")]);
     finish(command, place, role, arguments)
 }
 
-/// A role that may have only so many descriptors.
+/// Returns a command that runs a role with a limit on descriptors.
 pub fn with_descriptors(place: &Place, limit: u32, role: &str, arguments: &[&str]) -> Command {
     let mut command = Command::new("sh");
     command.args(["-e", "-c", &format!("ulimit -n {limit}\nexec \"$0\" \"$@\"")]);
     finish(command, place, role, arguments)
 }
 
-/// A role that may make files of so many bytes.
+/// Returns a command that runs a role with a limit on file sizes in bytes.
 pub fn with_file_size(place: &Place, limit: u64, role: &str, arguments: &[&str]) -> Command {
     let mut command = Command::new("prlimit");
     command.arg(format!("--fsize={limit}"));
@@ -58,14 +58,14 @@ fn finish(mut command: Command, place: &Place, role: &str, arguments: &[&str]) -
     command
 }
 
-/// A memory control group that goes when it is dropped.
+/// A memory control group. Dropping it removes the group.
 #[derive(Debug)]
 pub struct MemoryGroup {
     directory: PathBuf,
 }
 
 impl MemoryGroup {
-    /// Makes a group with a limit in bytes; `None` where this user cannot.
+    /// Creates a group with a limit in bytes. Returns `None` where this user cannot.
     pub fn new(limit: u64) -> Option<Self> {
         let name = format!("ndshm-it-{}", std::process::id());
         for (root, file) in [("/sys/fs/cgroup/memory", "memory.limit_in_bytes"), ("/sys/fs/cgroup", "memory.max")] {
@@ -79,7 +79,7 @@ impl MemoryGroup {
         None
     }
 
-    /// A role inside the group.
+    /// Returns a command that runs a role inside the group.
     pub fn command(&self, place: &Place, role: &str, arguments: &[&str]) -> Command {
         let mut command = Command::new("sh");
         let procs = self.directory.join("cgroup.procs");
@@ -90,7 +90,7 @@ impl MemoryGroup {
 
 impl Drop for MemoryGroup {
     fn drop(&mut self) {
-        // A group may still be busy for a moment after its last process has ended.
+        // The group can stay busy briefly after its last process has ended.
         for _ in 0..1000 {
             if std::fs::remove_dir(&self.directory).is_ok() || !self.directory.exists() {
                 return;

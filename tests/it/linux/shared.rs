@@ -1,4 +1,4 @@
-//! Sharing strategies: arrays without names, what they cost in descriptors, and how they get a name.
+//! Sharing strategies: arrays without names, their descriptors, and how they get a name.
 
 use std::process::Command;
 use std::str::FromStr;
@@ -22,16 +22,16 @@ pub fn trials(place: &Place) -> Vec<Trial> {
         "linux",
         "shared",
         tests![
-            what_is_shared_by_descriptor_has_no_name_and_one_descriptor,
-            handle_of_what_has_no_name_names_the_strategy_and_the_ways_out,
-            a_nameless_array_can_be_given_a_name_once,
-            a_name_that_is_taken_is_not_noted_as_given,
-            any_holder_can_publish_and_the_last_one_out_removes_the_name,
-            a_reader_gives_the_descriptor_up,
-            the_strategy_is_what_the_environment_or_the_program_says,
+            nameless_array_keeps_one_descriptor,
+            handle_error_of_a_nameless_array_names_the_remedies,
+            nameless_array_gets_a_name_once,
+            failed_publish_leaves_the_array_nameless,
+            any_handle_publishes_and_the_last_removes_the_name,
+            into_reader_closes_the_descriptor,
+            strategy_comes_from_environment_or_program,
         ],
     );
-    let mounted = place.trials("linux", "shared", tests![a_draft_without_room_for_its_trailer_is_given_back_as_it_was]);
+    let mounted = place.trials("linux", "shared", tests![draft_without_room_for_its_trailer_is_given_back]);
     trials.extend(sandbox::with_private_mounts(mounted));
     trials
 }
@@ -47,7 +47,7 @@ where
     T: ndarray_shm::Element,
     D: ndarray::Dimension,
 {
-    // The payload is the first mapping with an address that is the array's.
+    // Finds the mapping that contains the array's first element.
     let address = array.raw_view().as_ptr() as usize;
     let line = mappings("").into_iter().find(|line| {
         let (start, end) = line.split(' ').next().unwrap().split_once('-').unwrap();
@@ -57,7 +57,7 @@ where
     line.unwrap().split_whitespace().nth(4).unwrap().parse().unwrap()
 }
 
-fn handle_of_what_has_no_name_names_the_strategy_and_the_ways_out(place: &Place) {
+fn handle_error_of_a_nameless_array_names_the_remedies(place: &Place) {
     let error = nameless(place).handle().unwrap_err();
     assert!(error.is_unsupported(), "{error}");
     let text = error.to_string();
@@ -66,7 +66,7 @@ fn handle_of_what_has_no_name_names_the_strategy_and_the_ways_out(place: &Place)
     }
 }
 
-fn what_is_shared_by_descriptor_has_no_name_and_one_descriptor(place: &Place) {
+fn nameless_array_keeps_one_descriptor(place: &Place) {
     let place = &place.private();
     let array = nameless(place);
     assert_eq!((array.strategy(), array.location()), (FileDescriptor, None));
@@ -100,11 +100,11 @@ fn what_is_shared_by_descriptor_has_no_name_and_one_descriptor(place: &Place) {
     assert_eq!(empty.try_clone().unwrap().read().unwrap().shape(), [0, 3]);
 }
 
-fn a_nameless_array_can_be_given_a_name_once(place: &Place) {
+fn nameless_array_gets_a_name_once(place: &Place) {
     let place = &place.private();
     let array = nameless(place);
     if place.has_hidden_drafts() {
-        // What had a hidden name cannot get another one.
+        // A draft with a hidden name cannot be linked to another name.
         let error = array.publish().unwrap_err();
         assert!(error.is_unsupported() && error.to_string().contains("file_system"), "{error}");
         assert_eq!((array.strategy(), array.location()), (FileDescriptor, None));
@@ -124,14 +124,14 @@ fn a_nameless_array_can_be_given_a_name_once(place: &Place) {
     let clone = array.try_clone().unwrap();
     assert!(array.unlink().unwrap());
     for array in [&array, &clone] {
-        assert!(array.publish().unwrap_err().is_unlinked(), "the kernel gives no second name");
+        assert!(array.publish().unwrap_err().is_unlinked(), "the kernel links no second name after an unlink");
     }
-    assert_eq!(array.read().unwrap().sum(), 8, "its descriptor leads there without one");
+    assert_eq!(array.read().unwrap().sum(), 8, "the descriptor reaches the file without a name");
     drop((array, opened, clone));
     assert!(place.backend.list().unwrap().is_empty());
 }
 
-fn a_name_that_is_taken_is_not_noted_as_given(place: &Place) {
+fn failed_publish_leaves_the_array_nameless(place: &Place) {
     let place = &place.private();
     if place.has_hidden_drafts() {
         return;
@@ -152,7 +152,7 @@ fn a_name_that_is_taken_is_not_noted_as_given(place: &Place) {
     assert!(!path.exists());
 }
 
-fn any_holder_can_publish_and_the_last_one_out_removes_the_name(place: &Place) {
+fn any_handle_publishes_and_the_last_removes_the_name(place: &Place) {
     let place = &place.private();
     if place.has_hidden_drafts() {
         return;
@@ -177,7 +177,8 @@ fn any_holder_can_publish_and_the_last_one_out_removes_the_name(place: &Place) {
         second.close().unwrap();
         assert!(place.backend.list().unwrap().is_empty());
     }
-    // Given and left while the other one leaves: the last handle sees that there is a name.
+    // Races a publish and its handle's drop against the drop of the other handle. Whichever drop is last must see the name and
+    // remove it.
     for _ in 0..300 {
         let array = nameless(place);
         let clone = array.try_clone().unwrap();
@@ -189,7 +190,7 @@ fn any_holder_can_publish_and_the_last_one_out_removes_the_name(place: &Place) {
     }
 }
 
-fn a_reader_gives_the_descriptor_up(place: &Place) {
+fn into_reader_closes_the_descriptor(place: &Place) {
     let place = &place.private();
     let array = nameless(place);
     let inode = inode(&array);
@@ -204,7 +205,7 @@ fn a_reader_gives_the_descriptor_up(place: &Place) {
     assert_eq!((descriptors_of(place, inode), mappings_of(place, inode)), (0, 0));
 }
 
-/// A child that says its strategy, and then chooses.
+/// A child that reports its strategy, and then sets each one.
 fn strategy(_: &[String]) {
     let source = array![[1.0, 2.0], [3.0, 4.0]];
     let first = match SharingStrategy::current() {
@@ -227,7 +228,7 @@ fn strategy(_: &[String]) {
         let array = to_shared(&source).unwrap();
         assert_eq!((array.strategy(), array.read().unwrap()[[1, 0]]), (chosen, 3.0));
         if let Some((before, array)) = &first {
-            assert_eq!(array.strategy(), *before, "what exists stays as it is");
+            assert_eq!(array.strategy(), *before, "existing arrays keep their strategy");
         }
     }
     drop(first);
@@ -235,7 +236,7 @@ fn strategy(_: &[String]) {
     say("chosen");
 }
 
-fn the_strategy_is_what_the_environment_or_the_program_says(place: &Place) {
+fn strategy_comes_from_environment_or_program(place: &Place) {
     let place = &place.private();
     for (value, expected) in [
         (None, "file_descriptor"),
@@ -256,7 +257,7 @@ fn the_strategy_is_what_the_environment_or_the_program_says(place: &Place) {
     assert!(SharingStrategy::from_str("shm").is_err() && SharingStrategy::ALL.iter().all(|known| known.is_supported()));
 }
 
-/// A child on a file system that is full with one draft.
+/// A child on a file system that one draft fills completely.
 fn no_room_for_trailer(_: &[String]) {
     const LENGTH: usize = 4 << 20;
     let backend = default_backend().unwrap();
@@ -274,7 +275,7 @@ fn no_room_for_trailer(_: &[String]) {
     assert_eq!(SharedArray::<u8, _>::open("full", LENGTH).unwrap().read().unwrap()[LENGTH - 1], 4);
     assert!(array.unlink().unwrap());
     drop(array);
-    // With room, it is shared as it is.
+    // With room for the trailer, sharing succeeds.
     let mut draft = Draft::<u8, _>::new(LENGTH / 2).unwrap();
     draft.view_mut().fill(5);
     let array = draft.share(FileSystem).unwrap();
@@ -285,7 +286,7 @@ fn no_room_for_trailer(_: &[String]) {
     say("given back");
 }
 
-fn a_draft_without_room_for_its_trailer_is_given_back_as_it_was(place: &Place) {
+fn draft_without_room_for_its_trailer_is_given_back(place: &Place) {
     let place = &place.private();
     let mount = format!("mount -t tmpfs -o mode=0700,size=4m none '{}'", place.directory().display());
     let mut child = Child::spawn(sandbox::with_mounts(place, &mount, "no-room-for-trailer", &[]));

@@ -1,4 +1,4 @@
-//! Renderbuffers of several users: files of another user are refused unless they were chosen, and a group paints together.
+//! Renderbuffers of several users: files of another user are refused unless that user was chosen, and a group paints together.
 
 use std::fs::Permissions;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
@@ -22,9 +22,9 @@ pub fn trials(place: &Place) -> Vec<Trial> {
         tests![
             files_of_another_user_are_refused_unless_chosen,
             payload_or_ledger_of_another_user_is_refused,
-            files_that_every_user_may_write_to_are_refused,
+            world_writable_files_are_refused,
             two_users_of_one_group_paint_one_buffer,
-            group_of_a_directory_for_everyone_proves_nothing,
+            group_of_a_world_writable_directory_proves_nothing,
         ],
     );
     let namespace = place.trials("linux", "users", tests![unmapped_users_of_a_namespace_are_not_this_user]);
@@ -45,7 +45,7 @@ fn begin(options: RenderOptions, location: &Location) -> ndarray_shm::Result<Ren
     options.create(location, 1 << 14, 1 << 12, "users")
 }
 
-/// Begins or joins a buffer in a directory with the users that the text says, and paints one chunk for each "paint".
+/// Begins or joins a buffer that is shared with the users named by the argument, and paints one chunk per "paint" request.
 fn paint_with_others(arguments: &[String]) {
     // A umask that takes every right from the group.
     rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o077));
@@ -70,7 +70,7 @@ fn paint_with_others(arguments: &[String]) {
     say(buffer.finish().map_or_else(|error| error.to_string(), |_| "finished".to_owned()));
 }
 
-/// A directory that every user can reach and make files in, with a copy of this program.
+/// A directory in which every user can create files, and a copy of this program.
 struct Stage {
     place: Place,
     directory: tempfile::TempDir,
@@ -101,7 +101,7 @@ impl Stage {
         self.directory.path().join(format!(".ndshm-{kind}-{}", self.name.as_str()))
     }
 
-    /// A painter of this user, in the group of all tests.
+    /// Starts a painter as this user, in the group of all tests.
     fn painter(&self, user: u32, shared: &str, mode: &str) -> Child {
         let (uid, gid) = (format!("--reuid={user}"), format!("--regid={user}"));
         let mut command = Command::new("setpriv");
@@ -152,14 +152,14 @@ fn payload_or_ledger_of_another_user_is_refused(place: &Place) {
     }
 }
 
-fn files_that_every_user_may_write_to_are_refused(place: &Place) {
+fn world_writable_files_are_refused(place: &Place) {
     let stage = Stage::new(place, 0o1777);
     stage.painter(ALICE, "me", "666").expect("begun");
     let mut bob = stage.painter(BOB, &format!("users:{ALICE}"), "600");
     let said = bob.line();
     assert!(said.contains("every user may write to it"), "{said}");
     stage.painter(BOB, "me", "666").expect(&format!("foreign {ALICE} for {BOB}"));
-    // Both said that all may: then all may.
+    // Both users allowed every user to write, so that Bob may join.
     stage.painter(BOB, &format!("users:{ALICE}"), "666").expect("begun");
 }
 
@@ -181,7 +181,7 @@ fn two_users_of_one_group_paint_one_buffer(place: &Place) {
             painter.expect("painted");
         }
     }
-    // In this directory only its owner names the payload. The other waits for that.
+    // In a sticky directory only the file's owner can rename the payload. The other user's `finish` waits for that.
     bob.tell("finish");
     assert_eq!(bob.line_within(Duration::from_millis(20)), None);
     alice.tell("finish");
@@ -197,10 +197,10 @@ fn two_users_of_one_group_paint_one_buffer(place: &Place) {
     assert!(stage.backend().list().unwrap().is_empty());
 }
 
-fn group_of_a_directory_for_everyone_proves_nothing(place: &Place) {
+fn group_of_a_world_writable_directory_proves_nothing(place: &Place) {
     let stage = Stage::new(place, 0o1777);
     chown(stage.directory.path(), None, Some(GROUP)).unwrap();
-    // Files in it get its group, also those of users outside it.
+    // The set-group-ID bit gives every new file this group, even if its creator is not a member.
     std::fs::set_permissions(stage.directory.path(), Permissions::from_mode(0o3777)).unwrap();
     let group = format!("group:{GROUP}");
     stage.painter(ALICE, &group, "600").expect("begun");
@@ -214,7 +214,7 @@ fn unmapped_users_of_a_namespace_are_not_this_user(place: &Place) {
         command.arg("--user").arg(stage.place.directory().join("it"));
         stage.run(command, shared, "600")
     };
-    // Everything belongs to 65534 there, this process too.
+    // In the namespace every file and the process itself appear to belong to 65534.
     painter("me").expect("foreign 65534 for 65534");
     assert!(stage.backend().list().unwrap().is_empty());
     painter("users:65534").expect("begun");

@@ -1,4 +1,4 @@
-//! Arrays of dead clients are removed at once, those of living clients are not.
+//! The manager removes arrays of dead clients at once, and keeps those of living clients.
 
 use std::path::Path;
 use std::time::Instant;
@@ -15,17 +15,17 @@ pub fn trials() -> Vec<Trial> {
     support::trials(
         "manager",
         tests![
-            what_a_killed_client_held_is_removed_at_once,
-            what_somebody_else_holds_stays,
-            a_death_is_seen_though_a_forked_child_keeps_the_socket,
+            arrays_of_a_killed_client_are_removed_at_once,
+            arrays_of_living_clients_stay,
+            death_is_noticed_despite_a_forked_childs_socket,
             a_forked_child_is_a_client_of_its_own,
-            a_client_that_becomes_another_program_is_looked_after,
-            it_finds_what_died_before_it_began,
+            arrays_are_removed_after_a_client_execs,
+            manager_removes_arrays_orphaned_before_its_start,
         ],
     )
 }
 
-fn what_a_killed_client_held_is_removed_at_once() {
+fn arrays_of_a_killed_client_are_removed_at_once() {
     let stage = Stage::new();
     let _manager = stage.manager(&[]);
     for round in 0..5 {
@@ -39,7 +39,7 @@ fn what_a_killed_client_held_is_removed_at_once() {
     assert_eq!(stage.status().unwrap().reclaimed, 5);
 }
 
-fn what_somebody_else_holds_stays() {
+fn arrays_of_living_clients_stay() {
     let stage = Stage::new();
     let _manager = stage.manager(&[]);
     let mut one = stage.client_with("held-one", 1);
@@ -47,25 +47,28 @@ fn what_somebody_else_holds_stays() {
     one.kill();
     stage.wait_until_gone("held-one", Instant::now());
     let before = stage.status().unwrap().sweeps;
-    eventually("it looks again", || stage.status().unwrap().sweeps > before);
+    eventually("the manager sweeps again", || stage.status().unwrap().sweeps > before);
     assert!(stage.has("held-other"));
     other.kill();
     stage.wait_until_gone("held-other", Instant::now());
 }
 
-fn a_death_is_seen_though_a_forked_child_keeps_the_socket() {
+fn death_is_noticed_despite_a_forked_childs_socket() {
     let stage = Stage::new();
     let _manager = stage.manager(&[]);
     let mut client = stage.client();
     announce(&mut client);
     stage.wait_for_clients(1);
     let forked = client.ask("fork");
-    // Only now, so that the forked child does not hold it.
+    // After the fork, so that the forked child does not hold the array.
     hold(&mut client, "held-x");
     let since = Instant::now();
     client.kill();
     stage.wait_until_gone("held-x", since);
-    assert!(Path::new(&format!("/proc/{forked}/fd")).exists(), "the child lives, and its copy of the socket with it");
+    assert!(
+        Path::new(&format!("/proc/{forked}/fd")).exists(),
+        "the forked child lives and keeps its copy of the socket"
+    );
     send_signal("KILL", &forked);
 }
 
@@ -85,7 +88,7 @@ fn a_forked_child_is_a_client_of_its_own() {
     stage.wait_until_gone("held-parent", Instant::now());
 }
 
-fn a_client_that_becomes_another_program_is_looked_after() {
+fn arrays_are_removed_after_a_client_execs() {
     let stage = Stage::new();
     let _manager = stage.manager(&[]);
     let mut client = stage.client_with("held-x", 1);
@@ -96,9 +99,9 @@ fn a_client_that_becomes_another_program_is_looked_after() {
     stage.wait_for_clients(0);
 }
 
-fn it_finds_what_died_before_it_began() {
+fn manager_removes_arrays_orphaned_before_its_start() {
     let stage = Stage::new();
-    // It must not start one itself, which might be the first to listen.
+    // The client must not start a manager, which might listen before the one of this test.
     let mut command = stage.role("manager-client");
     command.arg(stage.arrays()).env("NDSHM_MANAGER", "off");
     let mut client = Child::spawn(command);

@@ -1,4 +1,4 @@
-//! When a manager ends, and what does not end it.
+//! The conditions that end a manager, and signals that do not.
 
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
@@ -16,14 +16,14 @@ pub fn trials() -> Vec<Trial> {
     support::trials(
         "manager",
         tests![
-            it_survives_what_ends_its_clients_group,
-            without_clients_it_ends_and_leaves_nothing,
-            one_whose_socket_was_removed_makes_way,
+            manager_survives_signals_to_its_clients_group,
+            manager_without_clients_ends_and_leaves_nothing,
+            manager_ends_after_its_socket_is_removed,
         ],
     )
 }
 
-fn it_survives_what_ends_its_clients_group() {
+fn manager_survives_signals_to_its_clients_group() {
     for signal in ["INT", "HUP"] {
         let stage = Stage::new();
         let mut command = stage.role("manager-client");
@@ -39,8 +39,8 @@ fn it_survives_what_ends_its_clients_group() {
     }
 }
 
-fn without_clients_it_ends_and_leaves_nothing() {
-    // Long enough for a client that runs already to be known before it ends, on a slow machine too.
+fn manager_without_clients_ends_and_leaves_nothing() {
+    // Long enough for a running client to connect before the manager ends, on a slow machine too.
     const IDLE: Duration = Duration::from_secs(2);
     let stage = Stage::new();
     let mut client = stage.client();
@@ -61,12 +61,12 @@ fn without_clients_it_ends_and_leaves_nothing() {
     assert!(!stage.has("held-x"));
 }
 
-fn one_whose_socket_was_removed_makes_way() {
+fn manager_ends_after_its_socket_is_removed() {
     let stage = Stage::new();
     let mut first = stage.manager(&[]);
     std::fs::remove_file(&stage.socket.path).unwrap();
     let _second = stage.manager(&[]);
-    // It looks every ten seconds.
+    // A manager checks its socket every ten seconds.
     first.expect("ended");
-    assert!(stage.status().is_some(), "it did not take the other's socket with it");
+    assert!(stage.status().is_some(), "the first manager left the second one's socket");
 }

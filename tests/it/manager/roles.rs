@@ -1,4 +1,4 @@
-//! What the children of these tests do: managers, clients, and the program that clients start as their manager.
+//! The roles of the children of these tests: managers, clients, and the program that clients start as their manager.
 
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
@@ -12,7 +12,7 @@ use ndarray_shm::{CreateOptions, Directory, Error, RefcountedArray};
 use crate::support::child::{ROLE, hear, program, say};
 use crate::support::eventually;
 
-/// A role: the manager of the socket that the environment names, ending when idle for so many milliseconds.
+/// A role: runs the manager of the socket that the environment names. The argument is its idle time in milliseconds.
 pub fn be_manager(arguments: &[String]) {
     let mut options = ManagerOptions::new();
     if let Some(idle) = arguments.first() {
@@ -29,7 +29,7 @@ pub fn be_manager(arguments: &[String]) {
     }
 }
 
-/// A role: a client that does what it is told. Started as a manager, it is what `ndshm manager` is.
+/// A role: a client that executes requests. Started with the argument `manager`, it acts as `ndshm manager`.
 pub fn be_client(arguments: &[String]) {
     if arguments.first().is_some_and(|first| first == "manager") {
         return be_program(arguments);
@@ -74,14 +74,14 @@ pub fn sleep(_arguments: &[String]) {
     hear();
 }
 
-/// Forks a child that does nothing, and returns its number.
+/// Forks a child that only sleeps, and returns its process number.
 fn fork() -> u32 {
     fork_and(|| std::thread::sleep(Duration::from_secs(60)))
 }
 
 #[allow(unsafe_code)]
 fn fork_and(action: impl FnOnce()) -> u32 {
-    // SAFETY: the child goes on with the memory of this thread; the C library's allocator is made for that.
+    // SAFETY: the child continues with a copy of this thread. The C library keeps its allocator usable in a forked child.
     match unsafe { libc::fork() } {
         0 => {
             action();
@@ -108,7 +108,7 @@ impl log::Log for Counter {
     fn flush(&self) {}
 }
 
-/// What a client has started as its manager.
+/// Acts as the program that a client starts as its manager.
 fn be_program(arguments: &[String]) {
     let socket = PathBuf::from(&arguments[3]);
     if arguments[1] == "--detach" {
@@ -116,7 +116,7 @@ fn be_program(arguments: &[String]) {
         command.args(["manager", "--background", "--socket"]).arg(&socket);
         let mut started = manager::spawn_detached(&mut command).unwrap();
         eventually("the manager listens", || {
-            let _another_won = started.try_wait().unwrap();
+            let _ = started.try_wait().unwrap(); // it ends at once if another manager was first
             manager::status(Some(&socket)).unwrap().is_some()
         });
     } else {
@@ -125,7 +125,7 @@ fn be_program(arguments: &[String]) {
     }
 }
 
-/// A role: says how the manager is, or what is wrong with it.
+/// A role: reports the manager's status, or the error.
 pub fn ask(_arguments: &[String]) {
     match manager::status(None) {
         Ok(Some(status)) => say(format!("runs {}", status.pid)),

@@ -1,4 +1,4 @@
-//! The socket: its path, what is said over it, and how many clients it serves.
+//! The manager's socket: its path, its protocol, and the limit on clients.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -21,18 +21,18 @@ pub fn trials() -> Vec<Trial> {
     let mut trials = support::trials(
         "manager",
         tests![
-            paths_of_any_length_will_do,
-            something_else_at_the_socket_is_left_alone,
-            nonsense_is_answered_and_ends_the_connection,
-            a_directory_that_is_another_one_is_not_watched,
-            with_all_clients_it_can_serve_it_still_answers,
+            socket_paths_of_any_length_work,
+            foreign_file_at_the_socket_path_is_left_alone,
+            malformed_request_is_answered_and_disconnected,
+            directory_with_another_identity_is_not_watched,
+            manager_at_its_client_limit_still_answers,
         ],
     );
-    trials.extend(support::trials("interop::manager", tests![a_client_in_python_is_one_too]));
+    trials.extend(support::trials("interop::manager", tests![python_client_is_served]));
     trials
 }
 
-fn paths_of_any_length_will_do() {
+fn socket_paths_of_any_length_work() {
     let mut stage = Stage::new();
     let runtime = stage.base().join("r".repeat(200));
     std::fs::create_dir(&runtime).unwrap();
@@ -46,7 +46,7 @@ fn paths_of_any_length_will_do() {
     client.kill();
     stage.wait_until_gone("held-x", Instant::now());
     drop(manager);
-    // No runtime directory: one in the temporary directory.
+    // Without a runtime directory the socket is in a directory below the temporary directory.
     let temporary = stage.base().join("t".repeat(200));
     std::fs::create_dir(&temporary).unwrap();
     let user = rustix::process::geteuid().as_raw();
@@ -54,14 +54,14 @@ fn paths_of_any_length_will_do() {
     let mut command = stage.role("manager");
     command.env_remove("NDSHM_MANAGER_SOCKET").env_remove("XDG_RUNTIME_DIR").env("TMPDIR", &temporary);
     Child::spawn(command).expect("listens");
-    // The last part of a path is what cannot be shortened.
+    // Only the last part of a path cannot be shortened.
     let options = ManagerOptions::new().socket(temporary.join("x".repeat(100)));
     let error = Manager::start(&options).unwrap_err();
     assert!(error.to_string().contains("last part of the path"), "{error}");
     assert_eq!(std::fs::read_dir(&temporary).unwrap().count(), 1, "nothing is left of it");
 }
 
-fn something_else_at_the_socket_is_left_alone() {
+fn foreign_file_at_the_socket_path_is_left_alone() {
     let stage = Stage::new();
     std::fs::write(&stage.socket.path, b"a file").unwrap();
     let start = || Manager::start(&ManagerOptions::new().socket(&stage.socket.path)).unwrap_err();
@@ -76,7 +76,7 @@ fn something_else_at_the_socket_is_left_alone() {
     assert!(stage.socket.path.exists());
 }
 
-fn nonsense_is_answered_and_ends_the_connection() {
+fn malformed_request_is_answered_and_disconnected() {
     let stage = Stage::new();
     let _manager = stage.manager(&[]);
     let long = vec![b'x'; 20_000];
@@ -91,9 +91,9 @@ fn nonsense_is_answered_and_ends_the_connection() {
         (&long, "16384"),
     ] {
         let mut stream = UnixStream::connect(&stage.socket.path).unwrap();
-        let _refused_half_way = stream.write_all(line);
+        let _ = stream.write_all(line); // the manager may close the connection before the end of the line
         let mut answer = String::new();
-        // What was not read any more resets the connection, perhaps before its answer.
+        // Unread bytes make the close a reset, which can overtake the answer.
         let end = stream.read_to_string(&mut answer);
         assert!(answer.contains(reason) || (line.len() > 10_000 && end.is_err()), "{answer:?}");
     }
@@ -105,7 +105,7 @@ fn nonsense_is_answered_and_ends_the_connection() {
     assert!(lines.next().unwrap().unwrap().starts_with("status pid="));
 }
 
-fn a_directory_that_is_another_one_is_not_watched() {
+fn directory_with_another_identity_is_not_watched() {
     let stage = Stage::new();
     let _manager = stage.manager(&[]);
     let mut stream = UnixStream::connect(&stage.socket.path).unwrap();
@@ -118,7 +118,7 @@ fn a_directory_that_is_another_one_is_not_watched() {
     assert!(lines.next().unwrap().unwrap().contains(" clients=0 "), "the connection stays");
 }
 
-fn with_all_clients_it_can_serve_it_still_answers() {
+fn manager_at_its_client_limit_still_answers() {
     let stage = Stage::new();
     let mut command = stage.command(Path::new("prlimit"), "manager");
     command.arg("--nofile=120").arg(program());
@@ -146,7 +146,7 @@ fn with_all_clients_it_can_serve_it_still_answers() {
     assert!(manager::stop(Some(&stage.socket.path)).unwrap());
 }
 
-fn a_client_in_python_is_one_too() {
+fn python_client_is_served() {
     const SCRIPT: &str = "
 import sys
 sys.path.insert(0, sys.argv[1])
@@ -177,9 +177,9 @@ sys.stdin.readline()
     let sweeps = || stage.status().unwrap().sweeps;
     let before = sweeps();
     client.tell("remind");
-    eventually("its directory is looked through when it says so", || sweeps() > before);
+    eventually("the manager sweeps the directory on request", || sweeps() > before);
     let before = sweeps();
     client.kill();
     stage.wait_for_clients(0);
-    eventually("its directory is looked through", || sweeps() > before);
+    eventually("the manager sweeps the directory of the dead client", || sweeps() > before);
 }

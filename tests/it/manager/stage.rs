@@ -1,4 +1,4 @@
-//! A socket and a directory of arrays for one test, and the words that the test says to its clients.
+//! A socket and a directory of arrays for one test, and the requests that the test sends to its clients.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -23,7 +23,7 @@ impl Stage {
         stage
     }
 
-    /// The directory of everything that the test makes.
+    /// Returns the directory that holds all files of the test.
     pub fn base(&self) -> &Path {
         self.socket.directory.path()
     }
@@ -43,7 +43,7 @@ impl Stage {
         self.command(&program(), role)
     }
 
-    /// A manager in the foreground.
+    /// Starts a manager in the foreground.
     pub fn manager(&self, arguments: &[&str]) -> Child {
         let mut command = self.role("manager");
         command.args(arguments);
@@ -52,14 +52,14 @@ impl Stage {
         manager
     }
 
-    /// A client that has said nothing yet.
+    /// Starts a client that has not announced itself.
     pub fn client(&self) -> Child {
         let mut command = self.role("manager-client");
         command.arg(self.arrays());
         Child::spawn(command)
     }
 
-    /// A client that the manager knows, and that holds an array.
+    /// Starts a client that is known to the manager and holds an array. `clients` is how many the manager then knows.
     pub fn client_with(&self, name: &str, clients: usize) -> Child {
         let mut client = self.client();
         announce(&mut client);
@@ -81,20 +81,20 @@ impl Stage {
         self.arrays().join(name).exists()
     }
 
-    /// Waits until an array has gone, which must not take long, and says how long it took.
+    /// Waits until an array is removed, prints how long that took, and asserts that it was soon.
     pub fn wait_until_gone(&self, name: &str, since: Instant) {
-        eventually("the array goes", || !self.has(name));
+        eventually("the array is removed", || !self.has(name));
         let took = since.elapsed();
         println!("{name} was gone after {took:?}");
-        // Without a word of the death, the look that is taken every ten seconds would find it.
+        // A manager that did not notice the death would find the array only in its sweep every ten seconds.
         assert!(took < Duration::from_secs(8), "{took:?}");
     }
 }
 
 pub fn announce(client: &mut Child) -> Duration {
     let took = Duration::from_micros(client.ask("announce").parse().unwrap());
-    // One that is being started may take ten seconds until it listens.
-    assert!(took < Duration::from_secs(8), "an announcement waits for no manager: {took:?}");
+    // A manager may take ten seconds to start. An announcement must not wait for that.
+    assert!(took < Duration::from_secs(8), "an announcement waited for a manager: {took:?}");
     took
 }
 
@@ -103,7 +103,7 @@ pub fn hold(client: &mut Child, name: &str) {
     client.expect("held");
 }
 
-/// A copy of this program that other users can reach.
+/// Makes a copy of this program that other users can execute.
 pub fn reachable(stage: &Stage) -> PathBuf {
     std::fs::set_permissions(stage.base(), std::fs::Permissions::from_mode(0o777)).unwrap();
     let copy = stage.base().join("program");

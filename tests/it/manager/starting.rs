@@ -1,4 +1,4 @@
-//! How a manager is started: by the first client, once, from the right program, and again after a kill.
+//! Starting a manager: by the first client, once, from the right program, and again after a kill.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -17,18 +17,18 @@ pub fn trials() -> Vec<Trial> {
     support::trials(
         "manager",
         tests![
-            the_first_client_starts_it_and_nothing_of_the_client_stays_open,
-            clients_that_begin_together_start_one,
-            it_is_found_beside_the_program_and_in_path,
-            after_a_kill_the_next_announcement_starts_another,
-            of_two_that_begin_together_one_is_the_manager,
-            switched_off_it_is_neither_started_nor_told,
-            one_that_cannot_be_started_is_one_warning,
+            first_client_starts_a_manager_without_its_descriptors,
+            concurrent_clients_start_one_manager,
+            manager_is_found_beside_the_program_and_in_path,
+            announcement_after_a_kill_starts_another_manager,
+            concurrent_starts_leave_one_manager,
+            disabled_manager_is_neither_started_nor_told,
+            unstartable_manager_logs_one_warning,
         ],
     )
 }
 
-fn the_first_client_starts_it_and_nothing_of_the_client_stays_open() {
+fn first_client_starts_a_manager_without_its_descriptors() {
     let stage = Stage::new();
     let mut client = stage.client();
     println!("announcing took {:?}", announce(&mut client));
@@ -57,7 +57,7 @@ fn the_first_client_starts_it_and_nothing_of_the_client_stays_open() {
     assert_eq!(children.trim(), "", "no zombie");
 }
 
-fn clients_that_begin_together_start_one() {
+fn concurrent_clients_start_one_manager() {
     let stage = Stage::new();
     let mut clients: Vec<Child> = (0..6).map(|_| stage.client()).collect();
     clients.iter_mut().for_each(|client| client.tell("announce"));
@@ -72,7 +72,7 @@ fn clients_that_begin_together_start_one() {
     assert_eq!(stage.status().unwrap().pid, status.pid);
 }
 
-fn it_is_found_beside_the_program_and_in_path() {
+fn manager_is_found_beside_the_program_and_in_path() {
     for how in ["beside", "in PATH"] {
         let stage = Stage::new();
         let folder = stage.base().join("bin");
@@ -93,14 +93,14 @@ fn it_is_found_beside_the_program_and_in_path() {
     }
 }
 
-fn after_a_kill_the_next_announcement_starts_another() {
+fn announcement_after_a_kill_starts_another_manager() {
     let stage = Stage::new();
     let mut client = stage.client_with("held-x", 1);
     let first = stage.status().unwrap().pid;
     send_signal("KILL", first);
-    eventually("it is dead", || stage.status().is_none());
+    eventually("the manager is dead", || stage.status().is_none());
     assert!(stage.socket.path.exists(), "a dead manager's socket stays");
-    // How often the connection is looked at is bounded.
+    // A client checks its connection only at bounded intervals, so that the first announcements may not notice.
     eventually("the next announcement starts another", || {
         announce(&mut client);
         std::thread::sleep(Duration::from_millis(100));
@@ -111,21 +111,21 @@ fn after_a_kill_the_next_announcement_starts_another() {
     stage.wait_until_gone("held-x", Instant::now());
 }
 
-fn of_two_that_begin_together_one_is_the_manager() {
+fn concurrent_starts_leave_one_manager() {
     for _ in 0..10 {
         let stage = Stage::new();
         let mut both: Vec<Child> = (0..2).map(|_| Child::spawn(stage.role("manager"))).collect();
         let mut words: Vec<String> = both.iter_mut().map(Child::line).collect();
         words.sort();
         assert_eq!(words, ["another", "listens"]);
-        // One ends and one begins at the same time: there must be no moment in which neither can.
+        // The next manager must be able to start while the old one is ending.
         assert!(manager::stop(Some(&stage.socket.path)).unwrap());
         let mut next = Child::spawn(stage.role("manager"));
         next.expect("listens");
     }
 }
 
-fn switched_off_it_is_neither_started_nor_told() {
+fn disabled_manager_is_neither_started_nor_told() {
     let stage = Stage::new();
     let _manager = stage.manager(&[]);
     let mut command = stage.role("manager-client");
@@ -137,7 +137,7 @@ fn switched_off_it_is_neither_started_nor_told() {
     assert_eq!(stage.status().unwrap().clients, 0);
 }
 
-fn one_that_cannot_be_started_is_one_warning() {
+fn unstartable_manager_logs_one_warning() {
     let stage = Stage::new();
     let mut clients = ["/nonexistent/ndshm", "/bin/false"].map(|path| {
         let mut command = stage.role("manager-client");
@@ -149,7 +149,7 @@ fn one_that_cannot_be_started_is_one_warning() {
         eventually("the warning", || client.ask("warnings") == "1");
         hold(client, &format!("works-without-{number}"));
     }
-    // It is tried again after a second.
+    // A client tries to start the manager again after a second.
     std::thread::sleep(Duration::from_millis(1100));
     for client in &mut clients {
         announce(client);

@@ -1,4 +1,4 @@
-//! Two users: neither side trusts the other. Needs root.
+//! Managers and clients of two users: neither side trusts the other. Needs root.
 
 use std::io::Read;
 use std::os::unix::fs::{PermissionsExt, chown};
@@ -22,7 +22,7 @@ pub fn trials() -> Vec<Trial> {
     unless("only root can be two users", is_root, support::trials("manager", tests))
 }
 
-/// The user that programs of strangers run as.
+/// The other user's number.
 const STRANGER: u32 = 65534;
 
 fn as_stranger(mut command: Command) -> Child {
@@ -33,18 +33,18 @@ fn as_stranger(mut command: Command) -> Child {
 fn a_stranger_is_refused_on_both_sides() {
     let stage = Stage::new();
     let program = reachable(&stage);
-    // The stranger cannot connect to ours ..
+    // The permission bits keep the other user from connecting to this user's manager.
     let manager = stage.manager(&[]);
     let mut asker = as_stranger(stage.command(&program, "manager-ask"));
     let said = asker.line();
     assert!(said.starts_with("denied 0: this user may not connect"), "{said}");
-    // .. and if every user may, it is refused by the one side,
+    // If every user may connect, the other user's client refuses the manager.
     std::fs::set_permissions(&stage.socket.path, std::fs::Permissions::from_mode(0o666)).unwrap();
     let said = as_stranger(stage.command(&program, "manager-ask")).line();
     assert!(said.starts_with("denied 0: another user's program listens"), "{said}");
     drop(manager);
     std::fs::remove_file(&stage.socket.path).unwrap();
-    // and by the other.
+    // The other user's manager refuses this user.
     let mut manager = as_stranger(stage.command(&program, "manager"));
     manager.expect("listens");
     let mut stream = UnixStream::connect(&stage.socket.path).unwrap();

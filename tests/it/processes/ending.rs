@@ -1,4 +1,4 @@
-//! Children that are ended: by a signal with a grace period, by dropping their handle, and with their parent.
+//! Ending children: by a signal with a grace period, by dropping their handle, and by their parent's death.
 
 #[cfg(target_os = "linux")]
 use std::fs;
@@ -22,28 +22,28 @@ pub fn trials() -> Vec<Trial> {
     support::trials(
         "processes",
         tests![
-            what_is_dropped_is_killed_at_once,
-            those_that_were_told_to_end_have_not_failed,
+            dropped_handle_kills_the_children_at_once,
+            terminated_children_have_not_failed,
             #[cfg(unix)]
-            one_that_ignores_sigterm_is_killed_after_the_grace_period,
+            child_ignoring_sigterm_is_killed_after_the_grace_period,
             #[cfg(unix)]
-            one_that_cleans_up_on_sigterm_has_the_time,
+            child_has_time_to_clean_up_on_sigterm,
             #[cfg(unix)]
-            a_group_that_a_child_leads_ends_with_it,
+            process_group_ends_with_its_leader,
             #[cfg(target_os = "linux")]
-            killing_the_middle_kills_the_grandchildren,
+            killing_a_child_kills_its_children,
         ],
     )
 }
 
-/// Whether a process runs; one that has ended and was not waited for does not.
+/// Returns whether a process runs. A zombie does not.
 #[cfg(target_os = "linux")]
 fn runs(pid: u32) -> bool {
     let status = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     status.rsplit(')').next().and_then(|rest| rest.trim_start().chars().next()).is_some_and(|state| state != 'Z')
 }
 
-fn what_is_dropped_is_killed_at_once() {
+fn dropped_handle_kills_the_children_at_once() {
     let scene = Scene::new();
     let processes = scene.spawn(2, "wait");
     scene.wait_for(&["here-0", "here-1"]);
@@ -53,7 +53,7 @@ fn what_is_dropped_is_killed_at_once() {
     assert!(pids.iter().all(|pid| !exists(*pid)), "{pids:?}");
 }
 
-fn those_that_were_told_to_end_have_not_failed() {
+fn terminated_children_have_not_failed() {
     let scene = Scene::new();
     let processes = scene.spawn(2, "wait");
     scene.wait_for(&["here-0", "here-1"]);
@@ -64,7 +64,7 @@ fn those_that_were_told_to_end_have_not_failed() {
 }
 
 #[cfg(unix)]
-fn one_that_ignores_sigterm_is_killed_after_the_grace_period() {
+fn child_ignoring_sigterm_is_killed_after_the_grace_period() {
     const GRACE: Duration = Duration::from_millis(400);
     let scene = Scene::new();
     let stubborn = "trap '' TERM; : > \"$1/deaf\"; while [ -e \"$1\" ]; do sleep 0.05; done";
@@ -82,7 +82,7 @@ fn one_that_ignores_sigterm_is_killed_after_the_grace_period() {
 }
 
 #[cfg(unix)]
-fn one_that_cleans_up_on_sigterm_has_the_time() {
+fn child_has_time_to_clean_up_on_sigterm() {
     let scene = Scene::new();
     let careful =
         "trap 'sleep 0.3; : > \"$1/clean\"; exit 0' TERM; : > \"$1/ready\"; while [ -e \"$1\" ]; do sleep 0.05; done";
@@ -94,7 +94,7 @@ fn one_that_cleans_up_on_sigterm_has_the_time() {
 }
 
 #[cfg(unix)]
-fn a_group_that_a_child_leads_ends_with_it() {
+fn process_group_ends_with_its_leader() {
     use std::os::unix::process::CommandExt as _;
     let scene = Scene::new();
     let script = "(while [ -e \"$1\" ]; do sleep 0.05; done) & echo $! > \"$1/new\"; mv \"$1/new\" \"$1/pid\"; wait";
@@ -107,13 +107,13 @@ fn a_group_that_a_child_leads_ends_with_it() {
     assert!(exists(grandchild));
     processes.terminate();
     end(&processes).unwrap();
-    // Another process waits for it, some time.
+    // The grandchild is not this process's child: another process reaps it, at some time.
     #[cfg(target_os = "linux")]
     eventually("the grandchild ends", || !runs(grandchild));
 }
 
 #[cfg(target_os = "linux")]
-fn killing_the_middle_kills_the_grandchildren() {
+fn killing_a_child_kills_its_children() {
     let scene = Scene::new();
     let processes = scene.spawn(1, "spawn");
     scene.wait_for(&["inner/here-0", "inner/here-1"]);
@@ -124,5 +124,5 @@ fn killing_the_middle_kills_the_grandchildren() {
     let error = failure(&processes);
     assert!(error.to_string().ends_with("was killed by SIGKILL"), "{error}");
     eventually("the grandchildren end", || !inner.iter().any(|pid| runs(*pid)));
-    assert!(scene.file("inner").exists(), "they would have waited for this");
+    assert!(scene.file("inner").exists(), "the grandchildren did not end for lack of their directory");
 }

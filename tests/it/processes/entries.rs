@@ -1,4 +1,4 @@
-//! What the children of these tests do.
+//! The entry points of the children of these tests.
 
 use std::error::Error;
 use std::fs;
@@ -12,7 +12,7 @@ use ndarray_shm::process::{self, Context, EntryPoint};
 use super::leftovers::{leave_nothing, look_around};
 use crate::support::eventually;
 
-/// What the children of these tests do.
+/// The entry points, by name.
 pub const ENTRIES: &[(&str, EntryPoint)] = &[
     ("succeed", |_| Ok(())),
     ("note", note),
@@ -39,20 +39,20 @@ pub const ENTRIES: &[(&str, EntryPoint)] = &[
 
 pub type Outcome = Result<(), Box<dyn Error>>;
 
-/// The first argument of every entry: the directory of the test.
+/// Returns the test's directory, which is the first argument of every entry.
 pub fn directory(context: &Context) -> &Path {
     Path::new(&context.arguments()[0])
 }
 
-/// Says that this child has come so far, and its number.
+/// Reports that this child has arrived, in a file that contains its process number.
 pub fn arrive(context: &Context) -> std::io::Result<()> {
     let name = |stage| directory(context).join(format!("{stage}-{}", context.index()));
     fs::write(name("coming"), std::process::id().to_string())?;
-    // A process that sees the name can read the number.
+    // The rename publishes a complete file: a process that sees the name can read the number.
     fs::rename(name("coming"), name("here"))
 }
 
-/// Waits until the test lets go, or is over.
+/// Waits until the test says go, or is over.
 pub fn wait(context: &Context) -> Outcome {
     arrive(context)?;
     let directory = directory(context);
@@ -75,24 +75,24 @@ fn fail(context: &Context) -> Outcome {
     Err(Unpaintable(context.index(), std::io::Error::other("the colour ran out")).into())
 }
 
-/// The last one fails when all the others are there, which wait.
+/// The last child fails when all others have arrived. The others wait.
 fn fail_if_last(context: &Context) -> Outcome {
     if context.index() + 1 < context.count() {
         return wait(context);
     }
     let others = 0..context.index();
-    eventually("the others arrive", || {
+    eventually("the other children arrive", || {
         others.clone().all(|index| directory(context).join(format!("here-{index}")).exists())
     });
     fail(context)
 }
 
-/// The first one fails when it is told to; the others succeed.
+/// The first child fails when it is told to. The others succeed at once.
 fn fail_if_first(context: &Context) -> Outcome {
     if context.index() == 0 { wait(context).and_then(|()| fail(context)) } else { Ok(()) }
 }
 
-/// Ends when it is told to by its index; the first one fails.
+/// Ends when its index is told to go. Child 0 fails.
 fn take_turns(context: &Context) -> Outcome {
     arrive(context)?;
     let (directory, go) = (directory(context), directory(context).join(format!("go-{}", context.index())));
@@ -102,25 +102,25 @@ fn take_turns(context: &Context) -> Outcome {
     if context.index() == 0 { fail(context) } else { Ok(()) }
 }
 
-/// Panics, recovers, and ends otherwise.
+/// Panics, catches the panic, and exits with another code.
 fn survive(_: &Context) -> Outcome {
     let survived = std::panic::catch_unwind(|| panic!("forgiven"));
     assert!(survived.is_err());
     std::process::exit(4);
 }
 
-/// The last one succeeds at once, the others wait.
+/// The last child succeeds at once. The others wait.
 fn succeed_if_last(context: &Context) -> Outcome {
     if context.index() + 1 < context.count() { wait(context) } else { Ok(()) }
 }
 
-/// Writes down which backend it would use, and the variable that chooses it.
+/// Writes its default backend, and the variable that chooses it, to a file.
 fn say_backend(context: &Context) -> Outcome {
     let words = format!("{} {:?}", default_backend()?.name(), std::env::var("EMULATE_SHM"));
     Ok(fs::write(directory(context).join(format!("backend-{}", context.index())), words)?)
 }
 
-/// Spawns two that wait and one that does not, and waits for them.
+/// Spawns two children that wait and one that does not, and joins them.
 fn spawn_others(context: &Context) -> Outcome {
     let inner = directory(context).join("inner");
     fs::create_dir(&inner)?;

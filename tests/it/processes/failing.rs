@@ -1,4 +1,4 @@
-//! How a failure is reported: errors, panics, exit codes and signals, and the end of the other children.
+//! Reports of failures: errors, panics, exit codes and signals, and the end of the other children.
 
 #[cfg(unix)]
 use std::process::Command;
@@ -21,27 +21,27 @@ pub fn trials() -> Vec<Trial> {
     support::trials(
         "processes",
         tests![
-            an_error_in_one_of_them_comes_with_its_causes_and_ends_the_others,
-            an_error_in_all_of_them_is_reported_once,
-            a_panic_comes_with_its_place,
-            a_panic_that_was_survived_is_no_reason_for_what_came_later,
+            error_comes_with_its_causes_and_ends_the_others,
+            error_of_all_children_is_reported_once,
+            panic_is_reported_with_its_location,
+            caught_panic_is_not_reported_for_a_later_exit,
             an_exit_code_is_reported,
-            an_error_after_the_success_of_others_is_reported,
-            the_last_one_to_start_may_be_the_first_to_fail,
-            the_others_end_before_anybody_joins,
-            a_very_long_message_arrives_cut,
-            programs_that_are_no_entries_report_their_exit_code,
+            error_after_the_others_succeeded_is_reported,
+            last_started_child_may_fail_first,
+            other_children_end_before_any_join,
+            very_long_message_is_truncated,
+            exit_code_of_a_plain_program_is_reported,
             #[cfg(unix)]
             a_signal_is_reported_by_its_name,
             #[cfg(unix)]
-            an_abort_in_an_entry_is_a_signal_and_no_old_message,
+            abort_of_an_entry_is_reported_as_a_signal,
             #[cfg(unix)]
-            an_exit_status_that_somebody_else_took_is_no_success,
+            exit_status_reaped_elsewhere_is_not_success,
         ],
     )
 }
 
-fn an_error_in_one_of_them_comes_with_its_causes_and_ends_the_others() {
+fn error_comes_with_its_causes_and_ends_the_others() {
     let scene = Scene::new();
     let processes = scene.spawn(3, "fail-if-last");
     let error = failure(&processes);
@@ -50,10 +50,10 @@ fn an_error_in_one_of_them_comes_with_its_causes_and_ends_the_others() {
     let message = "chunk 2 cannot be painted: the colour ran out";
     assert_eq!(error.message(), Some(message));
     assert_eq!(error.to_string(), format!("process 2 (pid {}) failed: {message}", error.pid()));
-    assert!(processes.pids().iter().all(|pid| !exists(*pid)), "the others have ended and were waited for");
+    assert!(processes.pids().iter().all(|pid| !exists(*pid)), "all children have ended and were reaped");
 }
 
-fn an_error_in_all_of_them_is_reported_once() {
+fn error_of_all_children_is_reported_once() {
     let scene = Scene::new();
     let processes = scene.spawn(4, "fail");
     let error = failure(&processes);
@@ -61,7 +61,7 @@ fn an_error_in_all_of_them_is_reported_once() {
     assert_eq!(error.pid(), processes.pids()[error.index()]);
 }
 
-fn a_panic_comes_with_its_place() {
+fn panic_is_reported_with_its_location() {
     let scene = Scene::new();
     let error = failure(&scene.spawn(1, "panic"));
     let message = error.message().unwrap();
@@ -70,7 +70,7 @@ fn a_panic_comes_with_its_place() {
     assert_eq!(error.ending(), Ending::Exited(101));
 }
 
-fn a_panic_that_was_survived_is_no_reason_for_what_came_later() {
+fn caught_panic_is_not_reported_for_a_later_exit() {
     let scene = Scene::new();
     let error = failure(&scene.spawn(1, "survive"));
     assert_eq!(error.message(), None);
@@ -84,32 +84,32 @@ fn an_exit_code_is_reported() {
     assert_eq!(error.to_string(), format!("process 0 (pid {}) ended with exit code 3", error.pid()));
 }
 
-fn an_error_after_the_success_of_others_is_reported() {
+fn error_after_the_others_succeeded_is_reported() {
     let scene = Scene::new();
     let processes = scene.spawn(3, "fail-if-first");
     scene.wait_for(&["here-0"]);
     #[cfg(unix)]
-    eventually("the others end", || !processes.pids()[1..].iter().any(|pid| exists(*pid)));
+    eventually("the other children end", || !processes.pids()[1..].iter().any(|pid| exists(*pid)));
     assert_eq!(processes.join_timeout(Duration::ZERO), Ok(false));
     scene.go();
     assert_eq!(failure(&processes).index(), 0);
 }
 
-fn the_last_one_to_start_may_be_the_first_to_fail() {
+fn last_started_child_may_fail_first() {
     let scene = Scene::new();
     let error = failure(&scene.spawn(4, "fail-if-last"));
     assert_eq!(error.index(), 3);
 }
 
-fn the_others_end_before_anybody_joins() {
+fn other_children_end_before_any_join() {
     let scene = Scene::new();
     let processes = scene.spawn(3, "fail-if-last");
     #[cfg(unix)]
-    eventually("all end", || !processes.pids().iter().any(|pid| exists(*pid)));
+    eventually("all children end", || !processes.pids().iter().any(|pid| exists(*pid)));
     assert_eq!(failure(&processes).index(), 2);
 }
 
-fn a_very_long_message_arrives_cut() {
+fn very_long_message_is_truncated() {
     let scene = Scene::new();
     let error = failure(&scene.spawn(2, "fail-at-length"));
     let message = error.message().unwrap();
@@ -117,7 +117,7 @@ fn a_very_long_message_arrives_cut() {
     assert!(message.len() <= 1 << 16);
 }
 
-fn programs_that_are_no_entries_report_their_exit_code() {
+fn exit_code_of_a_plain_program_is_reported() {
     let code = failing_program().status().unwrap().code().unwrap();
     assert_ne!(code, 0);
     let error = failure(&SpawnOptions::new().spawn_commands(1, |_| failing_program()).unwrap());
@@ -137,13 +137,13 @@ fn a_signal_is_reported_by_its_name() {
 }
 
 #[cfg(unix)]
-fn an_abort_in_an_entry_is_a_signal_and_no_old_message() {
+fn abort_of_an_entry_is_reported_as_a_signal() {
     let scene = Scene::new();
     let error = failure(&scene.spawn(1, "abort"));
     assert!(error.to_string().ends_with("was killed by SIGABRT"), "{error}");
 }
 
-/// A child in which the system waits for children by itself; it says what it hears of one that it spawns.
+/// A child that ignores SIGCHLD, so that the kernel reaps its children. It reports what `join` returns for a child.
 #[cfg(unix)]
 #[allow(unsafe_code)]
 pub fn spawn_and_ignore(_: &[String]) {
@@ -151,13 +151,13 @@ pub fn spawn_and_ignore(_: &[String]) {
     let before = unsafe { libc::signal(libc::SIGCHLD, libc::SIG_IGN) };
     assert_ne!(before, libc::SIG_ERR);
     match process::spawn(1, "succeed", &[]).unwrap().join() {
-        Ok(()) => say("it succeeded"),
+        Ok(()) => say("success"),
         Err(error) => say(error),
     }
 }
 
 #[cfg(unix)]
-fn an_exit_status_that_somebody_else_took_is_no_success() {
+fn exit_status_reaped_elsewhere_is_not_success() {
     let mut command = Command::new(program());
     command.env(ROLE, "spawn-and-ignore");
     let said = Child::spawn(command).line();

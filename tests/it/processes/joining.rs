@@ -1,4 +1,4 @@
-//! Waiting for the end of children: with a limit, again, from other threads, and for one end after the other.
+//! Waiting for the end of children: with a timeout, repeatedly, from other threads, and one end at a time.
 
 use std::time::{Duration, Instant};
 
@@ -13,16 +13,16 @@ pub fn trials() -> Vec<Trial> {
     support::trials(
         "processes",
         tests![
-            a_join_with_a_limit_does_not_wait_for_those_that_still_run,
-            joining_again_says_the_same,
-            ends_are_told_in_their_order_and_once,
-            the_ends_of_those_that_fail_together_are_told_too,
-            handles_are_for_every_thread,
+            join_timeout_does_not_wait_for_running_children,
+            repeated_join_returns_the_same_result,
+            ends_are_reported_once_and_in_order,
+            ends_of_terminated_children_are_reported_too,
+            handles_are_send_and_sync,
         ],
     )
 }
 
-fn a_join_with_a_limit_does_not_wait_for_those_that_still_run() {
+fn join_timeout_does_not_wait_for_running_children() {
     let scene = Scene::new();
     let processes = scene.spawn(2, "wait");
     scene.wait_for(&["here-0", "here-1"]);
@@ -35,7 +35,7 @@ fn a_join_with_a_limit_does_not_wait_for_those_that_still_run() {
     assert_eq!(processes.join_timeout(Duration::ZERO), Ok(true));
 }
 
-fn joining_again_says_the_same() {
+fn repeated_join_returns_the_same_result() {
     let scene = Scene::new();
     let processes = scene.spawn(1, "fail");
     let first = processes.join().unwrap_err();
@@ -43,7 +43,7 @@ fn joining_again_says_the_same() {
     assert_eq!(processes.join_timeout(Duration::ZERO), Err(first));
 }
 
-fn ends_are_told_in_their_order_and_once() {
+fn ends_are_reported_once_and_in_order() {
     let scene = Scene::new();
     let processes = three_that_take_turns(&scene);
     assert_eq!(processes.next_end(Some(Duration::ZERO)), None);
@@ -62,17 +62,17 @@ fn ends_are_told_in_their_order_and_once() {
         assert_eq!((index, how.as_ref().map_err(ChildError::ending)), (0, Err(Ending::Exited(1))));
         assert_eq!(end(&processes), how);
     });
-    assert_eq!(processes.next_end(None), None, "each end is told once");
+    assert_eq!(processes.next_end(None), None, "each end is reported once");
 }
 
-fn the_ends_of_those_that_fail_together_are_told_too() {
+fn ends_of_terminated_children_are_reported_too() {
     let scene = Scene::new();
     let processes = scene.spawn(3, "fail-if-last");
     let (index, how) = next(&processes);
     assert_eq!((index, how), (2, Err(failure(&processes))));
     let mut others: Vec<usize> = std::iter::from_fn(|| processes.next_end(None))
         .map(|(index, how)| {
-            assert_ne!(how, Ok(()), "it was ended");
+            assert_ne!(how, Ok(()), "the child was terminated");
             index
         })
         .collect();
@@ -80,7 +80,7 @@ fn the_ends_of_those_that_fail_together_are_told_too() {
     assert_eq!(others, [0, 1]);
 }
 
-fn handles_are_for_every_thread() {
+fn handles_are_send_and_sync() {
     fn shared<T: Send + Sync>() {}
     shared::<Processes>();
     shared::<ChildError>();

@@ -1,4 +1,4 @@
-//! Children that keep going when one of them fails.
+//! Children spawned with `keep_going`: one child's failure does not end the others.
 
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -16,17 +16,17 @@ pub fn trials() -> Vec<Trial> {
     support::trials(
         "processes",
         tests![
-            one_that_fails_does_not_disturb_those_that_keep_going,
-            one_that_cannot_be_started_does_not_disturb_those_that_keep_going,
-            those_that_keep_going_end_when_they_are_told_to,
-            what_keeps_going_is_killed_when_it_is_dropped,
+            failed_child_leaves_the_others_running,
+            unstartable_child_leaves_the_others_running,
+            terminate_ends_children_that_keep_going,
+            dropped_handle_kills_children_that_keep_going,
             #[cfg(unix)]
-            one_that_is_killed_does_not_disturb_those_that_keep_going,
+            killed_child_leaves_the_others_running,
         ],
     )
 }
 
-fn one_that_fails_does_not_disturb_those_that_keep_going() {
+fn failed_child_leaves_the_others_running() {
     let scene = Scene::new();
     let processes = three_that_take_turns(&scene);
     scene.let_go(0);
@@ -44,7 +44,7 @@ fn one_that_fails_does_not_disturb_those_that_keep_going() {
     assert_eq!(next(&processes), (2, Ok(())), "told after the join too");
 }
 
-fn one_that_cannot_be_started_does_not_disturb_those_that_keep_going() {
+fn unstartable_child_leaves_the_others_running() {
     let scene = Scene::new();
     let missing = scene.file("no-such-program");
     let program = |index| {
@@ -74,7 +74,7 @@ fn one_that_cannot_be_started_does_not_disturb_those_that_keep_going() {
     assert_eq!(none.next_end(None), None);
 }
 
-fn those_that_keep_going_end_when_they_are_told_to() {
+fn terminate_ends_children_that_keep_going() {
     let scene = Scene::new();
     let processes = three_that_take_turns(&scene);
     processes.terminate();
@@ -82,7 +82,7 @@ fn those_that_keep_going_end_when_they_are_told_to() {
     assert_eq!(std::iter::from_fn(|| processes.next_end(None)).filter(|(_, how)| how.is_err()).count(), 3);
 }
 
-fn what_keeps_going_is_killed_when_it_is_dropped() {
+fn dropped_handle_kills_children_that_keep_going() {
     let scene = Scene::new();
     let processes = three_that_take_turns(&scene);
     let pids = processes.pids().to_vec();
@@ -91,7 +91,7 @@ fn what_keeps_going_is_killed_when_it_is_dropped() {
 }
 
 #[cfg(unix)]
-fn one_that_is_killed_does_not_disturb_those_that_keep_going() {
+fn killed_child_leaves_the_others_running() {
     let scene = Scene::new();
     let processes = three_that_take_turns(&scene);
     send_signal("KILL", processes.pids()[1]);

@@ -1,4 +1,4 @@
-//! What children cost and leave: descriptors, threads, processes, files and processor time.
+//! What children use and leave: descriptors, threads, processes, files and processor time.
 
 use std::error::Error;
 use std::fs;
@@ -18,11 +18,15 @@ use crate::tests;
 pub fn trials() -> Vec<Trial> {
     support::trials(
         "processes",
-        tests![what_a_child_starts_has_nothing_of_the_report, nothing_of_them_stays, waiting_takes_no_processor_time],
+        tests![
+            programs_of_a_child_do_not_inherit_its_report,
+            children_leave_nothing_behind,
+            waiting_takes_no_processor_time
+        ],
     )
 }
 
-/// Sees whether what a child starts has more open than it should.
+/// An entry: starts a program, and writes that program's open descriptors to a file.
 pub fn look_around(context: &Context) -> Outcome {
     let open = |name: &str| -> Result<String, Box<dyn Error>> {
         let output = Command::new("ls").args(["-l", name]).stderr(Stdio::null()).output()?;
@@ -35,14 +39,14 @@ pub fn look_around(context: &Context) -> Outcome {
     Ok(())
 }
 
-fn what_a_child_starts_has_nothing_of_the_report() {
+fn programs_of_a_child_do_not_inherit_its_report() {
     let scene = Scene::new();
     end(&scene.spawn(1, "look-around")).unwrap();
     let open = scene.read("open");
     assert!(open.contains("/proc/") && !open.contains("memfd"), "{open}");
 }
 
-/// Descriptors, threads and children of this process: names of the first, numbers of the others.
+/// Returns this process's descriptors with their targets, its number of threads, and its children.
 fn belongings() -> (Vec<String>, usize, String) {
     let listed = fs::read_dir("/proc/self/fd").unwrap().map(|entry| entry.unwrap().path());
     let mut descriptors: Vec<String> = listed
@@ -55,7 +59,7 @@ fn belongings() -> (Vec<String>, usize, String) {
     (descriptors, threads.len(), children.collect())
 }
 
-/// Every way in which children end, in a process that no other test disturbs, and a look at what is left of each.
+/// An entry: has children end in every way, in a process without other tests, and checks what is left after each.
 pub fn leave_nothing(context: &Context) -> Outcome {
     let scene = Scene(tempfile::tempdir_in(directory(context))?);
     let missing = |index: usize| Command::new(if index < 2 { "yes" } else { "/no/such/program" });
@@ -95,7 +99,7 @@ pub fn leave_nothing(context: &Context) -> Outcome {
     Ok(())
 }
 
-fn nothing_of_them_stays() {
+fn children_leave_nothing_behind() {
     let (scene, temporary) = (Scene::new(), tempfile::tempdir().unwrap());
     let alone = SpawnOptions::new().configure(|_, command| {
         command.env("TMPDIR", temporary.path());
@@ -103,7 +107,7 @@ fn nothing_of_them_stays() {
     end(&alone.spawn(1, "leave-nothing", &[scene.path()]).unwrap()).unwrap();
 }
 
-/// How much processor time this process has used, in clock ticks.
+/// Returns how much processor time a process has used, in clock ticks.
 fn ticks(pid: u32) -> u64 {
     let text = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
     let fields: Vec<&str> = text.rsplit(')').next().unwrap().split_whitespace().collect();

@@ -1,4 +1,4 @@
-//! Workers that paint one array, of which one is killed.
+//! Workers that paint one array while one of them is killed.
 
 use std::time::Duration;
 
@@ -15,16 +15,16 @@ use crate::support::machine::send_signal;
 use crate::tests;
 
 pub fn trials() -> Vec<Trial> {
-    support::trials("processes", tests![image_is_complete_though_a_painter_is_killed])
+    support::trials("processes", tests![image_is_complete_despite_a_killed_painter])
 }
 
-/// What stands at a place of the image.
+/// Returns the element at a place of the image.
 pub fn element([x, y, z]: [usize; 3]) -> u16 {
     (x + 3 * y + 5 * z) as u16
 }
 
-/// An entry: paints the buffer that the third argument names in the directory that the second one names. The first worker
-/// keeps its first chunk, and the others begin, when the test lets go.
+/// An entry: paints the buffer that the third argument names, in the directory that the second one names. Worker 0 claims a chunk
+/// and holds it until the test says go. The other workers begin at the same signal.
 pub fn paint(context: &Context) -> Outcome {
     let [_, path, name] = context.arguments() else { return Err("three arguments".into()) };
     let buffer: RenderBuffer<u16, Ix3> =
@@ -62,13 +62,13 @@ pub fn paint_with_a_kill(
     let (index, how) = next(&workers);
     let killed = how.unwrap_err();
     assert_eq!((index, killed.ending().signal_name().as_deref()), (0, Some("SIGKILL")), "{killed}");
-    assert_eq!(workers.join_timeout(Duration::from_millis(300)), Ok(false), "the others go on");
+    assert_eq!(workers.join_timeout(Duration::from_millis(300)), Ok(false), "the other workers go on");
     scene.go();
     assert_eq!(failure(&workers), killed);
     buffer.finish().unwrap()
 }
 
-fn image_is_complete_though_a_painter_is_killed() {
+fn image_is_complete_despite_a_killed_painter() {
     let directory = tempfile::tempdir().unwrap();
     let array = paint_with_a_kill(&Directory::new("files", directory.path()), "image", [40, 30, 20], [16, 16, 16]);
     let image = array.read().unwrap();

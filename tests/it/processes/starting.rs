@@ -1,4 +1,4 @@
-//! How children are started: their arguments, pipes, threads and groups.
+//! Starting children: their arguments, pipes, threads and process groups.
 
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -15,14 +15,14 @@ pub fn trials() -> Vec<Trial> {
         "processes",
         tests![
             all_succeed,
-            no_processes_have_all_succeeded,
-            the_first_argument_is_the_index_and_the_others_are_the_same_for_all,
-            a_program_that_does_not_exist_is_named,
-            an_entry_that_nobody_announced_is_refused,
+            join_of_no_children_succeeds,
+            children_get_their_index_and_the_same_arguments,
+            missing_program_is_named_in_the_error,
+            unregistered_entry_is_refused,
             pipes_can_be_taken,
-            children_outlive_the_thread_that_asked_for_them,
+            children_outlive_the_spawning_thread,
             #[cfg(unix)]
-            children_are_in_the_group_of_their_parent,
+            children_are_in_their_parents_process_group,
         ],
     )
 }
@@ -31,13 +31,13 @@ fn all_succeed() {
     end(&process::spawn(3, "succeed", &[]).unwrap()).unwrap();
 }
 
-fn no_processes_have_all_succeeded() {
+fn join_of_no_children_succeeds() {
     let none = process::spawn(0, "succeed", &[]).unwrap();
     end(&none).unwrap();
     assert!(none.pids().is_empty());
 }
 
-fn the_first_argument_is_the_index_and_the_others_are_the_same_for_all() {
+fn children_get_their_index_and_the_same_arguments() {
     let scene = Scene::new();
     let odd = ["", "two words", "--help", "größer", "line\nbreak"];
     let arguments = [&[scene.path()], &odd[..]].concat();
@@ -55,17 +55,17 @@ fn the_first_argument_is_the_index_and_the_others_are_the_same_for_all() {
     }
 }
 
-fn a_program_that_does_not_exist_is_named() {
+fn missing_program_is_named_in_the_error() {
     let scene = Scene::new();
     let missing = scene.file("no-such-program");
     let error = SpawnOptions::new().spawn_commands(2, |_| Command::new(&missing)).unwrap_err();
     let said = error.to_string();
     assert!(said.contains("no-such-program") && said.contains("starting"), "{said}");
-    assert!(!error.is_not_found(), "that is said of arrays");
+    assert!(!error.is_not_found(), "is_not_found is about arrays");
     assert_eq!(std::io::Error::from(error).kind(), std::io::ErrorKind::NotFound);
 }
 
-fn an_entry_that_nobody_announced_is_refused() {
+fn unregistered_entry_is_refused() {
     let error = process::spawn(1, "unheard-of", &[]).unwrap_err();
     assert!(error.to_string().contains("unheard-of") && error.to_string().contains("process::init"), "{error}");
 }
@@ -78,7 +78,7 @@ fn pipes_can_be_taken() {
     });
     let mut processes = piped.spawn(2, "panic", &[scene.path()]).unwrap();
     assert!(processes.take_stdin(1).is_some());
-    assert!(processes.take_stdin(1).is_none(), "it was taken");
+    assert!(processes.take_stdin(1).is_none(), "the pipe was taken before");
     assert!(processes.take_stdout(0).is_none() && processes.take_stderr(2).is_none());
     let error = failure(&processes);
     let mut said = String::new();
@@ -86,7 +86,7 @@ fn pipes_can_be_taken() {
     assert!(said.contains(&format!("the brush of {} broke", error.index())), "{said}");
 }
 
-fn children_outlive_the_thread_that_asked_for_them() {
+fn children_outlive_the_spawning_thread() {
     let scene = Scene::new();
     let path = scene.path().to_owned();
     let asked = std::thread::spawn(move || process::spawn(2, "wait", &[&path]).unwrap());
@@ -98,7 +98,7 @@ fn children_outlive_the_thread_that_asked_for_them() {
 }
 
 #[cfg(unix)]
-fn children_are_in_the_group_of_their_parent() {
+fn children_are_in_their_parents_process_group() {
     let scene = Scene::new();
     let script = "ps -o pgid= -p $$ > \"$1/group\"";
     end(&SpawnOptions::new().spawn_commands(1, |_| scene.shell(script)).unwrap()).unwrap();

@@ -1,4 +1,4 @@
-"""Speaks on a channel of ndarray-shm with the programs of docs/python. Nothing but the standard library."""
+"""Uses a channel of ndarray-shm through the programs of docs/python, with the standard library only."""
 
 import sys
 
@@ -16,7 +16,7 @@ def connect(path):
 
 
 def receive():
-    """Answers with the message and how many arrays came with it, which are kept."""
+    """Returns the message and the number of arrays that came with it. The arrays are kept."""
     message, arrays = channel.receive()
     parcels.extend(arrays)
     return f"{message!r}".replace(" ", "") + f" {len(arrays)}"
@@ -28,7 +28,7 @@ def about(index):
 
 
 def payload(index):
-    """Answers with every byte of an array."""
+    """Returns every byte of an array."""
     array = parcels[int(index)].map()
     try:
         return "0x" + array.bytes.hex()
@@ -50,7 +50,7 @@ def kept(name):
 
 
 def write(name, at, text):
-    """Writes bytes, with the elements to itself because the test sees to it."""
+    """Writes bytes without a lock: the test ensures that no other process uses the elements."""
     data = bytes.fromhex(text)
     mapped[name].bytes[int(at) : int(at) + len(data)] = data
 
@@ -60,7 +60,7 @@ def let_go(name):
 
 
 def send(message, *indices):
-    """Sends a word with arrays that were received."""
+    """Sends a word with received arrays."""
     channel.send(message, [parcels[int(index)] for index in indices])
 
 
@@ -69,7 +69,7 @@ def send_numbers(*numbers):
 
 
 def give_up():
-    """Closes what came, and the channel."""
+    """Closes the received arrays and the channel."""
     while parcels:
         parcels.pop().close()
     channel.close()

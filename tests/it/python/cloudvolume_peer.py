@@ -1,7 +1,7 @@
-"""Uses arrays the way CloudVolume does: through cloudvolume.sharedmemory, and as the buffers of its transfers.
+"""Uses arrays as CloudVolume does: through cloudvolume.sharedmemory, and as buffers of its transfers.
 
-The environment says where CloudVolume keeps shared memory. CloudVolume's own worker processes import this file anew, so
-that it reaches them too.
+The environment says where CloudVolume keeps shared memory. CloudVolume's worker processes import this file again, so
+that the settings reach them too.
 """
 
 import os
@@ -20,7 +20,7 @@ held = {}
 
 
 def check(location, dtype, shape, order, seed):
-    """Compares through a read-only array, which numpy must not let us write to."""
+    """Compares through a read-only array, which numpy must not allow to be written."""
     handle, array = sharedmemory.ndarray(axes(shape), dtype, location, order=order, readonly=True)
     answer = "writable" if array.flags.writeable else compare(array, dtype, seed)
     del array
@@ -29,7 +29,7 @@ def check(location, dtype, shape, order, seed):
 
 
 def fill(location, dtype, shape, order, seed):
-    """Writes through a writable array; makes it if it is not there, resizes it if it has another size."""
+    """Writes through a writable array. Creates a missing array, and resizes one of another size."""
     handle, array = sharedmemory.ndarray(axes(shape), dtype, location, order=order)
     array[...] = sample(array.shape, dtype, seed)
     del array
@@ -37,14 +37,14 @@ def fill(location, dtype, shape, order, seed):
 
 
 def allocate(location, dtype, shape, order):
-    """Opens or makes an array without writing to it."""
+    """Opens or creates an array without writing to it."""
     handle, array = sharedmemory.ndarray(axes(shape), dtype, location, order=order)
     del array
     handle.close()
 
 
 def hold(location, dtype, shape, order):
-    """Opens or makes an array and keeps it mapped."""
+    """Opens or creates an array and keeps it mapped."""
     held[location] = sharedmemory.ndarray(axes(shape), dtype, location, order=order)
 
 
@@ -62,7 +62,7 @@ def unlink(location):
 
 
 def make_layer(path, dtype, shape, chunk):
-    """Makes an empty precomputed layer of axes x, y, z and channels."""
+    """Creates an empty precomputed layer with axes x, y, z and channel."""
     *size, channels = axes(shape)
     info = CloudVolume.create_new_info(
         num_channels=channels,

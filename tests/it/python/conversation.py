@@ -1,4 +1,4 @@
-"""How a test talks to a peer: one line asks, one line answers."""
+"""The protocol between a test and a peer: one line is a request, one line its answer."""
 
 import sys
 import traceback
@@ -7,7 +7,7 @@ import traceback
 def serve(*commands):
     """Answers lines of the form `command argument ..` until the other side closes the pipe.
 
-    A command answers with the text it returns, or "done"; an exception is an answer too: type, message, and where.
+    The answer is the text that the command returns, or "done". An exception is an answer too: its type, message and place.
     """
     known = {command.__name__: command for command in commands}
     for line in sys.stdin:

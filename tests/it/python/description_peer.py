@@ -1,4 +1,4 @@
-"""Makes arrays of ndarray-shm that describe themselves, and reads what others say, with the programs of docs/python."""
+"""Creates arrays of ndarray-shm with descriptions, and reads descriptions, through the programs of docs/python."""
 
 import os
 
@@ -21,7 +21,7 @@ def read(path):
 
 
 def make(path, dtype, shape, order, source):
-    """Elements are their own numbers, in the order of memory."""
+    """Creates an array whose elements count up in memory order."""
     lengths = axes(shape)
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
     try:

@@ -1,4 +1,4 @@
-"""Takes the locks of ndarray-shm with the programs of docs/python, and keeps what it took until it is told otherwise."""
+"""Takes the locks of ndarray-shm through the programs of docs/python, and holds each one until it is told to release it."""
 
 import os
 import signal
@@ -56,7 +56,7 @@ def release(path):
 
 
 def hold_name(path):
-    """Locks the name as for removing or replacing it, and keeps it locked."""
+    """Takes the name lock, as for removing or replacing the name, and holds it."""
     held[path] = ExitStack()
     fd = ndshm_locks.open_file(path, write=True)
     held[path].callback(ndshm_locks.os.close, fd)
@@ -78,20 +78,20 @@ def check(path, dtype, shape, seed):
 
 
 def join(directory, location):
-    """Joins a renderbuffer and answers with what its ledger says."""
+    """Joins a renderbuffer and returns the contents of its ledger."""
     painter = painters[location] = Painter(directory, location)
     return painter.dtype, painter.order, painter.shape, painter.chunk_shape, painter.offset, painter.fingerprint
 
 
 def begin(directory, location, stop):
-    """Begins the buffer of tests; with "stop" the process stops itself while its ledger is young."""
+    """Begins the tests' buffer. With "stop", the process stops itself while the ledger is unfinished."""
     begun = (lambda: os.kill(os.getpid(), signal.SIGSTOP)) if stop == "stop" else (lambda: None)
     begin_buffer(directory, location, "<u2", "F", (10, 9, 8), (4, 3, 5), (1, 0, 3), "painted by two", 2, begun)
     return "begun"
 
 
 def paint(location, seed, step):
-    """Paints every chunk that is free, `step` at a time; answers how many it painted."""
+    """Paints the free ones of chunks 0, `step`, 2 * `step`, .., and returns how many it painted."""
     painter, painted = painters[location], 0
     buffer = np.frombuffer(painter.payload.bytes, storage(painter.dtype))
     buffer = buffer.reshape(painter.shape, order=painter.order)
@@ -110,7 +110,7 @@ def paint(location, seed, step):
 
 
 def claim(location, index):
-    """Claims a chunk, and neither paints it nor lets go."""
+    """Claims a chunk and holds it unpainted."""
     held[location] = ExitStack()
     return held[location].enter_context(painters[location].claim(int(index)))
 

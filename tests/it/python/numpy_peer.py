@@ -1,4 +1,4 @@
-"""Opens, fills and makes arrays with numpy alone, as any program would that has never heard of ndarray-shm."""
+"""Opens, fills and creates arrays with numpy alone, as a program without ndarray-shm does."""
 
 import mmap
 import os
@@ -24,13 +24,13 @@ def check_buffer(path, dtype, shape, order, seed):
 
 
 def fill(path, dtype, shape, order, seed):
-    """Writes through np.memmap into what is there."""
+    """Writes to an existing file through np.memmap."""
     array = np.memmap(path, storage(dtype), "r+", 0, axes(shape), order)
     array[...] = sample(array.shape, dtype, seed)
 
 
 def fill_buffer(path, dtype, shape, order, seed):
-    """Writes through np.ndarray over an mmap into what is there."""
+    """Writes to an existing file through np.ndarray over an mmap."""
     with open(path, "r+b") as file:
         mapping = mmap.mmap(file.fileno(), 0)
     array = np.ndarray(axes(shape), storage(dtype), mapping, order=order)
@@ -38,13 +38,13 @@ def fill_buffer(path, dtype, shape, order, seed):
 
 
 def make(path, dtype, shape, order, seed):
-    """Makes the file with np.memmap and fills it."""
+    """Creates the file with np.memmap and fills it."""
     array = np.memmap(path, storage(dtype), "w+", 0, axes(shape), order)
     array[...] = sample(array.shape, dtype, seed)
 
 
 def make_sparse(path, size):
-    """Makes a file of zeros that takes no room."""
+    """Creates a file of zeros without allocated blocks."""
     with open(path, "xb") as file:
         os.ftruncate(file.fileno(), int(size))
 

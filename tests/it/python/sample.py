@@ -1,4 +1,4 @@
-"""What the elements of a test array are; tests/it/interop/sample.rs computes the same."""
+"""The elements of test arrays; tests/it/interop/sample.rs computes the same ones."""
 
 import numpy as np
 
@@ -8,17 +8,17 @@ WIDER = {4: 65537, 8: 281474976710597}
 
 
 def storage(dtype):
-    """The numpy type for a type's name; bfloat16, which numpy does not know, travels as its bits."""
+    """Returns the numpy type for a type's name. numpy has no bfloat16: its bits travel as an integer."""
     return np.dtype("<u2" if dtype == "bfloat16" else dtype)
 
 
 def axes(shape):
-    """Reads a shape as the tests write it, such as 5,6,7."""
+    """Parses a shape in the tests' notation, such as 5,6,7."""
     return tuple(int(length) for length in shape.split(","))
 
 
 def sample(shape, dtype, seed):
-    """Elements by the number that each has in C order, whatever the order in memory."""
+    """Returns the sample array: an element depends on its number in C order, whatever the order in memory."""
     number = np.arange(int(np.prod(shape)), dtype=np.int64).reshape(shape) * 3 + int(seed)
     wide, narrow = number % WIDE, number % NARROW
     kind, size = storage(dtype).kind, storage(dtype).itemsize
@@ -35,7 +35,7 @@ def sample(shape, dtype, seed):
 
 
 def compare(found, dtype, seed):
-    """Answers "same", or where the first difference is."""
+    """Returns "same", or the place of the first difference."""
     expected = sample(found.shape, dtype, seed)
     different = np.argwhere(found != expected)
     if len(different) == 0:

@@ -1,4 +1,4 @@
-"""Attaches to arrays, and makes them, with multiprocessing.shared_memory."""
+"""Attaches to arrays and creates them with multiprocessing.shared_memory."""
 
 import sys
 from multiprocessing import resource_tracker
@@ -22,12 +22,12 @@ def attach(name):
 
 
 def attach_as_owner(name):
-    """Attaches the way it is done by default: the resource tracker unlinks the name when this process ends."""
+    """Attaches with the default settings: the resource tracker unlinks the name when this process ends."""
     held[name] = SharedMemory(name)
 
 
 def make(name, size):
-    """Makes a segment, which is this process's own."""
+    """Creates a segment that this process owns."""
     held[name] = SharedMemory(name, create=True, size=int(size))
 
 

@@ -1,4 +1,4 @@
-//! Forked children and inherited descriptors: memory is inherited, counts are not; a channel is one process's.
+//! Forked children and inherited descriptors: memory is inherited, counts are not, and a channel belongs to one process.
 
 use std::os::fd::{FromRawFd, OwnedFd};
 use std::process::{Command, Stdio};
@@ -13,7 +13,7 @@ use crate::support::forks::in_forked_child;
 use crate::support::{backend_of_child, machine::open_files};
 use crate::tests;
 
-/// Names the descriptor that a child has inherited.
+/// The variable with the number of the descriptor that a child inherits.
 const DESCRIPTOR: &str = "NDSHM_TEST_DESCRIPTOR";
 
 pub fn trials(place: &Place) -> Vec<Trial> {
@@ -21,8 +21,8 @@ pub fn trials(place: &Place) -> Vec<Trial> {
         "sharing",
         "forks",
         tests![
-            inherit_a_forked_child_writes_and_its_parent_sees_it,
-            a_forked_child_is_refused_its_parents_channel_until_it_adopts_it,
+            inherit_parent_sees_writes_of_a_forked_child,
+            forked_child_must_adopt_its_parents_channel,
             a_channel_is_inherited_as_a_descriptor,
         ],
     )
@@ -44,8 +44,8 @@ fn fork_and_add(arguments: &[String]) {
                     seen
                 });
                 assert!(all(&array, f32::from(round)));
-                assert_eq!(array.refcount(), 1, "who was forked was not counted, and has not left");
-                // One that ends as a program does runs the destructors of what it inherited.
+                assert_eq!(array.refcount(), 1, "the forked child was neither counted nor subtracted");
+                // A forked child that ends normally runs the destructors of what it inherited.
                 let mut inherited = Some(array);
                 in_forked_child(|| {
                     drop(inherited.take());
@@ -60,7 +60,7 @@ fn fork_and_add(arguments: &[String]) {
     });
 }
 
-fn inherit_a_forked_child_writes_and_its_parent_sees_it(place: &Place) {
+fn inherit_parent_sees_writes_of_a_forked_child(place: &Place) {
     let meeting = Meeting::new(place);
     let (child, channel) = meeting.child("fork-and-add", &[]);
     assert_eq!(channel.receive::<String>().unwrap().message, "done");
@@ -89,7 +89,7 @@ fn fork_with_channel(arguments: &[String]) {
     });
 }
 
-fn a_forked_child_is_refused_its_parents_channel_until_it_adopts_it(place: &Place) {
+fn forked_child_must_adopt_its_parents_channel(place: &Place) {
     let meeting = Meeting::new(place);
     let (child, channel) = meeting.child("fork-with-channel", &[]);
     let received = channel.receive::<String>().unwrap();
@@ -99,16 +99,16 @@ fn a_forked_child_is_refused_its_parents_channel_until_it_adopts_it(place: &Plac
     child.finish();
     assert!(all(&array, 1.0));
     drop(array);
-    // The forked child ended without letting go of its own.
+    // The forked child ended without dropping its own array.
     let left = usize::from(strategies().next() == Some(ndarray_shm::counted::SharingStrategy::FileSystem));
     assert_eq!(meeting.names(), left);
 }
 
-/// A child that finds its end of a channel under a number.
+/// A child that inherits its end of a channel as a descriptor.
 #[allow(unsafe_code)]
 fn inheritor(_: &[String]) {
     let backend = backend_of_child();
-    let _probed = backend.lock_survives_close().unwrap();
+    let _ = backend.lock_survives_close().unwrap(); // the first call probes with open files: not to be counted below
     let before = open_files();
     let number = std::env::var(DESCRIPTOR).expect("a number").parse().expect("a number");
     // SAFETY: the parent opened the descriptor for this process, and no other code uses it.
@@ -118,7 +118,7 @@ fn inheritor(_: &[String]) {
         attach::<f32>(array).write().unwrap().fill(received.message);
     }
     channel.send("filled", &[]).unwrap();
-    // It can be handed on as it came.
+    // The channel can become a socket again, and a channel once more.
     let channel = Channel::from_socket(Socket::from(channel)).unwrap();
     assert_eq!(channel.receive::<String>().unwrap().message, "thanks");
     drop(channel);
@@ -136,7 +136,7 @@ fn a_channel_is_inherited_as_a_descriptor(place: &Place) {
         command.args(["-c", "exec \"$0\" 7<&0 </dev/null"]).arg(program()).stdin(OwnedFd::from(there.into_socket()));
         command.env(ROLE, "inheritor").env(DESCRIPTOR, "7").envs(meeting.place.environment());
         let mut child = command.stdout(Stdio::null()).spawn().unwrap();
-        drop(command); // and with it our copy of the other end
+        drop(command); // closes this process's copy of the other end
         here.send(&6_f32, &[&array]).unwrap();
         assert_eq!(here.receive::<String>().unwrap().message, "filled");
         assert!(all(&array, 6.0));

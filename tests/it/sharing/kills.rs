@@ -1,9 +1,9 @@
-//! SIGKILL at any moment: what the dead leave is found by one `Reclaim`, and by a manager at once; the living never lose
-//! their data.
+//! SIGKILL at random moments: one `Reclaim` frees what dead processes leave, a manager frees it at once, and living processes never
+//! lose data.
 //!
-//! Each scenario is played ten times, or as often as `NDSHM_TEST_ROUNDS` says, and its process is killed after a random time;
-//! `NDSHM_TEST_SEED` repeats a run. Everyone's memory has the round's number in it, so that another array's or
-//! a half-written one is noticed.
+//! Each scenario runs ten times, or as often as `NDSHM_TEST_ROUNDS` says, and kills its process after a random time.
+//! `NDSHM_TEST_SEED` repeats a run. Every array holds the round's number, so that a half-written array or that of another round is
+//! noticed.
 
 use std::fmt::Write;
 use std::time::{Duration, Instant, SystemTime};
@@ -22,7 +22,7 @@ use crate::support::{Place, backend_of_child, eventually};
 use crate::tests;
 
 pub fn trials(place: &Place) -> Vec<Trial> {
-    place.trials("sharing", "kills", tests![whoever_is_killed_leaves_nothing_for_long])
+    place.trials("sharing", "kills", tests![memory_of_killed_processes_is_reclaimed])
 }
 
 pub const ROLES: &[(&str, Role)] = &[
@@ -37,33 +37,33 @@ pub const ROLES: &[(&str, Role)] = &[
 /// Processes are killed within this time after they began.
 const LATEST: Duration = Duration::from_millis(5);
 
-/// How long a handle protects its array here. Except where a sender is killed, the array has another holder until the handle is used.
+/// How long a handle protects its array. Except where a sender is killed, another process holds the array until the handle is used.
 pub const GRACE: Duration = Duration::from_millis(50);
 
-/// What became of one scenario without a manager; what a manager makes of it is in `managed`.
+/// The result of one scenario without a manager. Results with a manager are in `managed`.
 #[derive(Debug)]
 struct Row {
     scenario: &'static str,
     rounds: usize,
-    /// Names that the dead had left when all other processes had ended, or that had to be reclaimed before.
+    /// Names of dead processes that were left at the end of all processes, or that were reclaimed during the rounds.
     left: usize,
     /// Names after one `Reclaim`.
     after: usize,
 }
 
-/// The seed of a run: what the environment says, or the time.
+/// Returns the seed of a run: from the environment, or from the time.
 fn seed() -> u64 {
     let seed = std::env::var("NDSHM_TEST_SEED").ok().map(|seed| seed.parse().expect("a number"));
     let now = || SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).expect("after 1970");
     seed.unwrap_or_else(|| now().as_nanos() as u64)
 }
 
-/// Times at which processes are killed.
+/// Random times at which processes are killed.
 #[derive(Debug)]
 pub struct Moments(pub Random);
 
 impl Moments {
-    /// Kills a child that has just begun something.
+    /// Kills a child within [`LATEST`].
     pub fn kill(&mut self, child: &mut Child) {
         let (begin, after) = (Instant::now(), Duration::from_nanos(self.0.below(LATEST.as_nanos() as usize) as u64));
         while begin.elapsed() < after {
@@ -73,14 +73,14 @@ impl Moments {
     }
 }
 
-/// One scenario while it is played.
+/// A running scenario.
 #[derive(Debug)]
 pub struct Game<'a> {
     pub meeting: &'a Meeting,
     pub moments: &'a mut Moments,
-    /// Names that were reclaimed in between.
+    /// Names that were reclaimed during the rounds.
     pub removed: usize,
-    /// With a manager: how long it took each time.
+    /// With a manager: measures how long it takes to free the memory.
     pub managed: Option<Stopwatch>,
 }
 
@@ -92,7 +92,7 @@ impl Game<'_> {
         }
     }
 
-    /// All processes that took part have ended.
+    /// Ends a round, after all its processes have ended.
     fn end_round(&mut self) {
         if let Some(stopwatch) = &mut self.managed {
             stopwatch.wait_until_gone(&self.meeting.place.backend, 1);
@@ -103,10 +103,10 @@ impl Game<'_> {
         named(&self.meeting.place.backend, value)
     }
 
-    /// Reclaims while others live, which must not disturb them.
+    /// Reclaims while other processes live, which must not disturb them.
     fn reclaim(&mut self) {
         if self.managed.is_some() {
-            return; // the manager does it all the time
+            return; // the manager reclaims all the time
         }
         let reclaimed = Reclaim::new().run(&self.meeting.place.backend).unwrap();
         self.removed += reclaimed.removed.len();
@@ -124,11 +124,11 @@ pub fn handle(array: &RefcountedArray<f32, Ix2>) -> Handle {
 pub fn connect(arguments: &[String]) -> (Directory, Channel) {
     managed::join();
     let backend = backend_of_child();
-    let _probed = backend.lock_survives_close().unwrap();
+    let _ = backend.lock_survives_close().unwrap(); // the probe is over before the kills begin
     (backend, Channel::connect(&arguments[0]).unwrap())
 }
 
-/// A child that makes arrays and leaves some of them, as fast as it can; its first it gives away.
+/// A child that sends a handle to its first array, and then creates and closes arrays as fast as it can.
 fn creator(arguments: &[String]) {
     let (backend, channel) = connect(arguments);
     let value: f32 = arguments[1].parse().unwrap();
@@ -150,12 +150,12 @@ fn creator_is_killed(game: &mut Game<'_>, round: usize) {
     let array: RefcountedArray<f32, Ix2> = channel.receive::<Handle>().unwrap().message.attach().unwrap();
     child.tell("begin");
     game.kill(&mut child);
-    assert!(all(&array, value), "what its maker gave away stays with us");
+    assert!(all(&array, value), "the attached array outlives its creator");
     *array.write().unwrap() += 1.0;
     assert!(all(&array, value + 1.0));
 }
 
-/// A child that is the only one to have an array, reads it for a while, and leaves it.
+/// A child that reads an array for a while as its only holder, and drops it.
 fn last_reader(arguments: &[String]) {
     let (_, channel) = connect(arguments);
     let value: f32 = arguments[1].parse().unwrap();
@@ -181,7 +181,7 @@ fn last_reader_is_killed(game: &mut Game<'_>, round: usize) {
     game.kill(&mut child);
 }
 
-/// A child that gets an array, and passes it on to the process that listens at a path.
+/// A child that receives an array, and forwards it to the process that listens at a path.
 fn middle(arguments: &[String]) {
     let (_, channel) = connect(arguments);
     let onward = Channel::connect(&arguments[1]).unwrap();
@@ -193,7 +193,7 @@ fn middle(arguments: &[String]) {
     hear();
 }
 
-/// A child that gets arrays from those in the middle, one from each, and says what it got.
+/// A child that receives one array from each process in the middle, and reports whether it arrived.
 fn end_of_chain(arguments: &[String]) {
     let (_, channel) = connect(arguments);
     let listener = ChannelListener::bind(&arguments[1]).unwrap();
@@ -206,7 +206,7 @@ fn end_of_chain(arguments: &[String]) {
                 let array: RefcountedArray<f32, Ix2> = received.message.attach().unwrap();
                 channel.send(&true, &[]).unwrap();
                 channel.receive::<()>().unwrap();
-                assert!(all(&array, value + 1.0), "the middle has gone, the array has not");
+                assert!(all(&array, value + 1.0), "the array outlives the process in the middle");
                 drop(array);
                 channel.send(&(), &[]).unwrap();
             }
@@ -218,7 +218,7 @@ fn end_of_chain(arguments: &[String]) {
     }
 }
 
-/// Plays the rounds of a chain. Its end lives through all of them.
+/// Runs the rounds of a chain. The process at its end lives through all of them.
 fn chain(game: &mut Game<'_>, rounds: usize) {
     let path = game.meeting.path("end").display().to_string();
     let (child, end) = game.meeting.child("end-of-chain", &[&path]);
@@ -232,7 +232,7 @@ fn chain(game: &mut Game<'_>, rounds: usize) {
         channel.send(&handle(&array), &[]).unwrap();
         game.kill(&mut middle);
         if end.receive::<bool>().unwrap().message {
-            // Half of the time its maker leaves first.
+            // In every other round the array's creator drops it first.
             let array = (round % 2 == 0).then_some(array);
             end.send(&(), &[]).unwrap();
             end.receive::<()>().unwrap();
@@ -248,7 +248,7 @@ fn chain(game: &mut Game<'_>, rounds: usize) {
     child.finish();
 }
 
-/// A child that sends an array by a handle, and leaves it.
+/// A child that sends a handle to an array, and drops the array.
 fn sender(arguments: &[String]) {
     let (backend, channel) = connect(arguments);
     let value: f32 = arguments[1].parse().unwrap();
@@ -272,14 +272,14 @@ fn sender_is_killed(game: &mut Game<'_>, round: usize) {
     child.tell("begin");
     game.kill(&mut child);
     match channel.receive::<Handle>() {
-        // Half of the handles are never used.
+        // In every other round the handle is never used.
         Ok(_) if round % 2 == 1 => {}
         Ok(received) => {
-            // Reclaiming in between must not take it away: its handle protects it.
+            // Reclaiming now must not free the array, which its handle protects.
             game.reclaim();
             match received.message.attach::<f32, Ix2>() {
                 Ok(array) => assert!(all(&array, value)),
-                // On a machine that was stopped for a moment the grace time may be over.
+                // On a slow machine the grace time may be over.
                 Err(error) => assert!(error.is_not_found() && begin.elapsed() > GRACE, "round {round}: {error}"),
             }
         }
@@ -287,7 +287,7 @@ fn sender_is_killed(game: &mut Game<'_>, round: usize) {
     }
 }
 
-/// A child that attaches by handle and leaves, again and again.
+/// A child that attaches by handle and drops the array, again and again.
 fn attacher(arguments: &[String]) {
     let (_, channel) = connect(arguments);
     let handles = channel.receive::<Vec<Handle>>().unwrap().message;
@@ -311,14 +311,14 @@ fn attacher_is_killed(game: &mut Game<'_>, round: usize) {
     game.kill(&mut child);
     game.reclaim();
     assert!(all(&array, value));
-    // A dead handle that is still counted excludes no process.
+    // The dead process is still counted, and must not prevent an attachment.
     assert!(all(&array.try_clone().unwrap(), value));
 }
 
-/// All rounds of a scenario.
+/// Runs all rounds of a scenario.
 pub type Rounds = fn(&mut Game<'_>, usize);
 
-/// The scenarios that are played without a manager and with one.
+/// The scenarios, which run both without a manager and with one.
 pub const SCENARIOS: [(&str, Rounds); 5] = [
     ("creator", |game, rounds| one_by_one(game, rounds, creator_is_killed)),
     ("last reader", |game, rounds| one_by_one(game, rounds, last_reader_is_killed)),
@@ -334,18 +334,18 @@ pub fn one_by_one(game: &mut Game<'_>, rounds: usize, round: fn(&mut Game<'_>, u
     }
 }
 
-/// Plays a scenario, and looks at what is left.
+/// Runs a scenario without a manager, and checks what is left.
 fn play(place: &Place, moments: &mut Moments, (scenario, rounds): (&'static str, usize), all_rounds: Rounds) -> Row {
     let meeting = Meeting::new(place);
     let backend = &meeting.place.backend;
-    // One array that has nothing to do with any of it, held through everything.
+    // An unrelated array, held through the whole scenario.
     let watched = named(backend, -1.0);
     let mut game = Game { meeting: &meeting, moments, removed: 0, managed: None };
     all_rounds(&mut game, rounds);
     let removed_before = game.removed;
     let left = meeting.names() - 1;
     age_drafts(backend);
-    // Where descriptors are kept, a process that another test is just spawning has them too, until it executes its program.
+    // Where arrays keep descriptors, a child that another test is spawning has copies of them until its program runs.
     eventually("handles expire, and no process has a copy of a descriptor", || {
         Reclaim::new().dry_run(true).run(backend).unwrap().removed.len() == left
     });
@@ -361,17 +361,17 @@ fn play(place: &Place, moments: &mut Moments, (scenario, rounds): (&'static str,
     Row { scenario, rounds, left: left + removed_before, after }
 }
 
-/// Drafts are left alone for a minute after they were begun: makes those that are here older.
+/// Makes drafts look old, since `Reclaim` leaves drafts alone for their first minute.
 fn age_drafts(backend: &Directory) {
     for entry in backend.list().unwrap() {
         if entry.kind == ndarray_shm::backend::EntryKind::Draft {
             age(&backend.path().join(entry.name), 90);
         }
     }
-    assert!(names(backend) > 0, "the array that is held through everything");
+    assert!(names(backend) > 0, "the array that is held through the scenario");
 }
 
-fn whoever_is_killed_leaves_nothing_for_long(place: &Place) {
+fn memory_of_killed_processes_is_reclaimed(place: &Place) {
     let seed = seed();
     let mut moments = Moments(Random::new(seed));
     let rounds = repeats(10);
@@ -382,7 +382,7 @@ fn whoever_is_killed_leaves_nothing_for_long(place: &Place) {
     println!("{}", table(place, &rows, &managed));
 }
 
-/// Written in one piece: other tests write too.
+/// Returns the whole table as one text, so that the output of other tests does not interrupt it.
 fn table(place: &Place, rows: &[Row], managed: &[Outcome]) -> String {
     let mut table = format!(
         "| killed, on {} | rounds | names left | after one Reclaim | with a manager: after 1 s | median | worst |\n",

@@ -1,5 +1,5 @@
-//! Few descriptors and many arrays: by name as many as one likes, by descriptor as many as are let go of, and a receiver
-//! that has none left loses nothing.
+//! Few descriptors and many arrays: arrays by name need none, readers and frozen arrays can close theirs, and a receiver without
+//! free descriptors loses no message.
 
 use std::fs::File;
 
@@ -14,19 +14,15 @@ use crate::support::child::{Child, Role, hear, say};
 use crate::support::machine::open_files;
 use crate::tests;
 
-/// How many descriptors the processes may have.
+/// The processes' limit on descriptors.
 const LIMIT: u64 = 64;
 /// How many arrays they share.
 const MANY: usize = 1000;
-/// In so many messages of them.
+/// How many arrays are in each message.
 const EACH: usize = 100;
 
 pub fn trials(place: &Place) -> Vec<Trial> {
-    let mut trials = place.trials(
-        "sharing",
-        "limits",
-        tests![a_receiver_without_descriptors_is_told_and_gets_the_same_message_later],
-    );
+    let mut trials = place.trials("sharing", "limits", tests![receiver_without_descriptors_gets_the_message_later]);
     let many = place.trials(
         "sharing",
         "limits",
@@ -35,17 +31,17 @@ pub fn trials(place: &Place) -> Vec<Trial> {
             thousand_readers_by_descriptor_with_64_descriptors,
         ],
     );
-    // Where locks need their descriptor, so does every array.
+    // Where a lock needs an open descriptor, every array keeps one.
     let survives = place.backend.lock_survives_close().expect("a directory");
     trials.extend(many.into_iter().map(|trial| trial.with_ignored_flag(!survives)));
-    trials.extend(place.trials("sharing", "limits", tests![thousand_frozen_arrays_without_their_descriptors_with_64]));
+    trials.extend(place.trials("sharing", "limits", tests![thousand_frozen_arrays_with_64_descriptors]));
     trials.retain(|trial| cfg!(target_os = "linux") || trial.name().ends_with("in_both_with_64_descriptors"));
     trials
 }
 
 pub const ROLES: &[(&str, Role)] = &[("give-many", give_many), ("take-many", take_many), ("take-late", take_late)];
 
-/// Lets this process have no more descriptors than that.
+/// Limits this process to `LIMIT` descriptors.
 #[allow(unsafe_code)]
 fn limit_descriptors() {
     let limit = libc::rlimit { rlim_cur: LIMIT as libc::rlim_t, rlim_max: LIMIT as libc::rlim_t };
@@ -54,7 +50,7 @@ fn limit_descriptors() {
     assert_eq!(status, 0, "{}", std::io::Error::last_os_error());
 }
 
-/// What kind of arrays are given, and how they are taken.
+/// How arrays are sent, and what the receiver makes of them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
     ByName,
@@ -73,7 +69,7 @@ impl Kind {
     }
 }
 
-/// A child that makes many arrays and sends them; those with names it holds until all have arrived.
+/// A child that creates many arrays and sends them. It holds arrays with names until all have arrived.
 fn give_many(arguments: &[String]) {
     limit_descriptors();
     leaving_nothing(arguments, |backend, channel| {
@@ -91,7 +87,7 @@ fn give_many(arguments: &[String]) {
                 }
                 assert!(open_files() <= 16, "{} descriptors", open_files());
                 channel.receive::<()>().unwrap();
-                assert!(arrays.iter().all(|array| array.refcount() == 2), "both have them all");
+                assert!(arrays.iter().all(|array| array.refcount() == 2), "both processes hold every array");
                 channel.send(&(), &[]).unwrap();
             }
             Kind::Reader => {
@@ -113,7 +109,7 @@ fn give_many(arguments: &[String]) {
     });
 }
 
-/// A child that receives many arrays and has them all at once.
+/// A child that receives many arrays and holds them all at once.
 fn take_many(arguments: &[String]) {
     limit_descriptors();
     leaving_nothing(arguments, |_, channel| {
@@ -189,14 +185,14 @@ fn thousand_readers_by_descriptor_with_64_descriptors(place: &Place) {
     many(place, "reader");
 }
 
-fn thousand_frozen_arrays_without_their_descriptors_with_64(place: &Place) {
+fn thousand_frozen_arrays_with_64_descriptors(place: &Place) {
     many(place, "frozen");
 }
 
-/// How many arrays are in the message that does not fit.
+/// How many arrays are in the message that needs more descriptors than are free.
 const SOME: usize = 40;
 
-/// A child that has no descriptor left when a message comes, and then has some.
+/// A child that has no free descriptor when a message arrives, then too few, then enough.
 fn take_late(arguments: &[String]) {
     limit_descriptors();
     leaving_nothing(arguments, |backend, channel| {
@@ -209,27 +205,27 @@ fn take_late(arguments: &[String]) {
             other => panic!("{other:?}"),
         };
         refused(&channel);
-        others.truncate(others.len() - SOME / 2); // half of the room that it needs
+        others.truncate(others.len() - SOME / 2); // frees half of the descriptors that the message needs
         for _ in 0..3 {
             refused(&channel);
-            assert!(File::open("/dev/null").is_ok(), "what did not come whole was not taken");
+            assert!(File::open("/dev/null").is_ok(), "a refused message keeps no descriptor");
         }
         others.clear();
         let received = channel.receive::<String>().unwrap();
         assert_eq!((received.message.as_str(), received.arrays.len()), ("the first", SOME));
-        // Attaching opens another one for a moment: what has been attached gives its own up.
+        // Attaching opens one more descriptor briefly. The attached arrays have closed theirs by then.
         let arrays: Vec<RefcountedArray<f64, Ix2>> = received.arrays.into_iter().map(attach::<f64>).collect();
         assert!(arrays.iter().enumerate().all(|(number, array)| all(array, number as f64)));
         drop(arrays);
         let received = channel.receive::<String>().unwrap();
         assert_eq!((received.message.as_str(), received.arrays.len()), ("the second", 1));
         drop(received);
-        // Its own limit is no reason to leave anything behind.
+        // The limit does not keep this process from cleaning up.
         drop(share(backend, SharingStrategy::FileSystem, 1_u8));
     });
 }
 
-fn a_receiver_without_descriptors_is_told_and_gets_the_same_message_later(place: &Place) {
+fn receiver_without_descriptors_gets_the_message_later(place: &Place) {
     let meeting = Meeting::new(place);
     let (child, channel) = meeting.child("take-late", &[]);
     let make = |number| meeting.share(SharingStrategy::FileDescriptor, f64::from(number));

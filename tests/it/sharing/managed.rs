@@ -1,8 +1,7 @@
-//! The scenarios of `kills` beside a manager: how soon it has removed what the dead left, and what becomes of that when the
-//! manager is killed too.
+//! The scenarios of `kills` with a manager: how soon it removes what dead processes left, also when the manager is killed too.
 //!
-//! Which manager a process has is said by its environment. So each scenario has a director, a child with an environment in which the
-//! whole of it is played; it says how each round went, and the test adds up. Whatever manager is left is ended with the test.
+//! The environment determines a process's manager. So each scenario runs within a director, a child with its own environment. The
+//! director reports each round, and the test adds up the results. The end of the test ends every manager that is left.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
@@ -26,35 +25,35 @@ use crate::support::{Place, Test, eventually};
 use crate::tests;
 
 pub fn trials(place: &Place) -> Vec<Trial> {
-    let managed: &[(&str, Test)] = tests![what_a_living_client_leaves_to_a_handle_goes_when_that_expires];
+    let managed: &[(&str, Test)] = tests![array_of_an_expired_handle_is_removed];
     if cfg!(target_os = "linux") { place.trials("sharing", "managed", managed) } else { Vec::new() }
 }
 
 pub const ROLES: &[(&str, Role)] =
     &[("managed-director", director), ("managed-client", client), ("managed-leaver", leaver)];
 
-/// Says in the environment that there is a manager.
+/// The variable that tells children to use a manager.
 const MANAGED: &str = "NDSHM_TEST_MANAGED";
 
-/// How soon everything is to be gone.
+/// The time after which a removal counts as late.
 const SOON: Duration = Duration::from_secs(1);
 
-/// How long it may take on a machine that was stopped for a moment, before the test fails; less than the ten seconds after which
-/// a manager looks without a word.
+/// The time after which the test fails. It allows for slow machines, and is shorter than the ten seconds between a manager's
+/// sweeps, so that a sweep that no death triggered does not pass the test.
 const PATIENCE: Duration = Duration::from_secs(8);
 
-/// Those in which the manager itself is killed.
+/// The scenarios in which the manager itself is killed.
 const OTHERS: [(&str, Rounds); 2] = [
     ("the manager alone", |game, rounds| one_by_one(game, rounds, manager_is_killed)),
     ("the manager and all clients", |game, rounds| one_by_one(game, rounds, all_are_killed)),
 ];
 
-/// What became of one scenario.
+/// The result of one scenario.
 #[derive(Debug)]
 pub struct Outcome {
     pub scenario: &'static str,
     pub rounds: usize,
-    /// Names that were left when the manager was dead too.
+    /// Names that were left when the manager was dead as well.
     pub left: usize,
     /// Names after one `Reclaim`, if there was one.
     pub after: Option<usize>,
@@ -63,7 +62,7 @@ pub struct Outcome {
 }
 
 impl Outcome {
-    /// The cells of the table that say how the manager did: names still there after a second, median, worst.
+    /// Returns the table's cells about the manager: names left after a second, median time, worst time.
     pub fn times(&self) -> String {
         let mut times = self.times.clone();
         times.sort_unstable();
@@ -72,7 +71,7 @@ impl Outcome {
     }
 }
 
-/// In a child: becomes a client, and ends with its parent, if there is to be a manager.
+/// Makes a child with [`MANAGED`] a client of the manager, and has it end with its parent.
 pub fn join() {
     if std::env::var_os(MANAGED).is_some() {
         #[cfg(target_os = "linux")]
@@ -81,7 +80,7 @@ pub fn join() {
     }
 }
 
-/// Measures, in the director, how long it takes from a death until a directory is empty.
+/// Measures, in the director, the time from a death until the arrays are removed.
 #[derive(Debug, Default)]
 pub struct Stopwatch {
     since: Option<Instant>,
@@ -90,12 +89,12 @@ pub struct Stopwatch {
 }
 
 impl Stopwatch {
-    /// From now on, unless a handle in flight protects something for longer.
+    /// Starts the measurement. A handle in flight delays the start until it expires.
     pub fn start(&mut self) {
         self.since = Some(Instant::now());
     }
 
-    /// Waits until there are no arrays but `others`, and says how long it took.
+    /// Waits until only `others` arrays are left, and reports how long that took.
     pub fn wait_until_gone(&mut self, backend: &Directory, others: usize) {
         let Some(mut since) = self.since.take() else { return };
         let mut late = None;
@@ -112,20 +111,20 @@ impl Stopwatch {
             if took > SOON {
                 late = late.or(Some(names - others));
             }
-            assert!(took < PATIENCE, "{} arrays of the dead are still there", names - others);
+            assert!(took < PATIENCE, "{} arrays of dead processes are left", names - others);
             std::thread::sleep(Duration::from_millis(1));
         }
     }
 }
 
-/// How many arrays have a name. Drafts with hidden names are left alone for a minute, by managers too.
+/// Returns how many arrays have a name. Hidden drafts are not counted, since managers leave them alone for a minute.
 fn arrays(backend: &Directory) -> usize {
     backend.list().unwrap().iter().filter(|entry| entry.kind == EntryKind::Array).count()
 }
 
 /// A directory for arrays, and a socket for a manager.
 struct Stage {
-    socket: ManagerSocket, // its manager ends before the arrays go
+    socket: ManagerSocket, // declared first, so that its manager ends before the directory is removed
     place: Place,
 }
 
@@ -134,7 +133,7 @@ impl Stage {
         Self { socket: ManagerSocket::new(), place: place.private() }
     }
 
-    /// A child that uses this stage's manager; with `starts` it starts one if there is none.
+    /// Starts a child that uses this stage's manager. With `starts`, it starts the manager if none runs.
     fn child(&self, role: &str, arguments: &[&str], starts: bool) -> Child {
         let mut command = Command::new(program());
         command.env(ROLE, role).envs(self.place.environment()).args(arguments);
@@ -147,7 +146,7 @@ impl Stage {
     }
 }
 
-/// Has every scenario played; none where there are no managers.
+/// Runs every scenario, or none on platforms without managers.
 pub fn play_all(place: &Place, moments: &mut Moments, rounds: usize) -> Vec<Outcome> {
     let scenarios = SCENARIOS.iter().chain(&OTHERS).enumerate().filter(|_| cfg!(target_os = "linux"));
     scenarios.map(|(number, (scenario, _))| play(place, moments, (scenario, number), rounds)).collect()
@@ -160,7 +159,7 @@ fn play(place: &Place, moments: &mut Moments, (scenario, number): (&'static str,
     println!("{scenario}, with a manager: seed {seed}");
     let arguments = [place.name.to_owned(), number.to_string(), rounds.to_string(), seed.to_string()];
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
-    // When all are killed, none is to begin anew.
+    // When all processes are killed, no client may start another manager.
     let mut director = stage.child("managed-director", &arguments, scenario != OTHERS[1].0);
     loop {
         let line = director.line();
@@ -183,7 +182,7 @@ fn play(place: &Place, moments: &mut Moments, (scenario, number): (&'static str,
     outcome
 }
 
-/// A role: plays a scenario.
+/// A role: runs a scenario.
 fn director(arguments: &[String]) {
     let place = ["shm", "emulated", "hidden"].into_iter().find(|name| *name == arguments[0]).unwrap();
     let numbers: Vec<u64> = arguments[1..].iter().map(|number| number.parse().unwrap()).collect();
@@ -195,11 +194,11 @@ fn director(arguments: &[String]) {
     let mut moments = Moments(Random::new(seed));
     let managed = Some(Stopwatch::default());
     let mut game = Game { meeting: &meeting, moments: &mut moments, removed: 0, managed };
-    // Except where all clients are killed, its own process is one.
+    // The director is a client too, except where all clients are killed.
     if scenario as usize != SCENARIOS.len() + 1 {
         become_client(&backend);
     }
-    // One array that has nothing to do with any of it, held through everything.
+    // An unrelated array, held through the whole scenario.
     let watched = named(&backend, -1.0);
     all_rounds(&mut game, rounds as usize);
     assert!(all(&watched, -1.0));
@@ -209,19 +208,20 @@ fn director(arguments: &[String]) {
     say(format!("end {left} {}", after.map_or("-".to_owned(), |after| after.to_string())));
 }
 
-/// In a director: becomes a client, and starts the manager.
+/// Makes a director a client, and starts the manager.
 fn become_client(backend: &Directory) {
-    // No thread starts a process meanwhile: what is open for writing cannot be executed.
+    // No other thread starts a process meanwhile: its child would inherit the open file, and a file that is open for writing cannot
+    // be executed.
     let path = PathBuf::from(std::env::var_os("NDSHM_MANAGER").unwrap());
     let text = format!("#!/bin/sh\n{ROLE}=manager-client exec '{}' \"$@\"\n", program().display());
     std::fs::write(&path, text).unwrap();
     std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o700)).unwrap();
     join();
     running(backend);
-    eventually("it knows this process", || manager::status(None).unwrap().is_some_and(|status| status.clients > 0));
+    eventually("the client is known", || manager::status(None).unwrap().is_some_and(|status| status.clients > 0));
 }
 
-/// Says again and again that this process is a client, until there is a manager.
+/// Announces this process again and again until a manager answers, and returns its status.
 fn running(backend: &Directory) -> Status {
     let mut found = None;
     eventually("there is a manager", || {
@@ -232,7 +232,7 @@ fn running(backend: &Directory) -> Status {
     found.unwrap()
 }
 
-/// A child that does no more than say that it is there.
+/// A child that only announces itself.
 fn client(arguments: &[String]) {
     let (backend, _channel) = connect(arguments);
     manager::announce(&backend);
@@ -248,7 +248,7 @@ fn manager_is_killed(game: &mut Game<'_>, round: usize) {
     let array: RefcountedArray<f32, Ix2> = channel.receive::<Handle>().unwrap().message.attach().unwrap();
     child.tell("begin");
     std::thread::sleep(Duration::from_micros(game.moments.0.below(5000) as u64));
-    // Either of the two may be the first.
+    // The child dies first in every third round, the manager in the others.
     if round % 3 == 0 {
         game.kill(&mut child);
         send_signal("KILL", manager.pid);
@@ -256,10 +256,10 @@ fn manager_is_killed(game: &mut Game<'_>, round: usize) {
         send_signal("KILL", manager.pid);
         game.kill(&mut child);
     }
-    assert!(all(&array, value), "who lives loses nothing");
+    assert!(all(&array, value), "a living process loses nothing");
     let left = arrays(backend) - 2;
-    // A client that connects to a dying manager cannot know.
-    eventually("it is dead", || manager::status(None).unwrap().is_none_or(|status| status.pid != manager.pid));
+    // A client that connects to a dying manager would not notice its death: wait for that first.
+    eventually("the manager is dead", || manager::status(None).unwrap().is_none_or(|status| status.pid != manager.pid));
     // The next announcement starts another.
     let (mut client, _channel) = game.meeting.child("managed-client", &[]);
     client.expect("announced");
@@ -267,7 +267,7 @@ fn manager_is_killed(game: &mut Game<'_>, round: usize) {
     stopwatch.left += left;
     stopwatch.start();
     stopwatch.wait_until_gone(backend, 2);
-    assert!(all(&array, value), "who lives loses nothing");
+    assert!(all(&array, value), "a living process loses nothing");
     assert_ne!(running(backend).pid, manager.pid);
 }
 
@@ -281,7 +281,7 @@ fn all_are_killed(game: &mut Game<'_>, round: usize) {
     let mut all: Vec<Child> = vec![manager()];
     for number in 0..3 {
         let (child, channel) = game.meeting.child("kill-creator", &[&number.to_string()]);
-        // Never used.
+        // The handle is never used.
         channel.receive::<Handle>().unwrap();
         all.push(child);
     }
@@ -305,26 +305,26 @@ fn all_are_killed(game: &mut Game<'_>, round: usize) {
     }
 }
 
-/// Arrays that the leaver leaves.
+/// How many arrays the leaver leaves to their handles.
 const MANY: usize = 50;
 
-/// When the first of their handles expires, from when the first of them is made.
+/// The time from the first array's creation until the first handle expires.
 const LEFT: Duration = Duration::from_secs(1);
 
-/// A role: makes arrays and handles, and leaves all of it to those.
+/// A role: creates arrays with a handle each, and drops the arrays, so that only the handles keep them.
 fn leaver(_arguments: &[String]) {
     let backend = Place::of_parent("emulated").backend;
     become_client(&backend);
-    // A new manager looks so often that it would find them by itself.
+    // A new manager sweeps so often that it would find the arrays without a reminder.
     std::thread::sleep(Duration::from_millis(10_700).saturating_sub(running(&backend).uptime));
     let before = running(&backend).sweeps;
     let begin = Instant::now();
     for number in 0..MANY {
         let array = named(&backend, 1.0);
-        // However long making them takes, they expire one soon after the other.
+        // The handles expire one millisecond after the other, however long creating the arrays takes.
         let expiry = LEFT + Duration::from_millis(number as u64);
         let options = HandleOptions::new().grace(expiry.saturating_sub(begin.elapsed()));
-        let _unused = array.handle_with(options).unwrap();
+        let _handle = array.handle_with(options).unwrap();
         match number % 3 {
             0 => drop(array),
             1 => array.close().unwrap(),
@@ -340,17 +340,17 @@ fn leaver(_arguments: &[String]) {
     hear();
 }
 
-fn what_a_living_client_leaves_to_a_handle_goes_when_that_expires(place: &Place) {
+fn array_of_an_expired_handle_is_removed(place: &Place) {
     let stage = Stage::new(place);
     let mut leaver = stage.child("managed-leaver", &[], true);
     let said = leaver.line();
     let micros: u64 = said.rsplit(' ').next().unwrap().parse().unwrap();
     println!("{MANY} arrays were gone {micros} us after the last handle had expired");
-    // Without a word they would be found by the look that is taken every ten seconds.
+    // Without a client's reminder, the manager would find the arrays only in its sweep every ten seconds.
     assert!(micros < 8_000_000, "{said}");
     let sweeps: usize = leaver.line().parse().unwrap();
-    println!("{sweeps} looks");
-    assert!(sweeps < MANY, "one word, and few looks, for all of them: {sweeps}");
+    println!("{sweeps} sweeps");
+    assert!(sweeps < MANY, "{sweeps} sweeps for {MANY} arrays");
     leaver.tell("end");
     leaver.finish();
 }

@@ -1,4 +1,4 @@
-//! How a test and its children meet: a socket in a directory that goes with the test, and a look at what each leaves.
+//! Connects a test with its children over a socket in the test's directory, and checks what each process leaves.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -12,20 +12,20 @@ use crate::support::machine::open_files;
 use crate::support::machine::{mappings, open_paths};
 use crate::support::{Place, backend_of_child};
 
-/// How long anything may take that happens at once on an idle machine.
+/// The longest wait for an event that is immediate on an idle machine.
 pub const LONG: Duration = Duration::from_secs(60);
 
-/// How often something is done that is to go well every time: `usual`, or as often as `NDSHM_TEST_ROUNDS` says.
+/// Returns how many rounds to run: `usual`, or the number in `NDSHM_TEST_ROUNDS`.
 pub fn repeats(usual: usize) -> usize {
     std::env::var("NDSHM_TEST_ROUNDS").map_or(usual, |rounds| rounds.parse().expect("a number"))
 }
 
-/// The strategies that this platform has.
+/// Returns the strategies that this platform supports.
 pub fn strategies() -> impl Iterator<Item = SharingStrategy> {
     SharingStrategy::ALL.into_iter().filter(|strategy| strategy.is_supported())
 }
 
-/// A test's directory for arrays, and the socket where its children find it.
+/// A test's directory for arrays, and the socket to which its children connect.
 #[derive(Debug)]
 pub struct Meeting {
     pub place: Place,
@@ -40,19 +40,20 @@ impl Meeting {
         Self { place: place.private(), listener, sockets }
     }
 
-    /// In a child: the place of its parent, and sockets of its own in a directory of the parent's.
+    /// Returns a child's meeting: in the place of its parent, with its own socket below a directory of the parent's.
     pub fn of_parent(place: Place, directory: &Path) -> Self {
         let sockets = tempfile::tempdir_in(directory).expect("a directory for sockets");
         let listener = ChannelListener::bind(sockets.path().join("parent")).expect("a listener");
         Self { place, listener, sockets }
     }
 
-    /// A path for a socket, in the directory that goes with the test.
+    /// Returns a path for a socket, in a directory that is removed after the test.
     pub fn path(&self, name: &str) -> PathBuf {
         self.sockets.path().join(name)
     }
 
-    /// Starts a child, with the path of the test's own socket before its arguments; it connects first of all.
+    /// Starts a child, and returns it with the channel to it. The child gets the socket's path as its first argument, and connects
+    /// first.
     pub fn child(&self, role: &str, arguments: &[&str]) -> (Child, Channel) {
         let path = self.path("parent").display().to_string();
         let child = Child::start(&self.place, role, &[&[path.as_str()], arguments].concat());
@@ -60,29 +61,29 @@ impl Meeting {
         (child, channel)
     }
 
-    /// Makes an array that is shared by this strategy.
+    /// Creates an array with this strategy.
     pub fn share<T: Element>(&self, strategy: SharingStrategy, value: T) -> RefcountedArray<T, Ix2> {
         share(&self.place.backend, strategy, value)
     }
 
-    /// How many names there are, hidden ones included.
+    /// Returns how many names the directory has, including hidden ones.
     pub fn names(&self) -> usize {
         names(&self.place.backend)
     }
 
-    /// Insists that nothing of this test is left in the directory or in this process.
+    /// Asserts that neither the directory nor this process has anything left of this test.
     #[track_caller]
     pub fn is_clean(&self) {
         assert_eq!(Traces::of(&self.place.backend), Traces::default(), "left behind by the test's own process");
     }
 }
 
-/// Every file in a directory.
+/// Returns how many files a directory has.
 pub fn names(backend: &Directory) -> usize {
     std::fs::read_dir(backend.path()).expect("a directory").count()
 }
 
-/// Makes an array of 5 times 5 equal elements.
+/// Creates an array of 5 times 5 equal elements.
 pub fn share<T: Element>(backend: &Directory, strategy: SharingStrategy, value: T) -> RefcountedArray<T, Ix2> {
     options(backend).share_with(strategy, (5, 5), |mut view| view.fill(value)).expect("an array")
 }
@@ -91,18 +92,18 @@ pub fn options<T: Element, D: Dimension>(backend: &Directory) -> CreateOptions<R
     CreateOptions::<RefcountedArray<_, _>>::new().backend(backend.clone())
 }
 
-/// Attaches what was received in whatever place.
+/// Attaches to a received array.
 #[track_caller]
 pub fn attach<T: Element>(received: ReceivedArray) -> RefcountedArray<T, Ix2> {
-    received.attach().expect("it can be attached")
+    received.attach().expect("a received array attaches")
 }
 
-/// Whether every element is this.
+/// Returns whether every element has this value.
 pub fn all<T: Element + PartialEq>(array: &RefcountedArray<T, Ix2>, value: T) -> bool {
     array.read().expect("a guard").iter().all(|element| *element == value)
 }
 
-/// Insists that what is written in one is seen in the other, both ways.
+/// Asserts that each array shows what was written through the other.
 #[track_caller]
 pub fn assert_same_memory(one: &RefcountedArray<f32, Ix2>, other: &RefcountedArray<f32, Ix2>) {
     for (from, to) in [(one, other), (other, one)] {
@@ -112,8 +113,8 @@ pub fn assert_same_memory(one: &RefcountedArray<f32, Ix2>, other: &RefcountedArr
     }
 }
 
-/// What a directory of arrays has, and what leads there from this process. Other tests run in it at the same time, but in
-/// directories of their own.
+/// The names in a directory of arrays, and this process's descriptors and mappings of its files. Other tests run in this process
+/// at the same time, but in their own directories.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Traces {
     names: Vec<String>,
@@ -129,12 +130,12 @@ impl Traces {
         Self { names, ..Self::of_process(backend) }
     }
 
-    /// How many descriptors of this process lead there.
+    /// Returns how many descriptors of this process lead there.
     pub fn descriptors(&self) -> usize {
         self.descriptors.len()
     }
 
-    /// What leads from this process to arrays in the directory, named or not.
+    /// Returns this process's descriptors and mappings of arrays in the directory, named or not.
     fn of_process(backend: &Directory) -> Self {
         let directory = format!("{}/", backend.path().display());
         let paths = open_paths("self").into_iter().map(|path| path.display().to_string());
@@ -143,11 +144,11 @@ impl Traces {
     }
 }
 
-/// In a child: connects to the process that the first argument names, does something, and insists that neither a descriptor nor a
-/// mapping is left of it.
+/// Runs an action in a child that is connected to the socket in the first argument. Asserts that the action leaves no descriptor
+/// and no mapping.
 pub fn leaving_nothing(arguments: &[String], act: impl FnOnce(&Directory, Channel)) {
     let backend = backend_of_child();
-    let _probed = backend.lock_survives_close().expect("a directory");
+    let _ = backend.lock_survives_close().expect("a directory"); // the first call probes with open files: not to be counted below
     let before = open_files();
     act(&backend, Channel::connect(&arguments[0]).expect("the parent listens"));
     assert_eq!(Traces::of_process(&backend), Traces::default(), "left behind by a child");

@@ -1,4 +1,4 @@
-//! Messages with arrays: many in one, in order; what does not fit is given back; what no process wants is given up.
+//! Messages with arrays: many arrays in one message, in order; failed attachments return the array; dropped arrays are released.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -14,7 +14,7 @@ use crate::support::Place;
 use crate::support::child::Role;
 use crate::tests;
 
-/// Long enough to see that a process waits.
+/// Long enough to show that a process is waiting.
 const A_WHILE: Duration = Duration::from_millis(50);
 
 pub fn trials(place: &Place) -> Vec<Trial> {
@@ -22,15 +22,15 @@ pub fn trials(place: &Place) -> Vec<Trial> {
         "sharing",
         "messages",
         tests![
-            two_hundred_arrays_of_both_strategies_arrive_in_order_in_one_message,
-            an_array_of_another_type_is_given_back_and_can_be_attached_rightly,
-            an_array_that_nobody_wants_is_given_up_at_once,
-            a_message_of_another_type_stays_until_it_is_received_or_skipped,
-            a_message_that_cannot_be_sent_leaves_nothing_on_its_way,
-            both_directions_are_used_by_many_threads_at_once,
-            waiting_ends_when_the_time_is_over_and_nothing_is_lost,
-            a_closed_end_is_noticed_at_once_and_what_was_sent_before_arrives,
-            a_handle_travels_in_a_message_and_is_good_once,
+            two_hundred_arrays_arrive_in_order_in_one_message,
+            failed_attach_gives_the_received_array_back,
+            dropped_received_array_is_released_at_once,
+            message_of_another_type_stays_until_received_or_skipped,
+            failed_send_leaves_nothing_in_flight,
+            many_threads_use_both_directions_at_once,
+            timeouts_lose_no_complete_message,
+            earlier_messages_arrive_before_the_close_is_noticed,
+            handle_in_a_message_works_once,
         ],
     )
 }
@@ -39,7 +39,7 @@ pub const ROLES: &[(&str, Role)] = &[("send-mixed", send_mixed), ("answer", answ
 
 const MANY: usize = 200;
 
-/// A child that sends many arrays in one message, by turns of both strategies.
+/// A child that sends many arrays in one message, alternating the strategies.
 fn send_mixed(arguments: &[String]) {
     leaving_nothing(arguments, |backend, channel| {
         let strategy = |number: usize| strategies().nth(number % strategies().count()).unwrap();
@@ -51,7 +51,7 @@ fn send_mixed(arguments: &[String]) {
     });
 }
 
-fn two_hundred_arrays_of_both_strategies_arrive_in_order_in_one_message(place: &Place) {
+fn two_hundred_arrays_arrive_in_order_in_one_message(place: &Place) {
     let meeting = Meeting::new(place);
     let (child, channel) = meeting.child("send-mixed", &[]);
     let received = channel.receive::<usize>().unwrap();
@@ -65,12 +65,12 @@ fn two_hundred_arrays_of_both_strategies_arrive_in_order_in_one_message(place: &
     assert_eq!(named, MANY / strategies().count());
     channel.send(&(), &[]).unwrap();
     child.finish();
-    assert_eq!(meeting.names(), named, "the sender has gone, we have them");
+    assert_eq!(meeting.names(), named, "the sender has ended, and this process holds the arrays");
     drop(arrays);
     meeting.is_clean();
 }
 
-fn an_array_of_another_type_is_given_back_and_can_be_attached_rightly(place: &Place) {
+fn failed_attach_gives_the_received_array_back(place: &Place) {
     for strategy in strategies() {
         let meeting = Meeting::new(place);
         let (here, there) = Channel::pair().unwrap();
@@ -91,7 +91,7 @@ fn an_array_of_another_type_is_given_back_and_can_be_attached_rightly(place: &Pl
     }
 }
 
-fn an_array_that_nobody_wants_is_given_up_at_once(place: &Place) {
+fn dropped_received_array_is_released_at_once(place: &Place) {
     for strategy in strategies() {
         let meeting = Meeting::new(place);
         let (here, there) = Channel::pair().unwrap();
@@ -109,7 +109,7 @@ fn an_array_that_nobody_wants_is_given_up_at_once(place: &Place) {
     }
 }
 
-fn a_message_of_another_type_stays_until_it_is_received_or_skipped(place: &Place) {
+fn message_of_another_type_stays_until_received_or_skipped(place: &Place) {
     for strategy in strategies() {
         let meeting = Meeting::new(place);
         let (here, there) = Channel::pair().unwrap();
@@ -133,12 +133,12 @@ fn a_message_of_another_type_stays_until_it_is_received_or_skipped(place: &Place
     }
 }
 
-fn a_message_that_cannot_be_sent_leaves_nothing_on_its_way(place: &Place) {
+fn failed_send_leaves_nothing_in_flight(place: &Place) {
     let meeting = Meeting::new(place);
     let (here, there) = Channel::pair().unwrap();
     let arrays: Vec<_> = strategies().map(|strategy| meeting.share(strategy, 1_f32)).collect();
     let all: Vec<&dyn Shareable> = arrays.iter().map(|array| array as _).collect();
-    // Few and long numbers: writing 65 MiB as JSON takes its time.
+    // Long numbers, because few of them make 65 MiB of JSON faster.
     let error = here.send(&vec![u128::MAX; (65 << 20) / 40], &all).unwrap_err();
     assert!(error.is_protocol(), "{error}");
     let not_json = std::collections::BTreeMap::from([((1, 2), 3)]);
@@ -146,9 +146,9 @@ fn a_message_that_cannot_be_sent_leaves_nothing_on_its_way(place: &Place) {
     assert!(error.is_protocol() && error.to_string().contains("JSON"), "{error}");
     assert!(arrays.iter().all(|array| array.in_flight() == 0));
     here.send("good", &all).unwrap();
-    assert_eq!(there.receive::<String>().unwrap().message, "good", "what was refused was not sent in part");
+    assert_eq!(there.receive::<String>().unwrap().message, "good", "no part of a refused message was sent");
     drop(there);
-    // A process that another test is just spawning may have a copy of that end for a moment: this waits for it.
+    // A child that another test is spawning may have a copy of that end until its program runs. This waits for its close.
     assert!(here.receive::<()>().unwrap_err().is_closed());
     let error = here.send("too late", &all).unwrap_err();
     assert!(error.is_closed(), "{error}");
@@ -157,7 +157,7 @@ fn a_message_that_cannot_be_sent_leaves_nothing_on_its_way(place: &Place) {
     meeting.is_clean();
 }
 
-/// A child that adds one to each array it gets and sends it back, in two threads, until there are no more.
+/// A child that adds one to each received array and sends it back, in two threads, until the channel closes.
 fn answer(arguments: &[String]) {
     leaving_nothing(arguments, |_, channel| {
         std::thread::scope(|scope| {
@@ -175,7 +175,7 @@ fn answer(arguments: &[String]) {
     });
 }
 
-fn both_directions_are_used_by_many_threads_at_once(place: &Place) {
+fn many_threads_use_both_directions_at_once(place: &Place) {
     const THREADS: usize = 4;
     const EACH: usize = 50;
     let meeting = Meeting::new(place);
@@ -206,7 +206,7 @@ fn both_directions_are_used_by_many_threads_at_once(place: &Place) {
     meeting.is_clean();
 }
 
-fn waiting_ends_when_the_time_is_over_and_nothing_is_lost(place: &Place) {
+fn timeouts_lose_no_complete_message(place: &Place) {
     let meeting = Meeting::new(place);
     let (here, there) = Channel::pair().unwrap();
     let begin = Instant::now();
@@ -214,12 +214,12 @@ fn waiting_ends_when_the_time_is_over_and_nothing_is_lost(place: &Place) {
     assert!(begin.elapsed() >= A_WHILE);
     assert!(there.receive_timeout::<()>(Duration::ZERO).unwrap_err().is_timed_out());
     let array = meeting.share(SharingStrategy::FileSystem, 1_f32);
-    // No process receives: in the end the socket is full. The messages in flight are whole except the last.
+    // No process receives, so that the socket fills up. The last message is sent only in part.
     let long = "x".repeat(1 << 16);
     let mut sent = 0;
     while here.send_timeout(&long, &[&array], A_WHILE).is_ok() {
         sent += 1;
-        assert!(sent < 120, "no socket takes as much");
+        assert!(sent < 120, "more than any socket buffers");
     }
     assert_eq!(array.in_flight(), sent, "an array that was not sent is not in flight");
     for _ in 0..sent {
@@ -227,7 +227,7 @@ fn waiting_ends_when_the_time_is_over_and_nothing_is_lost(place: &Place) {
         assert_eq!((received.message.len(), received.arrays.len()), (1 << 16, 1));
     }
     assert_eq!(array.in_flight(), 0);
-    // Half a message was sent: that direction is over, and the other is not.
+    // The partial message ends that direction. The other direction still works.
     assert!(there.receive::<String>().unwrap_err().is_closed());
     assert!(here.send("more", &[]).unwrap_err().is_protocol());
     there.send("still", &[&array]).unwrap();
@@ -236,7 +236,7 @@ fn waiting_ends_when_the_time_is_over_and_nothing_is_lost(place: &Place) {
     meeting.is_clean();
 }
 
-fn a_closed_end_is_noticed_at_once_and_what_was_sent_before_arrives(place: &Place) {
+fn earlier_messages_arrive_before_the_close_is_noticed(place: &Place) {
     for strategy in strategies() {
         let meeting = Meeting::new(place);
         let (here, there) = Channel::pair().unwrap();
@@ -257,7 +257,7 @@ fn a_closed_end_is_noticed_at_once_and_what_was_sent_before_arrives(place: &Plac
     }
 }
 
-fn a_handle_travels_in_a_message_and_is_good_once(place: &Place) {
+fn handle_in_a_message_works_once(place: &Place) {
     let meeting = Meeting::new(place);
     let (here, there) = Channel::pair().unwrap();
     let array = meeting.share(SharingStrategy::FileSystem, 2_f32);

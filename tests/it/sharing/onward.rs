@@ -1,4 +1,4 @@
-//! Arrays that travel on: through a process that ends, into a new pool, from one strategy to the other without a copy.
+//! Forwarded arrays: through a process that ends, to new workers, and from one strategy to the other without a copy.
 
 use libtest_mimic::Trial;
 use ndarray::Ix2;
@@ -15,24 +15,21 @@ pub fn trials(place: &Place) -> Vec<Trial> {
         "sharing",
         "onward",
         tests![
-            an_array_whose_maker_has_gone_is_shared_on,
-            an_array_whose_maker_was_killed_is_shared_on,
-            a_new_pool_gets_the_array_of_an_old_one,
+            array_is_forwarded_after_its_creator_ends,
+            array_is_forwarded_after_its_creator_is_killed,
+            new_workers_get_an_array_of_earlier_workers,
             a_named_array_goes_by_descriptor_without_a_copy,
-            what_came_by_descriptor_is_shared_on_when_all_before_have_gone,
-            a_frozen_array_is_sent_on_until_its_descriptor_is_given_up,
-            the_strategy_set_at_run_time_is_that_of_new_arrays_only,
+            array_by_descriptor_outlives_its_earlier_holders,
+            frozen_array_is_forwarded_while_it_has_a_descriptor,
+            strategy_set_at_run_time_affects_new_arrays_only,
         ],
     );
-    // What has been linked once, as a hidden draft has, can never be linked again.
+    // A file that had a name, as a hidden draft has, cannot be linked again after its removal.
     if !place.has_hidden_drafts() {
         trials.extend(place.trials(
             "sharing",
             "onward",
-            tests![
-                a_nameless_array_goes_by_name_without_a_copy,
-                a_nameless_array_gets_its_name_from_whoever_has_it_last,
-            ],
+            tests![a_nameless_array_goes_by_name_without_a_copy, last_holder_can_name_a_nameless_array,],
         ));
     }
     trials
@@ -41,7 +38,7 @@ pub fn trials(place: &Place) -> Vec<Trial> {
 pub const ROLES: &[(&str, Role)] =
     &[("make-and-send", make_and_send), ("pass-on", pass_on), ("set-strategy", set_strategy)];
 
-/// A child that makes an array, sends it, lets go of it, and ends when it is told to.
+/// A child that creates an array, sends it, drops it, and ends when it is told to.
 fn make_and_send(arguments: &[String]) {
     leaving_nothing(arguments, |backend, channel| {
         let array = share(backend, arguments[1].parse().unwrap(), 3_f32);
@@ -52,8 +49,7 @@ fn make_and_send(arguments: &[String]) {
     });
 }
 
-/// A child that waits for a connection, and passes what it gets there on to the test; it holds it until it is told to
-/// go.
+/// A child that receives an array over a connection of its own, holds it until it is told to go on, and forwards it to the test.
 fn pass_on(arguments: &[String]) {
     leaving_nothing(arguments, |_, channel| {
         let listener = ChannelListener::bind(&arguments[1]).unwrap();
@@ -71,7 +67,7 @@ fn pass_on(arguments: &[String]) {
     });
 }
 
-/// A makes an array and sends it to B; when A has gone, B sends it to the test, and goes too.
+/// A creates an array and sends it to B. After A's end, B sends it to the test, and ends too.
 fn through_two(place: &Place, mut end_of_a: impl FnMut(Child)) {
     for strategy in strategies() {
         let meeting = Meeting::new(place);
@@ -100,18 +96,18 @@ fn through_two(place: &Place, mut end_of_a: impl FnMut(Child)) {
     }
 }
 
-fn an_array_whose_maker_has_gone_is_shared_on(place: &Place) {
+fn array_is_forwarded_after_its_creator_ends(place: &Place) {
     through_two(place, |mut a| {
         a.tell("go");
         a.finish();
     });
 }
 
-fn an_array_whose_maker_was_killed_is_shared_on(place: &Place) {
+fn array_is_forwarded_after_its_creator_is_killed(place: &Place) {
     through_two(place, |mut a| a.kill());
 }
 
-fn a_new_pool_gets_the_array_of_an_old_one(place: &Place) {
+fn new_workers_get_an_array_of_earlier_workers(place: &Place) {
     for strategy in strategies() {
         let meeting = Meeting::new(place);
         let array = meeting.share(strategy, 0_f32);
@@ -123,7 +119,7 @@ fn a_new_pool_gets_the_array_of_an_old_one(place: &Place) {
                 assert_eq!(channel.receive::<f32>().unwrap().message, 25.0 * value);
                 assert!(all(&array, value));
             }
-            // One pool ends in good order, the next is killed.
+            // The workers of every second pool are killed, the others end normally.
             for (mut child, channel) in workers {
                 if pool % 2 == 0 {
                     child.kill();
@@ -139,7 +135,7 @@ fn a_new_pool_gets_the_array_of_an_old_one(place: &Place) {
     }
 }
 
-/// Sends an array by a strategy, and receives it.
+/// Sends an array by a strategy, and attaches to the received one.
 fn sent_by(strategy: SharingStrategy, array: &RefcountedArray<f32, Ix2>) -> RefcountedArray<f32, Ix2> {
     let (here, there) = Channel::pair().unwrap();
     here.send(&(), &[&array.by(strategy)]).unwrap();
@@ -178,7 +174,7 @@ fn a_named_array_goes_by_descriptor_without_a_copy(place: &Place) {
     meeting.is_clean();
 }
 
-fn what_came_by_descriptor_is_shared_on_when_all_before_have_gone(place: &Place) {
+fn array_by_descriptor_outlives_its_earlier_holders(place: &Place) {
     for strategy in strategies().filter(|_| SharingStrategy::FileDescriptor.is_supported()) {
         let meeting = Meeting::new(place);
         let array = meeting.share(strategy, 1_f32);
@@ -199,12 +195,12 @@ fn what_came_by_descriptor_is_shared_on_when_all_before_have_gone(place: &Place)
     }
 }
 
-fn a_nameless_array_gets_its_name_from_whoever_has_it_last(place: &Place) {
+fn last_holder_can_name_a_nameless_array(place: &Place) {
     let meeting = Meeting::new(place);
     let array = meeting.share(SharingStrategy::FileDescriptor, 1_f32);
     let (here, there) = Channel::pair().unwrap();
     here.send(&(), &[&array]).unwrap();
-    drop(array); // only the socket has it now
+    drop(array); // only the message in the socket holds it now
     let [received] = <[_; 1]>::try_from(there.receive::<()>().unwrap().arrays).unwrap();
     let array = attach::<f32>(received);
     assert_eq!(array.refcount(), 1);
@@ -215,7 +211,7 @@ fn a_nameless_array_gets_its_name_from_whoever_has_it_last(place: &Place) {
     meeting.is_clean();
 }
 
-fn a_frozen_array_is_sent_on_until_its_descriptor_is_given_up(place: &Place) {
+fn frozen_array_is_forwarded_while_it_has_a_descriptor(place: &Place) {
     let meeting = Meeting::new(place);
     let (here, there) = Channel::pair().unwrap();
     let mut frozen = match FrozenArray::<f32, _>::create_with((2, 3), |mut view| view.fill(1.5)) {
@@ -248,7 +244,10 @@ fn set_strategy(arguments: &[String]) {
             strategy.set_current().unwrap();
             assert_eq!(SharingStrategy::current().unwrap(), strategy);
             arrays.push((strategy, ndarray_shm::counted::to_shared(&ordinary).unwrap()));
-            assert!(arrays.iter().all(|(then, array)| array.strategy() == *then), "those that exist stay as they are");
+            assert!(
+                arrays.iter().all(|(then, array)| array.strategy() == *then),
+                "existing arrays keep their strategy"
+            );
         }
         let all: Vec<_> = arrays.iter().map(|(_, array)| array as _).collect();
         let words: Vec<&str> = arrays.iter().map(|(strategy, _)| strategy.as_str()).collect();
@@ -257,7 +256,7 @@ fn set_strategy(arguments: &[String]) {
     });
 }
 
-fn the_strategy_set_at_run_time_is_that_of_new_arrays_only(place: &Place) {
+fn strategy_set_at_run_time_affects_new_arrays_only(place: &Place) {
     let meeting = Meeting::new(place);
     let (child, channel) = meeting.child("set-strategy", &[]);
     let received = channel.receive::<Vec<String>>().unwrap();

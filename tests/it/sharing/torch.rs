@@ -1,5 +1,6 @@
-//! What torch's `test_multiprocessing.py` and Paddle's `test_paddle_multiprocessing.py` hold, by the names of their tests,
-//! each five times (`NDSHM_TEST_ROUNDS` says more) and with both strategies, with a leak checker around all of them.
+//! The promises of torch's `test_multiprocessing.py` and Paddle's `test_paddle_multiprocessing.py`, under the names of their tests.
+//!
+//! Each test runs five times (`NDSHM_TEST_ROUNDS` sets another number) with both strategies, and each round checks for leaks.
 
 use std::fmt::Debug;
 
@@ -18,16 +19,16 @@ pub fn trials(place: &Place) -> Vec<Trial> {
         "sharing",
         "torch",
         tests![
-            sharing_a_child_fills_and_the_parent_sees_it_when_the_child_has_gone,
-            sharing_an_array_that_is_received_twice_is_one_memory,
-            preserve_sharing_many_references_in_one_message_are_one_memory,
+            sharing_parent_sees_writes_after_the_child_ends,
+            sharing_array_received_twice_is_one_memory,
+            preserve_sharing_references_in_one_message_are_one_memory,
             pool_two_workers_fill_in_place_and_return_values,
-            fs_no_name_before_sharing_a_name_after_and_none_in_the_end,
-            is_shared_tells_what_others_can_reach,
+            fs_name_exists_only_while_the_array_is_shared,
+            is_shared_reports_strategy_and_attachment,
             empty_arrays_are_shared,
             integer_without_axes_is_shared,
-            what_cannot_be_shared_is_refused_at_once,
-            paddle_values_of_four_types_arrive_and_no_file_stays,
+            send_beyond_the_limit_of_handles_is_refused,
+            paddle_values_of_four_types_arrive,
         ],
     )
 }
@@ -40,7 +41,7 @@ pub const ROLES: &[(&str, Role)] = &[
     ("send-values", send_values),
 ];
 
-/// Runs a test with each strategy, again and again, and insists that nothing is left after it.
+/// Runs a test several times with each strategy, and asserts after each round that nothing is left.
 fn repeatedly(place: &Place, test: impl Fn(&Meeting, SharingStrategy)) {
     for strategy in strategies() {
         for _ in 0..repeats(5) {
@@ -51,7 +52,7 @@ fn repeatedly(place: &Place, test: impl Fn(&Meeting, SharingStrategy)) {
     }
 }
 
-/// A child that fills what it gets with what it is told, and ends.
+/// A child that fills the arrays of one message with the message's number, and ends.
 fn simple_fill(arguments: &[String]) {
     leaving_nothing(arguments, |_, channel| {
         let received = channel.receive::<f32>().unwrap();
@@ -61,7 +62,7 @@ fn simple_fill(arguments: &[String]) {
     });
 }
 
-fn sharing_a_child_fills_and_the_parent_sees_it_when_the_child_has_gone(place: &Place) {
+fn sharing_parent_sees_writes_after_the_child_ends(place: &Place) {
     repeatedly(place, |meeting, strategy| {
         let array = meeting.share(strategy, 0_f32);
         let (child, channel) = meeting.child("simple-fill", &[]);
@@ -72,7 +73,7 @@ fn sharing_a_child_fills_and_the_parent_sees_it_when_the_child_has_gone(place: &
     });
 }
 
-/// A child that sends the same array twice, lets go of it, and stays until it is told to go.
+/// A child that sends the same array twice, drops it, and stays until it is told to go.
 fn send_and_delete(arguments: &[String]) {
     leaving_nothing(arguments, |backend, channel| {
         let array = share(backend, arguments[1].parse().unwrap(), 1_f32);
@@ -84,7 +85,7 @@ fn send_and_delete(arguments: &[String]) {
     });
 }
 
-fn sharing_an_array_that_is_received_twice_is_one_memory(place: &Place) {
+fn sharing_array_received_twice_is_one_memory(place: &Place) {
     repeatedly(place, |meeting, strategy| {
         let (child, channel) = meeting.child("send-and-delete", &[strategy.as_str()]);
         let [one, other] = [0, 1].map(|number| {
@@ -100,7 +101,7 @@ fn sharing_an_array_that_is_received_twice_is_one_memory(place: &Place) {
     });
 }
 
-fn preserve_sharing_many_references_in_one_message_are_one_memory(place: &Place) {
+fn preserve_sharing_references_in_one_message_are_one_memory(place: &Place) {
     repeatedly(place, |meeting, strategy| {
         let (here, there) = Channel::pair().unwrap();
         let (array, another) = (meeting.share(strategy, 1_f32), meeting.share(strategy, 2_f32));
@@ -108,16 +109,16 @@ fn preserve_sharing_many_references_in_one_message_are_one_memory(place: &Place)
         let received = there.receive::<String>().unwrap();
         assert_eq!(received.message, "references");
         let got: Vec<_> = received.arrays.into_iter().map(attach::<f32>).collect();
-        assert!(all(&got[2], 2.0), "the other one, in its place");
+        assert!(all(&got[2], 2.0), "the other array, in its place");
         for same in [&got[0], &got[1], &got[3], &got[4]] {
             assert_same_memory(same, &array);
             assert_same_memory(same, &got[4]);
         }
-        assert!(all(&got[2], 2.0), "and untouched");
+        assert!(all(&got[2], 2.0), "the other array is unchanged");
     });
 }
 
-/// A worker that fills arrays in place with their number, and answers with the sum, until there are no more.
+/// A worker that fills each received array in place with its message's number and answers with the sum, until the channel closes.
 fn fill_pool(arguments: &[String]) {
     leaving_nothing(arguments, |_, channel| {
         while let Ok(received) = channel.receive::<f32>() {
@@ -150,11 +151,11 @@ fn pool_two_workers_fill_in_place_and_return_values(place: &Place) {
     });
 }
 
-fn fs_no_name_before_sharing_a_name_after_and_none_in_the_end(place: &Place) {
+fn fs_name_exists_only_while_the_array_is_shared(place: &Place) {
     repeatedly(place, |meeting, _| {
         let hidden = usize::from(meeting.place.has_hidden_drafts());
         let fill = |mut view: ndarray::ArrayViewMut2<'_, f32>| {
-            assert_eq!(meeting.names(), hidden, "a draft has no name that others could find");
+            assert_eq!(meeting.names(), hidden, "a draft has no public name");
             view.fill(1.0);
         };
         let array = options(&meeting.place.backend).share_with(SharingStrategy::FileSystem, (5, 5), fill).unwrap();
@@ -171,7 +172,7 @@ fn fs_no_name_before_sharing_a_name_after_and_none_in_the_end(place: &Place) {
     });
 }
 
-fn is_shared_tells_what_others_can_reach(place: &Place) {
+fn is_shared_reports_strategy_and_attachment(place: &Place) {
     repeatedly(place, |meeting, strategy| {
         let original = Array2::<f32>::ones((5, 5));
         let array = options(&meeting.place.backend).share_with(strategy, (5, 5), |mut view| view.assign(&original));
@@ -188,7 +189,7 @@ fn is_shared_tells_what_others_can_reach(place: &Place) {
     });
 }
 
-/// A child that sends everything back that it gets, until there is no more.
+/// A child that sends every received array back, until the channel closes.
 fn send_back(arguments: &[String]) {
     leaving_nothing(arguments, |_, channel| {
         while let Ok(received) = channel.receive::<String>() {
@@ -205,7 +206,7 @@ fn send_back(arguments: &[String]) {
     });
 }
 
-/// Returns what was sent, in words.
+/// Sends a received array back, and returns the message that was sent with it.
 fn send_again<T: Element>(channel: &Channel, array: ndarray_shm::counted::ReceivedArray) -> String {
     let array = array.attach::<T, IxDyn>().unwrap();
     let message = format!("{} {:?} {}", array.dtype(), array.shape(), array.order());
@@ -213,7 +214,7 @@ fn send_again<T: Element>(channel: &Channel, array: ndarray_shm::counted::Receiv
     message
 }
 
-/// Sends an array there and back again.
+/// Sends an array to a child that sends it back, and asserts that it is the same.
 fn there_and_back<T: Element + PartialEq + Debug>(
     meeting: &Meeting,
     channel: &Channel,
@@ -224,7 +225,7 @@ fn there_and_back<T: Element + PartialEq + Debug>(
     let layout = IxDyn(shape).set_f(order == Order::F);
     let fill = |mut view: ndarray::ArrayViewMutD<'_, T>| view.fill(value);
     let array = options(&meeting.place.backend).share_with(strategy, layout, fill).unwrap();
-    // Where both orders are the same bytes it is said to be C.
+    // Where both orders have the same bytes, the array reports C.
     let order = array.order();
     let message = format!("{} {shape:?} {order}", T::DTYPE);
     channel.send(&message, &[&array]).unwrap();
@@ -261,7 +262,7 @@ fn integer_without_axes_is_shared(place: &Place) {
     });
 }
 
-fn what_cannot_be_shared_is_refused_at_once(place: &Place) {
+fn send_beyond_the_limit_of_handles_is_refused(place: &Place) {
     repeatedly(place, |meeting, strategy| {
         let (here, there) = Channel::pair().unwrap();
         let array = meeting.share(strategy, 1_f32);
@@ -282,7 +283,7 @@ fn what_cannot_be_shared_is_refused_at_once(place: &Place) {
     });
 }
 
-/// The element that an array of this type has at a place.
+/// Returns the element at a place of a sample array.
 fn value<T: From<i16>>(at: (usize, usize)) -> T {
     T::from(i16::try_from(at.0 * 100 + at.1).expect("a small number") - 250)
 }
@@ -296,7 +297,7 @@ fn is_sample<T: Element + From<i16> + PartialEq>(array: &RefcountedArray<T, Ix2>
     array.shape() == [6, 7] && array.read().unwrap().indexed_iter().all(|(at, v)| *v == value(at))
 }
 
-/// A child that sends an array of each type, and adds one to each when it has been heard.
+/// A child that sends an array of each type, and adds one to each element after the answer.
 fn send_values(arguments: &[String]) {
     leaving_nothing(arguments, |backend, channel| {
         let strategy = arguments[1].parse().unwrap();
@@ -311,7 +312,7 @@ fn send_values(arguments: &[String]) {
     });
 }
 
-fn paddle_values_of_four_types_arrive_and_no_file_stays(place: &Place) {
+fn paddle_values_of_four_types_arrive(place: &Place) {
     repeatedly(place, |meeting, strategy| {
         let (child, channel) = meeting.child("send-values", &[strategy.as_str()]);
         let received = channel.receive::<String>().unwrap();

@@ -1,4 +1,4 @@
-//! Senders that are killed, and senders that lie.
+//! Killed senders, and senders of false messages.
 
 use std::time::{Duration, Instant};
 
@@ -17,12 +17,12 @@ pub fn trials(place: &Place) -> Vec<Trial> {
         "sharing",
         "troubles",
         tests![
-            an_array_arrives_although_its_sender_was_killed,
-            a_handle_of_a_killed_sender_that_nobody_takes_expires,
-            a_sender_killed_in_the_middle_of_a_message_sent_nothing,
-            a_stranger_who_promises_arrays_that_do_not_come_ends_the_channel,
-            what_a_message_says_about_an_array_is_held_against_the_array,
-            what_was_received_goes_when_its_channel_does,
+            array_of_a_killed_sender_arrives,
+            unused_handle_in_a_message_expires,
+            partial_message_of_a_killed_sender_never_arrives,
+            forged_messages_are_refused,
+            array_description_in_a_message_is_checked,
+            closed_channel_leaves_unread_handles_in_flight,
         ],
     );
     if cfg!(target_os = "linux") {
@@ -30,9 +30,9 @@ pub fn trials(place: &Place) -> Vec<Trial> {
             "sharing",
             "troubles",
             tests![
-                a_descriptor_of_something_else_is_no_array,
-                the_holes_of_an_array_that_came_by_descriptor_are_filled,
-                a_descriptor_from_a_directory_that_is_not_here_is_attached_all_the_same,
+                descriptor_of_another_file_is_refused,
+                holes_of_an_array_received_by_descriptor_are_filled,
+                descriptor_attaches_without_the_senders_directory,
             ],
         ));
     }
@@ -41,7 +41,7 @@ pub fn trials(place: &Place) -> Vec<Trial> {
 
 pub const ROLES: &[(&str, Role)] = &[("send-and-hang", send_and_hang), ("send-for-ever", send_for_ever)];
 
-/// A child that sends an array, holds it, and never ends.
+/// A child that sends an array, and holds it until it is killed.
 fn send_and_hang(arguments: &[String]) {
     leaving_nothing(arguments, |backend, channel| {
         let array = share(backend, arguments[1].parse().unwrap(), 8_f32);
@@ -51,10 +51,10 @@ fn send_and_hang(arguments: &[String]) {
     });
 }
 
-fn an_array_arrives_although_its_sender_was_killed(place: &Place) {
+fn array_of_a_killed_sender_arrives(place: &Place) {
     for strategy in strategies() {
-        // A process that another test is just spawning has a copy of every descriptor until its program runs, and with it the
-        // lease: then dropping leaves the name to the next reclaim. That happens once in dozens of rounds.
+        // A child that another test is spawning has a copy of every descriptor until its program runs, and so keeps the dead
+        // sender's lease. Then dropping the array leaves its name to the next reclaim. That happens once in dozens of rounds.
         assert!((0..10).any(|_| dropping_removes_what_a_killed_sender_sent(place, strategy)), "{strategy}");
     }
 }
@@ -71,7 +71,7 @@ fn dropping_removes_what_a_killed_sender_sent(place: &Place, strategy: SharingSt
     let array = attach::<f32>(received.arrays.into_iter().next().unwrap());
     assert!(all(&array, 8.0));
     assert!(channel.receive::<String>().unwrap_err().is_closed());
-    drop(array); // the dead are still counted, and dead
+    drop(array); // the dead sender is still counted, and must not keep the name
     let removed = meeting.names() == 0;
     eventually("no process has a copy of a descriptor", || {
         Reclaim::new().run(&meeting.place.backend).unwrap();
@@ -81,7 +81,7 @@ fn dropping_removes_what_a_killed_sender_sent(place: &Place, strategy: SharingSt
     removed
 }
 
-fn a_handle_of_a_killed_sender_that_nobody_takes_expires(place: &Place) {
+fn unused_handle_in_a_message_expires(place: &Place) {
     let meeting = Meeting::new(place);
     let array = meeting.share(SharingStrategy::FileSystem, 1_f32);
     let grace = Duration::from_millis(200);
@@ -92,7 +92,7 @@ fn a_handle_of_a_killed_sender_that_nobody_takes_expires(place: &Place) {
     drop(array);
     let names = meeting.names();
     assert!(names == 1 || begin.elapsed() >= grace, "{names}");
-    eventually("it expires", || {
+    eventually("the handle expires", || {
         Reclaim::new().run(&meeting.place.backend).unwrap();
         meeting.names() == 0
     });
@@ -102,7 +102,7 @@ fn a_handle_of_a_killed_sender_that_nobody_takes_expires(place: &Place) {
     meeting.is_clean();
 }
 
-/// A child that sends a message that is longer than any socket takes, with an array of each strategy.
+/// A child that sends a message that exceeds every socket buffer, with an array of each strategy.
 fn send_for_ever(arguments: &[String]) {
     leaving_nothing(arguments, |backend, channel| {
         let arrays: Vec<RefcountedArray<f32, Ix2>> =
@@ -115,45 +115,45 @@ fn send_for_ever(arguments: &[String]) {
     });
 }
 
-fn a_sender_killed_in_the_middle_of_a_message_sent_nothing(place: &Place) {
+fn partial_message_of_a_killed_sender_never_arrives(place: &Place) {
     let meeting = Meeting::new(place);
     let (mut child, channel) = meeting.child("send-for-ever", &[]);
     child.expect("begins");
     assert_eq!(channel.receive::<String>().unwrap().message, "small");
-    // It is in the middle when part of the message has come, and cannot end: no process takes the rest.
+    // Once a part has arrived, the sender is in the middle of the message. It stays there, since no process receives the rest.
     let socket = channel.into_socket();
     eventually("the message begins", || {
         let flags = rustix::net::RecvFlags::PEEK | rustix::net::RecvFlags::DONTWAIT;
         rustix::net::recv(&socket, &mut [0; 64], flags).is_ok_and(|(_, arrived)| arrived > 0)
     });
     let channel = Channel::from_socket(socket).unwrap();
-    assert_eq!(child.line_within(Duration::from_millis(20)), None, "it has not ended");
+    assert_eq!(child.line_within(Duration::from_millis(20)), None, "the message is not complete");
     child.kill();
     assert!(channel.receive::<String>().unwrap_err().is_closed());
     assert!(channel.receive::<String>().unwrap_err().is_closed(), "and stays so");
-    // The handle in the torn message protects the array for 30 seconds: look, but do not wait.
+    // The handle in the partial message protects the array for 30 seconds. The test checks that without waiting.
     let reclaimed = Reclaim::new().run(&meeting.place.backend).unwrap();
     assert_eq!((reclaimed.in_flight, reclaimed.removed.len()), (1, 0), "{reclaimed:?}");
     assert!(reclaimed.next.is_some_and(|next| next <= Duration::from_secs(30)));
 }
 
-/// A message as a stranger may write it.
+/// Returns a forged message: a valid header with this body.
 fn forged(body: &str) -> Vec<u8> {
     [b"NDSM", &u32::try_from(body.len()).unwrap().to_le_bytes()[..], body.as_bytes()].concat()
 }
 
-/// A channel. Its other end writes bytes of its own.
+/// Returns a channel, and its other end as a plain socket for forged bytes.
 fn stranger() -> (std::os::unix::net::UnixStream, Channel) {
     let (theirs, ours) = std::os::unix::net::UnixStream::pair().unwrap();
     (theirs, Channel::from_socket(ours).unwrap())
 }
 
-fn a_stranger_who_promises_arrays_that_do_not_come_ends_the_channel(place: &Place) {
+fn forged_messages_are_refused(place: &Place) {
     use std::io::Write;
     let meeting = Meeting::new(place);
     let sealed = r#"{"strategy":"sealed","dtype":"<f4","shape":[2],"order":"C"}"#;
     if cfg!(target_os = "linux") {
-        // The byte that should bring a descriptor brings none.
+        // The byte that should carry a descriptor carries none.
         let (mut theirs, channel) = stranger();
         theirs.write_all(&forged(&format!(r#"{{"message":1,"arrays":[{sealed}]}}"#))).unwrap();
         theirs.write_all(&[1]).unwrap();
@@ -161,7 +161,7 @@ fn a_stranger_who_promises_arrays_that_do_not_come_ends_the_channel(place: &Plac
         assert!(error.is_protocol(), "{error}");
         assert!(channel.receive::<u32>().unwrap_err().is_protocol(), "and stays so");
     }
-    // What cannot be read as a message stays, whatever it is asked for as.
+    // A body that is no valid message is not consumed by a failed receive.
     for body in [r#"{"message":1}"#, r#"{"arrays":[]}"#, "\u{0}"] {
         let (mut theirs, channel) = stranger();
         theirs.write_all(&forged(body)).unwrap();
@@ -170,7 +170,7 @@ fn a_stranger_who_promises_arrays_that_do_not_come_ends_the_channel(place: &Plac
             assert!(matches!(error, Error::Message { .. }), "{body}: {error}");
         }
     }
-    // One with an array that no process can read is dropped, and does not stand in the way of others.
+    // A message with an invalid array is dropped, and the next message arrives.
     for array in [
         "{}",
         r#"{"strategy":"by_magic","dtype":"<f4","shape":[2],"order":"C"}"#,
@@ -185,14 +185,14 @@ fn a_stranger_who_promises_arrays_that_do_not_come_ends_the_channel(place: &Plac
         assert!(error.is_protocol(), "{array}: {error}");
         assert_eq!(channel.receive::<u32>().unwrap().message, 2, "{array}");
     }
-    // No sender of ours writes so much, and no room is taken for it.
+    // A length beyond the limit is refused before memory is allocated for it.
     let (mut theirs, channel) = stranger();
     theirs.write_all(&[b"NDSM", &u32::MAX.to_le_bytes()[..]].concat()).unwrap();
     assert!(channel.receive::<u32>().unwrap_err().is_protocol());
     meeting.is_clean();
 }
 
-/// Receives one array about which the message says something else.
+/// Receives an array from a message in which `what` is replaced by `lie`.
 fn with_lie(array: &RefcountedArray<f32, Ix2>, what: &str, lie: &str) -> ReceivedArray {
     use std::io::Write;
     let handle = array.handle().unwrap();
@@ -204,13 +204,13 @@ fn with_lie(array: &RefcountedArray<f32, Ix2>, what: &str, lie: &str) -> Receive
     channel.receive::<()>().unwrap().arrays.into_iter().next().unwrap()
 }
 
-fn what_a_message_says_about_an_array_is_held_against_the_array(place: &Place) {
+fn array_description_in_a_message_is_checked(place: &Place) {
     let meeting = Meeting::new(place);
     let array = meeting.share(SharingStrategy::FileSystem, 1_f32);
     let received = with_lie(&array, "[5,5]", "[1000,1000]");
-    assert_eq!(received.shape(), [1000, 1000], "as its sender says");
+    assert_eq!(received.shape(), [1000, 1000], "the message's shape");
     let attached = attach::<f32>(received);
-    assert_eq!(attached.shape(), [5, 5], "as it says itself");
+    assert_eq!(attached.shape(), [5, 5], "the array's own shape");
     drop(attached);
     let received = with_lie(&array, "<f4", "<f8");
     let error = received.attach::<f64, Ix2>().unwrap_err();
@@ -224,24 +224,24 @@ fn what_a_message_says_about_an_array_is_held_against_the_array(place: &Place) {
     drop(error);
     assert_eq!(array.refcount(), 1);
     drop(array);
-    // Two real handles were issued and never used: the one for the number, and the forged one.
+    // A handle that was issued only for its number and never attached stays in flight.
     eventually("no process has a copy of a descriptor", || {
         Reclaim::new().run(&meeting.place.backend).unwrap().in_flight == 1
     });
 }
 
-fn what_was_received_goes_when_its_channel_does(place: &Place) {
+fn closed_channel_leaves_unread_handles_in_flight(place: &Place) {
     for strategy in strategies() {
         let meeting = Meeting::new(place);
         let (here, there) = Channel::pair().unwrap();
         let array = meeting.share(strategy, 1_f32);
         here.send("one", &[&array]).unwrap();
         here.send("two", &[&array]).unwrap();
-        // Received and dropped with its array; the other message goes unread with the channel.
+        // The first message is received and dropped with its array. The second is unread when the channel closes.
         drop(there.receive::<String>().unwrap());
         drop((here, there));
         let unread = usize::from(strategy == SharingStrategy::FileSystem);
-        assert_eq!((array.refcount(), array.in_flight()), (1, unread), "what no process can receive is not read");
+        assert_eq!((array.refcount(), array.in_flight()), (1, unread), "closing the channel does not read messages");
         drop(array);
         if unread == 0 {
             meeting.is_clean();
@@ -249,7 +249,7 @@ fn what_was_received_goes_when_its_channel_does(place: &Place) {
     }
 }
 
-/// Receives one array that is announced by a stranger, with this file as its descriptor.
+/// Receives an array from a forged message with this file as its descriptor.
 #[cfg(target_os = "linux")]
 fn announced(parcel: &str, file: &std::fs::File) -> ReceivedArray {
     use std::io::Write;
@@ -266,7 +266,7 @@ fn announced(parcel: &str, file: &std::fs::File) -> ReceivedArray {
 }
 
 #[cfg(target_os = "linux")]
-fn a_descriptor_of_something_else_is_no_array(place: &Place) {
+fn descriptor_of_another_file_is_refused(place: &Place) {
     let meeting = Meeting::new(place);
     let directory = meeting.place.directory().display().to_string();
     let counted = format!(
@@ -285,13 +285,13 @@ fn a_descriptor_of_something_else_is_no_array(place: &Place) {
     let frozen = |received: ReceivedArray| refused(received.frozen::<f32, Ix2>().map(drop));
     let error = frozen(announced(sealed, &plain));
     assert!(error.is_unsupported() && error.to_string().contains("F_SEAL_WRITE"), "{error}");
-    // Sealed it is, but it is not as long as its sender says.
+    // The file is sealed, but shorter than the message says.
     let shorter = FrozenArray::<f32, _>::create_with((5, 4), |_| {}).unwrap();
     let error = frozen(announced(sealed, shorter.file().unwrap()));
     assert!(matches!(error, Error::SizeMismatch { expected: 100, found: 80, .. }), "{error}");
     let error = attach(announced(&counted, shorter.file().unwrap()));
     assert!(error.is_not_counted() || error.is_permission_denied(), "{error}");
-    // A counted array, but under a name of its sender's choice.
+    // The file is a counted array, but the message gives another name.
     let array = meeting.share(SharingStrategy::FileSystem, 1_f32);
     let file = std::fs::File::options()
         .read(true)
@@ -305,7 +305,7 @@ fn a_descriptor_of_something_else_is_no_array(place: &Place) {
 }
 
 #[cfg(target_os = "linux")]
-fn the_holes_of_an_array_that_came_by_descriptor_are_filled(place: &Place) {
+fn holes_of_an_array_received_by_descriptor_are_filled(place: &Place) {
     if !place.has_holes() {
         return;
     }
@@ -317,18 +317,18 @@ fn the_holes_of_an_array_that_came_by_descriptor_are_filled(place: &Place) {
     here.send(&(), &[&array]).unwrap();
     let received = there.receive::<()>().unwrap().arrays.into_iter().next().unwrap();
     let same = received.attach::<u8, Ix1>().unwrap();
-    assert!(!same.is_sparse().unwrap(), "what is attached can be touched without a signal");
+    assert!(!same.is_sparse().unwrap(), "attaching fills holes, so that no access raises a signal");
     drop((array, same));
     meeting.is_clean();
 }
 
 #[cfg(target_os = "linux")]
-fn a_descriptor_from_a_directory_that_is_not_here_is_attached_all_the_same(place: &Place) {
+fn descriptor_attaches_without_the_senders_directory(place: &Place) {
     let meeting = Meeting::new(place);
     let (here, there) = Channel::pair().unwrap();
     let array = meeting.share(SharingStrategy::FileDescriptor, 2_f32);
     here.send(&(), &[&array, &array]).unwrap();
-    // As in a container that does not have the sender's directory.
+    // The receiver has no such directory, as in another container.
     let gone = tempfile::tempdir().unwrap().path().to_owned();
     let nowhere = ndarray_shm::Directory::new("nowhere", gone);
     let received = there.receive::<()>().unwrap().arrays;

@@ -1,4 +1,4 @@
-//! A process that attaches to what looks like a counted array or an arena, while another has the same bytes as elements.
+//! Attaching to a file that looks like a counted array or an arena, while another process uses the same bytes as elements.
 
 use std::time::Duration;
 
@@ -16,11 +16,11 @@ pub fn trials(place: &Place) -> Vec<Trial> {
         "steps",
         "attach",
         tests![
-            bytes_that_a_writer_has_as_elements_are_no_frozen_array,
-            bytes_that_a_writer_has_as_elements_are_no_arena,
-            a_plain_open_that_passes_by_is_waited_for,
-            a_handle_was_not_used_because_a_plain_open_does_not_pass_by,
-            memory_that_is_being_opened_as_a_counted_array_is_not_used_again,
+            writable_elements_never_pass_for_a_frozen_array,
+            writable_elements_never_pass_for_an_arena,
+            attaching_waits_for_a_refused_plain_open,
+            revoke_fails_during_a_stopped_plain_open,
+            memory_being_opened_is_not_recycled,
         ],
     )
 }
@@ -32,7 +32,7 @@ pub const ROLES: &[(&str, Role)] = &[
     ("step-take-back", take_back),
 ];
 
-/// Opens a counted array and says what became of it.
+/// A child that opens a counted array, and reports the result.
 fn open_frozen(arguments: &[String]) {
     let options = AttachOptions::<RefcountedArray<u8, Ix1>>::new().backend(backend_of_child());
     match options.open(arguments[0].parse::<ndarray_shm::Location>().unwrap()) {
@@ -41,7 +41,7 @@ fn open_frozen(arguments: &[String]) {
     }
 }
 
-/// Opens an arena and says what became of it.
+/// A child that opens an arena, and reports the result.
 fn open_arena(arguments: &[String]) {
     match Arena::open_in(&backend_of_child(), arguments[0].parse::<ndarray_shm::Location>().unwrap()) {
         Ok(_) => say("attached"),
@@ -49,20 +49,21 @@ fn open_arena(arguments: &[String]) {
     }
 }
 
-/// Opens what is no plain array.
+/// A child that opens a counted array or an arena as a plain array, and reports the refusal.
 fn open_plain(arguments: &[String]) {
     let options = AttachOptions::<SharedArray<u8, Ix1>>::new().backend(backend_of_child());
     let refused = options.open(arguments[0].parse::<ndarray_shm::Location>().unwrap(), 100).unwrap_err();
     say(format!("refused: {}", refused.is_reserved()));
 }
 
-/// Takes a handle back.
+/// A child that revokes a handle, and reports the result.
 fn take_back(arguments: &[String]) {
     say(format!("{:?}", arguments[0].parse::<Handle>().unwrap().revoke()));
 }
 
-/// Has a child open a plain array as something that counts its users. While the child stands at a step, a writer attaches and makes
-/// the bytes look right; it is still there when the child goes on. Both may not have them.
+/// Has a child open a plain array as a counted array or an arena. While the child is stopped after taking its lease, a writer
+/// attaches and gives the elements the bytes that the child looks for. The writer is still attached when the child goes on, so that
+/// the child must refuse the file.
 fn lookalike(place: &Place, name: &Name, bytes: &[u8], role: &str) {
     let path = place.path(name);
     let zeros: SharedArray<u8, Ix1> = place.options().create(name.location(), bytes.len()).unwrap();
@@ -78,7 +79,7 @@ fn lookalike(place: &Place, name: &Name, bytes: &[u8], role: &str) {
     drop(elements);
 }
 
-fn bytes_that_a_writer_has_as_elements_are_no_frozen_array(place: &Place) {
+fn writable_elements_never_pass_for_a_frozen_array(place: &Place) {
     let place = &place.private();
     let name = place.location("frozen");
     let array = place.counted::<u8, Ix1>().create(name.location(), 100).unwrap();
@@ -88,7 +89,7 @@ fn bytes_that_a_writer_has_as_elements_are_no_frozen_array(place: &Place) {
     lookalike(place, &name, &bytes, "step-open-frozen");
 }
 
-fn bytes_that_a_writer_has_as_elements_are_no_arena(place: &Place) {
+fn writable_elements_never_pass_for_an_arena(place: &Place) {
     let place = &place.private();
     let name = place.location("arena");
     let arena = place.arena_options().create(name.location(), 1 << 16).unwrap();
@@ -97,7 +98,7 @@ fn bytes_that_a_writer_has_as_elements_are_no_arena(place: &Place) {
     lookalike(place, &name, &bytes, "step-open-arena");
 }
 
-fn a_plain_open_that_passes_by_is_waited_for(place: &Place) {
+fn attaching_waits_for_a_refused_plain_open(place: &Place) {
     let place = &place.private();
     let (counted, arena) = (place.location("counted"), place.location("arena"));
     let array = place.counted::<u8, Ix1>().create(counted.location(), 100).unwrap();
@@ -111,7 +112,7 @@ fn a_plain_open_that_passes_by_is_waited_for(place: &Place) {
     for (name, role, argument, answer) in cases {
         let mut plain = Child::start_until(place, "step-open-plain", &[name.as_str()], "attach: leased");
         let mut other = Child::start(place, role, &[argument]);
-        assert_eq!(other.line_within(Duration::from_millis(200)), None, "{role}: it waits");
+        assert_eq!(other.line_within(Duration::from_millis(200)), None, "{role} waits");
         plain.resume();
         plain.expect("refused: true");
         other.expect(answer);
@@ -122,20 +123,20 @@ fn a_plain_open_that_passes_by_is_waited_for(place: &Place) {
     assert_eq!(place.left(), [] as [&str; 0]);
 }
 
-fn a_handle_was_not_used_because_a_plain_open_does_not_pass_by(place: &Place) {
+fn revoke_fails_during_a_stopped_plain_open(place: &Place) {
     let place = &place.private();
     let name = place.location("taken-back");
     let array = place.counted::<u8, Ix1>().create(name.location(), 100).unwrap();
     let handle = array.handle().unwrap();
     let mut plain = Child::start_until(place, "step-open-plain", &[name.as_str()], "attach: leased");
-    assert!(handle.revoke().unwrap_err().is_not_counted(), "unknown whether it was used");
+    assert!(handle.revoke().unwrap_err().is_not_counted(), "revoke must not claim that the handle was used");
     plain.resume();
     plain.expect("refused: true");
     plain.finish();
     assert!(handle.revoke().unwrap());
 }
 
-fn memory_that_is_being_opened_as_a_counted_array_is_not_used_again(place: &Place) {
+fn memory_being_opened_is_not_recycled(place: &Place) {
     let place = &place.private();
     let name = place.location("opened");
     let pool = place.pool_options().create().unwrap();
@@ -145,7 +146,7 @@ fn memory_that_is_being_opened_as_a_counted_array_is_not_used_again(place: &Plac
     let stats = pool.stats();
     assert_eq!((stats.idle.arrays, stats.draining.arrays), (0, usize::from(Place::RECYCLES)));
     opener.resume();
-    opener.expect("refused: false"); // its name has gone
+    opener.expect("refused: false"); // the name was removed meanwhile
     opener.finish();
     pool.maintain();
     assert_eq!(pool.stats().idle.arrays, usize::from(Place::RECYCLES));

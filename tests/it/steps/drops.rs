@@ -12,15 +12,15 @@ use crate::support::{Name, Place};
 use crate::tests;
 
 pub fn trials(place: &Place) -> Vec<Trial> {
-    place.trials("steps", "drops", tests![received_array_is_dropped_without_waiting_for_a_process_that_stands])
+    place.trials("steps", "drops", tests![drop_of_received_array_ignores_a_stopped_process])
 }
 
 pub const ROLES: &[(&str, Role)] = &[];
 
-/// Far more than the 100 ms that a drop may wait for each lock, far less than the 5 and 10 s that other operations wait.
+/// Far more than the 100 ms that a drop may wait for each lock, and far less than the 5 s and 10 s of other operations.
 const PROMPT: Duration = Duration::from_secs(4);
 
-/// Receives the array, stops a process at a step, and drops what was received meanwhile.
+/// Receives the array, stops a process at a step, and drops the received array while that process is stopped.
 fn drop_beside(place: &Place, name: &Name, array: RefcountedArray<u8, Ix1>, role: &str, step: &str) -> Child {
     let (here, there) = Channel::pair().unwrap();
     here.send(&(), &[&array.by(SharingStrategy::FileSystem)]).unwrap();
@@ -36,20 +36,20 @@ fn drop_beside(place: &Place, name: &Name, array: RefcountedArray<u8, Ix1>, role
     child
 }
 
-fn received_array_is_dropped_without_waiting_for_a_process_that_stands(place: &Place) {
+fn drop_of_received_array_ignores_a_stopped_process(place: &Place) {
     let place = &place.private();
     let name = place.location("received");
     let array = || place.counted::<u8, Ix1>().create(name.location(), 100).unwrap();
-    // The child has the lease of plain attachments alone; attaching waits for it.
+    // The stopped child holds the lease of plain attachments exclusively. Attaching would wait for it.
     let mut opener = drop_beside(place, &name, array(), "step-open-frozen", "attach: end read");
     opener.expect("attached, frozen: false");
     opener.finish();
-    place.reclaim(); // the handle was not taken back, and is to expire
+    place.reclaim(); // the drop could not revoke the handle, which stays until it expires
     if place.has_hidden_drafts() {
-        return; // replacing has no such step there
+        return; // replacing by a hidden draft has no such step
     }
     place.backend.unlink(name.location()).unwrap();
-    // The child has locked the name, which the last handle removes.
+    // The stopped child has locked the name, which the drop of the last handle would remove.
     let mut replacer = drop_beside(place, &name, array(), "step-replace", "replace: linked");
     replacer.expect("filled");
     replacer.finish();

@@ -1,4 +1,4 @@
-//! Locks of a process that is stopped or killed just then, or that forks.
+//! Locks of a process that is stopped, killed or forked while it holds them.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -20,10 +20,10 @@ pub fn trials(place: &Place) -> Vec<Trial> {
         "steps",
         "locks",
         tests![
-            stopped_writer_delays_others_for_a_limited_time,
-            successor_of_a_removed_name_keeps_it,
-            forked_child_finds_directories_while_a_thread_of_its_parent_does,
-            seat_ends_with_its_process_although_a_child_was_forked_meanwhile,
+            stopped_writer_delays_guards_for_a_limited_time,
+            new_array_under_a_removed_name_keeps_it,
+            forked_child_finds_directories_despite_a_held_lock,
+            seat_ends_with_its_process_despite_a_fork,
         ],
     )
 }
@@ -37,7 +37,7 @@ pub const ROLES: &[(&str, Role)] = &[
 
 type Array = SharedArray<u8, Ix1>;
 
-/// Takes a guard of the kind that it is told, and says so.
+/// A child that takes the kind of guard that its argument names, and reports success.
 fn guard(arguments: &[String]) {
     let array: Array =
         AttachOptions::<Array>::new().backend(backend_of_child()).open(arguments[1].as_str(), 10).unwrap();
@@ -51,9 +51,10 @@ fn guard(arguments: &[String]) {
     say("done");
 }
 
-fn stopped_writer_delays_others_for_a_limited_time(place: &Place) {
+fn stopped_writer_delays_guards_for_a_limited_time(place: &Place) {
     let name = place.location("stopped");
     let array: Array = place.options().create(name.location(), 10).unwrap();
+    // The writer is stopped while it keeps the gate closed. Other processes may pass the gate after a limited time.
     let stopped = Child::start_until(place, "step-guard", &["write", name.as_str()], "guard: past the gate");
     assert!(array.try_read().unwrap_err().is_would_block(), "a waiting writer goes first");
     let mut others =
@@ -67,14 +68,17 @@ fn stopped_writer_delays_others_for_a_limited_time(place: &Place) {
     drop(array.try_read().unwrap());
 }
 
-/// Removes a name and says whether it was there.
+/// A child that removes a name, and reports whether there was one.
 fn unlink(arguments: &[String]) {
     let backend = backend_of_child();
     say(backend.unlink_within(&arguments[0].parse().unwrap(), None, Duration::ZERO).unwrap());
 }
 
-/// Two processes remove the same name while a third, which may only read the file, keeps them from locking it alone.
-fn successor_of_a_removed_name_keeps_it(place: &Place) {
+/// Two processes remove the same name while a third, which may only read the file, keeps them from locking it exclusively.
+///
+/// The child is stopped after it decided to remove the name. Meanwhile this process removes the name and creates a new array
+/// under it. The resumed child must not remove the new array's name.
+fn new_array_under_a_removed_name_keeps_it(place: &Place) {
     let place = &place.private();
     let (name, program) = (place.location("successor"), place.location("program"));
     let options = || place.options::<u8, Ix1>().permissions(0o644);
@@ -88,12 +92,13 @@ fn successor_of_a_removed_name_keeps_it(place: &Place) {
     let mut stopped = stopped;
     stopped.expect("false");
     stopped.finish();
-    drop(new.read().expect("it has its name: it was not the one that was meant"));
+    drop(new.read().expect("the new array keeps its name"));
     assert_eq!(place.hidden_drafts(), 0);
     drop(old);
 }
 
-/// Finds its default backend; another thread forks in the middle of that, and the child does the same.
+/// Finds the default backend while another thread forks. The forked child inherits the locked table of directories, and must be
+/// able to find the default backend too.
 fn find_directory(_: &[String]) {
     act_beside_step(|| {
         in_forked_child(|| {
@@ -106,7 +111,7 @@ fn find_directory(_: &[String]) {
     say("found");
 }
 
-fn forked_child_finds_directories_while_a_thread_of_its_parent_does(place: &Place) {
+fn forked_child_finds_directories_despite_a_held_lock(place: &Place) {
     let mut child = Child::start_until(place, "step-directory", &[], "directories: locked");
     child.resume();
     child.expect("forked");
@@ -114,12 +119,13 @@ fn forked_child_finds_directories_while_a_thread_of_its_parent_does(place: &Plac
     child.finish();
 }
 
-/// Opens an arena while another thread forks. The child has been made, with a copy of every descriptor, and the thread that
-/// forks has not run what the library does after a fork.
+/// Opens an arena while another thread forks. The forked child has a copy of every descriptor, and the forking thread has not yet
+/// run the library's fork handlers.
 fn join_while_forking(arguments: &[String]) {
     static PROBES: AtomicUsize = AtomicUsize::new(0);
     let backend = meddling(&backend_of_child(), |operation, _| {
-        // First the arena asks for itself, then for the seat, and the seat's description is open by then.
+        // The first probe is for the arena, the second for the seat. The seat's file is open by then, so that the child gets a
+        // copy.
         if operation == "probe" && PROBES.fetch_add(1, Ordering::Relaxed) == 1 {
             fork_beside();
         }
@@ -137,7 +143,7 @@ fn join_while_forking(arguments: &[String]) {
     drop(arena);
 }
 
-fn seat_ends_with_its_process_although_a_child_was_forked_meanwhile(place: &Place) {
+fn seat_ends_with_its_process_despite_a_fork(place: &Place) {
     let place = &place.private();
     let name = place.location("arena");
     let go_on = place.location("go-on");
@@ -146,7 +152,7 @@ fn seat_ends_with_its_process_although_a_child_was_forked_meanwhile(place: &Plac
     let mut child =
         Child::start_with_step(place, "step-join", &[name.as_str(), &flag], "seat: a child may have its lock");
     let mut found_fork = false;
-    eventually("it joins, or finds the fork", || {
+    eventually("the child joins, or finds the fork", || {
         if child.is_stopped() {
             found_fork = true;
             std::fs::write(&flag, "").unwrap();
@@ -158,11 +164,11 @@ fn seat_ends_with_its_process_although_a_child_was_forked_meanwhile(place: &Plac
     let mut found = 0;
     if place.backend.lock_survives_close().unwrap() {
         found = arena.reclaim().unwrap().members;
-        assert_eq!(found, 1, "the kernel says that it is dead, although its child lives");
-        assert!(found_fork, "the child had a copy of the seat's description");
+        assert_eq!(found, 1, "the member's seat is free, although its forked child lives");
+        assert!(found_fork, "the forked child had a copy of the seat's descriptor");
     }
-    child.end(); // of the child's child too, which reads the same input
-    eventually("the member is found dead when its child has ended too", || {
+    child.end(); // also ends the forked child, which reads the same input
+    eventually("the member is reclaimed after its forked child has ended", || {
         found += arena.reclaim().unwrap().members;
         found == 1
     });

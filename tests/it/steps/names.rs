@@ -1,4 +1,4 @@
-//! Names that are replaced by a process that does not get on.
+//! Replacing a name while another replacement of it is stopped.
 
 use libtest_mimic::Trial;
 use ndarray::Ix1;
@@ -9,12 +9,12 @@ use crate::support::{Place, backend_of_child};
 use crate::tests;
 
 pub fn trials(place: &Place) -> Vec<Trial> {
-    place.trials("steps", "names", tests![a_replacement_that_is_killed_while_it_waits_leaves_nothing])
+    place.trials("steps", "names", tests![killed_waiting_replacement_leaves_nothing])
 }
 
 pub const ROLES: &[(&str, Role)] = &[("step-replace", replace)];
 
-/// Replaces an array.
+/// A child that replaces an array.
 fn replace(arguments: &[String]) {
     let options = CreateOptions::<SharedArray<u8, Ix1>>::new().backend(backend_of_child()).mode(CreationMode::Replace);
     options
@@ -25,9 +25,9 @@ fn replace(arguments: &[String]) {
         .unwrap();
 }
 
-fn a_replacement_that_is_killed_while_it_waits_leaves_nothing(place: &Place) {
+fn killed_waiting_replacement_leaves_nothing(place: &Place) {
     if place.has_hidden_drafts() {
-        return; // there the draft has a hidden name from the beginning
+        return; // a hidden draft has its name from the beginning
     }
     let place = &place.private();
     let name = place.location("replaced");
@@ -35,13 +35,13 @@ fn a_replacement_that_is_killed_while_it_waits_leaves_nothing(place: &Place) {
     let mut first = Child::start_until(place, "step-replace", &[name.as_str()], "replace: linked");
     first.expect("filled");
     assert_eq!(place.hidden_drafts(), 1);
-    // It has the right to the name; another one waits for that.
+    // The first child holds the name lock, for which the second one waits.
     let mut second = Child::start(place, "step-replace", &[name.as_str()]);
     second.expect("filled");
     assert_eq!(second.line_within(std::time::Duration::from_millis(100)), None);
-    assert!(!second.is_stopped(), "it waits, and has not ended");
+    assert!(!second.is_stopped(), "the second child waits for the name lock, before its step");
     second.kill();
-    assert_eq!(place.hidden_drafts(), 1, "that of the first");
+    assert_eq!(place.hidden_drafts(), 1, "the first child's draft");
     first.resume();
     first.finish();
     assert_eq!(place.hidden_drafts(), 0);

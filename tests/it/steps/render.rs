@@ -1,4 +1,4 @@
-//! Renderbuffers in which a beginner, finisher or discarder is stopped or killed between two steps.
+//! Renderbuffers of which a beginning, finishing or discarding process is stopped or killed between two system calls.
 
 use std::time::Duration;
 
@@ -17,13 +17,13 @@ pub fn trials(place: &Place) -> Vec<Trial> {
         "render",
         tests![
             killed_finisher_with_a_viewer_blocks_no_beginner,
-            resumed_beginner_spares_what_another_began_meanwhile,
-            resumed_discard_spares_what_another_began_meanwhile,
-            killed_discard_leaves_a_payload_that_reclaim_removes,
-            killed_beginner_leaves_a_ledger_that_reclaim_removes,
+            resumed_beginner_spares_a_newer_buffer,
+            resumed_discard_spares_a_newer_buffer,
+            reclaim_removes_the_payload_of_a_killed_discard,
+            reclaim_removes_the_ledger_of_a_killed_beginner,
             stopped_beginner_is_waited_for_until_the_timeout,
-            discard_waits_for_a_payload_that_gets_its_name,
-            painter_of_a_finished_buffer_waits_for_no_stale_ledger,
+            discard_waits_while_the_payload_gets_its_name,
+            open_of_a_finished_buffer_ignores_a_stale_ledger,
         ],
     )
 }
@@ -31,7 +31,7 @@ pub fn trials(place: &Place) -> Vec<Trial> {
 pub const ROLES: &[(&str, Role)] =
     &[("step-render-begin", begin_child), ("step-render-finish", finish_child), ("step-render-discard", discard_child)];
 
-/// How long a child may take that must not wait for anything.
+/// The limit for a child that must not wait for another process.
 const PROMPT: Duration = Duration::from_secs(60);
 
 fn begin(options: RenderOptions, location: &Location) -> ndarray_shm::Result<RenderBuffer<u8, Ix1>> {
@@ -42,13 +42,13 @@ fn location(arguments: &[String]) -> Location {
     arguments[0].parse().unwrap()
 }
 
-/// Begins or joins the buffer and says how much of it is painted.
+/// A child that begins or joins the buffer, and reports how many chunks are painted.
 fn begin_child(arguments: &[String]) {
     let outcome = begin(RenderOptions::new().backend(backend_of_child()), &location(arguments));
     say(outcome.map_or_else(|error| error.to_string(), |buffer| format!("{} painted", buffer.progress().done)));
 }
 
-/// Joins the buffer, paints what is missing and finishes it.
+/// A child that joins the buffer, paints the missing chunks and finishes it.
 fn finish_child(arguments: &[String]) {
     let buffer = begin(RenderOptions::new().backend(backend_of_child()), &location(arguments)).unwrap();
     while let NextClaim::Chunk(mut chunk) = buffer.claim_next().unwrap() {
@@ -81,12 +81,16 @@ fn killed_finisher_with_a_viewer_blocks_no_beginner(place: &Place) {
     finisher.kill();
     assert!(place.backend.unlink(name.location()).unwrap());
     let mut next = Child::start(place, "step-render-begin", &[name.as_str()]);
-    assert_eq!(next.line_within(PROMPT).as_deref(), Some("0 painted"), "the ledger is stale, attached or not");
+    assert_eq!(
+        next.line_within(PROMPT).as_deref(),
+        Some("0 painted"),
+        "an attached viewer does not keep a stale ledger"
+    );
     next.finish();
     assert!(viewer.progress().is_complete());
 }
 
-fn resumed_beginner_spares_what_another_began_meanwhile(place: &Place) {
+fn resumed_beginner_spares_a_newer_buffer(place: &Place) {
     let name = place.location("resumed");
     let mut late = start(place, "step-render-begin", &name, "render: ledger published");
     assert!(render::discard(&place.backend, name.location()).unwrap());
@@ -97,7 +101,7 @@ fn resumed_beginner_spares_what_another_began_meanwhile(place: &Place) {
     assert!(matches!(other.claim_next().unwrap(), NextClaim::Chunk(_)), "its payload still has its name");
 }
 
-fn resumed_discard_spares_what_another_began_meanwhile(place: &Place) {
+fn resumed_discard_spares_a_newer_buffer(place: &Place) {
     let name = place.location("late");
     let old = painted(place, &name);
     let mut discard = start(place, "step-render-discard", &name, "render: ledger removed");
@@ -105,11 +109,11 @@ fn resumed_discard_spares_what_another_began_meanwhile(place: &Place) {
     discard.resume();
     discard.expect("true");
     discard.finish();
-    assert!(matches!(other.claim_next().unwrap(), NextClaim::Chunk(_)), "its payload still has its name");
+    assert!(matches!(other.claim_next().unwrap(), NextClaim::Chunk(_)), "the newer payload still has its name");
     assert!(old.claim_next().unwrap_err().is_unlinked());
 }
 
-fn killed_discard_leaves_a_payload_that_reclaim_removes(place: &Place) {
+fn reclaim_removes_the_payload_of_a_killed_discard(place: &Place) {
     let place = &place.private();
     let name = place.location("discard");
     let buffer = painted(place, &name);
@@ -124,11 +128,11 @@ fn killed_discard_leaves_a_payload_that_reclaim_removes(place: &Place) {
     assert!(place.files_of(&name).is_empty());
 }
 
-fn killed_beginner_leaves_a_ledger_that_reclaim_removes(place: &Place) {
+fn reclaim_removes_the_ledger_of_a_killed_beginner(place: &Place) {
     let place = &place.private();
     let name = place.location("beginner");
     let mut beginner = start(place, "step-render-begin", &name, "render: ledger published");
-    assert!(place.reclaim().removed.is_empty(), "its beginner is stopped, not dead");
+    assert!(place.reclaim().removed.is_empty(), "the process that begins the buffer is stopped, not dead");
     beginner.kill();
     let removed = place.reclaim().removed;
     assert!(removed.iter().any(|removed| removed.name.contains("-ledger-")), "{removed:?}");
@@ -147,11 +151,11 @@ fn stopped_beginner_is_waited_for_until_the_timeout(place: &Place) {
     assert_eq!(begin(options(), name.location()).unwrap().progress().done, 0);
 }
 
-fn discard_waits_for_a_payload_that_gets_its_name(place: &Place) {
+fn discard_waits_while_the_payload_gets_its_name(place: &Place) {
     let name = place.location("naming");
     let mut beginner = start(place, "step-render-begin", &name, "render: about to name the payload");
     let mut discard = Child::start(place, "step-render-discard", &[name.as_str()]);
-    assert_eq!(discard.line_within(Duration::from_millis(200)), None, "it waits");
+    assert_eq!(discard.line_within(Duration::from_millis(200)), None, "the discard waits");
     beginner.resume();
     beginner.expect("0 painted");
     discard.expect("true");
@@ -160,7 +164,7 @@ fn discard_waits_for_a_payload_that_gets_its_name(place: &Place) {
     assert!(place.files_of(&name).is_empty());
 }
 
-fn painter_of_a_finished_buffer_waits_for_no_stale_ledger(place: &Place) {
+fn open_of_a_finished_buffer_ignores_a_stale_ledger(place: &Place) {
     let name = place.location("opener");
     let viewer = painted(place, &name);
     let mut finisher = start(place, "step-render-finish", &name, "render: array named");

@@ -1,9 +1,9 @@
-//! All kinds of arrays under the same few names, by processes that are stopped at any step, killed and forked, and, where this one is
-//! root, by those of another user.
+//! All kinds of arrays under the same few names, used by processes that are stopped at any step, killed and forked. If this process
+//! is root, some of them belong to another user.
 //!
-//! Every array has the same number of elements, and every block of [`BLOCK`] elements is written at once, with one value. So whatever
-//! a process reads under its guard, chunk or handle is of one value in each block; and what it has alone stays as it wrote it. Errors
-//! are allowed, for names come and go; wrong elements and panics are not.
+//! Every array has the same number of elements, and every block of [`BLOCK`] elements is written at once, with one value. So what a
+//! process reads under a guard, chunk or handle has one value in each block, and what it holds exclusively stays as it wrote it.
+//! Errors are allowed, since names come and go. Wrong elements and panics are not.
 
 use std::collections::BTreeSet;
 use std::fs::Permissions;
@@ -29,23 +29,23 @@ use crate::support::{Place, forks, with_drafts_as_told};
 use crate::tests;
 
 pub fn trials(place: &Place) -> Vec<Trial> {
-    place.trials("steps", "stress", tests![no_process_reads_what_another_kind_of_array_has_written])
+    place.trials("steps", "stress", tests![no_process_reads_elements_of_another_array])
 }
 
 pub const ROLES: &[(&str, Role)] = &[("stress-worker", work)];
 
-/// How long it goes on, in seconds; `scripts/soak` says more.
+/// The variable with the duration in seconds, which `scripts/soak` sets higher.
 const SECONDS: &str = "NDSHM_TEST_STRESS_SECONDS";
-/// What a worker says at last. Before it says what it could do, each thing once.
+/// A worker's last line. Before it, the worker prints each act that has succeeded, once.
 const END: &str = "end";
 const WORKERS: usize = 5;
 const NAMES: usize = 4;
-/// Begins the names of what is sometimes a frozen array by its bytes.
+/// The prefix of the names under which plain arrays sometimes contain the bytes of a frozen array.
 const FORGED: &str = "stress-forged";
 const SHAPE: (usize, usize) = (64, 16);
-/// The other user.
+/// The other user's number.
 const STRANGER: u32 = 41_003;
-/// Rows of a block; chunks have a multiple of it.
+/// The rows of a block. The rows of every chunk are a multiple of it.
 const ROWS: usize = 8;
 const BLOCK: usize = ROWS * SHAPE.1;
 
@@ -58,15 +58,15 @@ fn check<D: Dimension>(view: &ArrayView<'_, u64, D>, what: &str) {
     }
 }
 
-/// What a worker has.
+/// A worker's state.
 struct Worker {
     backend: Directory,
-    /// Of everything that it makes.
+    /// The permission bits of everything that the worker creates.
     permissions: u32,
     pool: Pool,
     random: Random,
     arena: Option<Arena>,
-    /// What is kept for a while, and is inherited by children.
+    /// These arrays and the buffer are kept for a while, and forked children inherit them.
     plain: Option<SharedArray<u64, Ix2>>,
     counted: Option<RefcountedArray<u64, Ix2>>,
     buffer: Option<RenderBuffer<u64, Ix2>>,
@@ -126,7 +126,7 @@ impl Worker {
         check(&guard.view(), "a write guard");
         guard.fill(value);
         std::thread::yield_now();
-        assert!(guard.iter().all(|element| *element == value), "a write guard was not alone");
+        assert!(guard.iter().all(|element| *element == value), "a write guard was not exclusive");
         Ok(())
     }
 
@@ -188,15 +188,16 @@ impl Worker {
         match AttachOptions::<RefcountedArray<_, _>>::new().backend(self.backend.clone()).open(name.as_str()) {
             Ok(array) => {
                 Self::watch(&array)?;
-                // Its maker was killed, or it is a lie; as long as it is there, no process can forge another one.
+                // Either the creator of a real frozen array was killed, or the elements pass for one. While the name exists, no
+                // process can forge another array under it.
                 self.backend.unlink(name).map(drop)
             }
-            Err(Error::NotCounted { .. }) => Ok(()), // what it is
+            Err(Error::NotCounted { .. }) => Ok(()), // the right answer for a plain array
             Err(error) => Err(error),
         }
     }
 
-    /// Looks twice.
+    /// Reads a frozen array twice, and asserts that it has not changed.
     fn watch(array: &RefcountedArray<u64, Ix2>) -> ndarray_shm::Result<()> {
         let view = array.view()?;
         let before = view.to_owned();
@@ -217,7 +218,7 @@ impl Worker {
         let received = there.receive_timeout::<u64>(Duration::from_secs(1))?;
         for parcel in received.arrays {
             let array: RefcountedArray<u64, Ix2> = parcel.backend(self.backend.clone()).attach()?;
-            assert!(array.read()?.iter().all(|element| *element == received.message), "what was sent is another");
+            assert!(array.read()?.iter().all(|element| *element == received.message), "another array was received");
             self.counted = Some(array);
         }
         Ok(())
@@ -236,7 +237,7 @@ impl Worker {
         draft.view_mut().fill(value);
         let array = draft.share()?;
         std::thread::yield_now();
-        assert!(array.view().iter().all(|element| *element == value), "a block of an arena was not alone");
+        assert!(array.view().iter().all(|element| *element == value), "an arena's block was not exclusive");
         if self.random.below(4) > 0 {
             self.arena = Some(arena);
         }
@@ -249,7 +250,7 @@ impl Worker {
         check(&draft.view(), "recycled memory");
         draft.view_mut().fill(value);
         std::thread::yield_now();
-        assert!(draft.view().iter().all(|element| *element == value), "a draft was not alone");
+        assert!(draft.view().iter().all(|element| *element == value), "a draft was not exclusive");
         let array = draft.publish(name)?;
         check(&array.read_timeout(Duration::from_millis(50))?.view(), "a pool's array");
         if self.random.below(2) == 0 {
@@ -273,7 +274,7 @@ impl Worker {
         if let NextClaim::Chunk(mut chunk) = buffer.claim_next()? {
             chunk.view_mut().fill(value);
             std::thread::yield_now();
-            assert!(chunk.view_mut().iter().all(|element| *element == value), "a claim was not alone");
+            assert!(chunk.view_mut().iter().all(|element| *element == value), "a claim was not exclusive");
             chunk.commit()?;
         }
         if let Some(chunk) = buffer.chunk(0)? {
@@ -299,7 +300,7 @@ impl Worker {
         Ok(())
     }
 
-    /// A child that uses for a while what it has inherited, while this process goes on.
+    /// Forks a child that uses the inherited values for a while, as this process goes on.
     fn fork(&mut self) -> ndarray_shm::Result<()> {
         if self.forked.len() == 2 {
             forks::wait(self.forked.remove(0));
@@ -325,7 +326,8 @@ impl Worker {
         self.turn_over()
     }
 
-    /// Finishes the buffer that children may have inherited, and uses its memory for another one of the same name, in other chunks.
+    /// Finishes the buffer that children may have inherited, and uses its memory for another buffer of the same name with other
+    /// chunks.
     fn turn_over(&mut self) -> ndarray_shm::Result<()> {
         let Some(buffer) = self.buffer.take() else { return Ok(()) };
         let value = self.random.number();
@@ -356,14 +358,14 @@ impl Worker {
     }
 }
 
-/// Lets a forked child stop itself nowhere: its parent waits for it.
+/// Keeps a forked child from stopping itself at a step: its parent waits for it.
 #[allow(unsafe_code)]
 fn stay() {
     // SAFETY: the child of a process with one thread has one thread.
     unsafe { std::env::remove_var("NDSHM_STEP") };
 }
 
-/// Does one thing after the other until it is told to end.
+/// A worker: does random acts until its time is over.
 fn work(arguments: &[String]) {
     let seed: u64 = arguments[0].parse().unwrap();
     let backend = with_drafts_as_told(Directory::new("given", &arguments[3]));
@@ -398,7 +400,7 @@ fn work(arguments: &[String]) {
     hear();
 }
 
-/// Starts a worker; if there is a program for other users, every second one is another user's.
+/// Starts a worker. If there is a program for the other user, every second worker on average runs as that user.
 fn start(place: &Place, random: &mut Random, lifetime: Duration, of_others: Option<&Path>) -> Child {
     let mut command = Command::new(program());
     if let Some(program) = of_others.filter(|_| random.below(2) == 0) {
@@ -407,7 +409,7 @@ fn start(place: &Place, random: &mut Random, lifetime: Duration, of_others: Opti
             .args([format!("--reuid={STRANGER}"), format!("--regid={STRANGER}"), "--clear-groups".into()])
             .arg(program);
     }
-    // Stops itself at every so manieth step.
+    // The worker stops itself at every 20th to 219th step.
     command.env("NDSHM_STEP", format!("every {}", 20 + random.below(200)));
     command.env(ROLE, "stress-worker").envs(place.environment());
     let permissions = if of_others.is_some() { "666" } else { "600" };
@@ -416,7 +418,7 @@ fn start(place: &Place, random: &mut Random, lifetime: Duration, of_others: Opti
     Child::spawn(command)
 }
 
-fn no_process_reads_what_another_kind_of_array_has_written(place: &Place) {
+fn no_process_reads_elements_of_another_array(place: &Place) {
     let place = &place.private();
     let programs = tempfile::tempdir().unwrap();
     let of_others = rustix::process::geteuid().is_root().then(|| {
@@ -449,7 +451,7 @@ fn no_process_reads_what_another_kind_of_array_has_written(place: &Place) {
                         *worker = start(place, &mut random, left(), of_others);
                         kills += 1;
                     }
-                    1 => {} // for longer
+                    1 => {} // stays stopped
                     _ => worker.resume(),
                 }
             }
