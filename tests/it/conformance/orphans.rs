@@ -10,7 +10,7 @@ use ndarray_shm::{CreateOptions, CreationMode, Error, RefcountedArray};
 
 use super::holder::Holder;
 use crate::support::child::{Child, Role, hear, say};
-use crate::support::counted::open;
+use crate::support::counted::{create, open};
 use crate::support::files::age;
 use crate::support::{Name, Place, backend_of_child, eventually, meddling};
 use crate::tests;
