@@ -286,7 +286,7 @@ fn a_damaged_trailer_is_listed_explained_and_not_removed() {
     let failed = &finished.json()["failed"];
     assert_eq!((&failed[0]["name"], &failed[1]), (&json!("damaged"), &Value::Null), "{failed:#}");
     let text = run(&mut scene.ndshm(["gc", "--backend", "emulated"])).expect_code(1).out;
-    assert_eq!(text, "nothing to remove\n1 file could not be looked at or removed\n");
+    assert_eq!(text, "nothing to remove\n1 file could not be inspected or removed\n");
     run(&mut scene.ndshm(["unlink", "damaged"])).expect_code(0);
     assert_eq!(scene.files(), [""; 0]);
 }

@@ -39,7 +39,7 @@ fn files_that_lie_make_no_arrays() {
     }
     let path = file("<u4", "(2,)", 8);
     let finished = run(scene.ndshm(["import", "--dtype", "uint8"]).arg(&path).arg("x")).expect_code(1);
-    assert!(finished.err.contains("cannot be taken for"), "{finished:?}");
+    assert!(finished.err.contains("cannot be interpreted as"), "{finished:?}");
     let finished = run(&mut scene.ndshm(["import", "nowhere.npy", "x"])).expect_code(3);
     assert!(finished.err.contains("nowhere.npy"), "{finished:?}");
     let finished = run(scene.ndshm(["import"]).arg(scene.temporary()).arg("x")).expect_code(1);
