@@ -106,7 +106,7 @@ fn region_with_open_sides_is_resolved_against_the_volume() {
     fs::write(scene.emulated().join("x"), [7u8; 32]).expect("written");
     let create = ["--create", "--format", "zarr3", "--dtype", "uint8", "--chunk", "4,4", "--order", "c"];
     let refused = upload(&scene, &to, &[&create[..], &["--bbox", ":,4:"]].concat()).expect_code(2);
-    assert!(refused.err.contains("open end") && refused.err.contains("--shape says how large"), "{refused:?}");
+    assert!(refused.err.contains("open end") && refused.err.contains("give --shape, the size"), "{refused:?}");
     let report =
         upload(&scene, &to, &[&create[..], &["--bbox", ":,4:", "--shape", "8,8"]].concat()).expect_code(0).json();
     assert_eq!(report["bbox"], "0:8,4:8");
