@@ -101,6 +101,6 @@ def ls() -> list[Listed]:
 def gc(dry_run: bool = False) -> list[str]:
     """Remove the files that killed processes left in the default directory, and return their names.
 
-    Plain arrays stay: they are removed by `unlink` only. With `dry_run` nothing is removed.
+    Plain arrays stay: only `unlink` removes them. With `dry_run` nothing is removed.
     """
     return _core.reclaim(dry_run)

@@ -1,7 +1,8 @@
 //! `ndshm._core`: the arrays of `ndarray-shm` for the Python package in `python/ndshm`.
 //!
 //! Memory of a type known at run time (`memory`), the class that Python's `Array` derives from (`array`), renderbuffers
-//! (`render`), views that live as long as a lock (`guard`), the buffer protocol for both (`export`), DLPack (`dlpack`), and exceptions (`errors`). What can be written in Python is written there.
+//! (`render`), views that live as long as a lock (`guard`), the buffer protocol for both (`export`), DLPack (`dlpack`), and
+//! exceptions (`errors`). Everything that can be written in Python is in the package instead.
 
 mod array;
 mod dlpack;
