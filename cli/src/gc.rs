@@ -1,4 +1,4 @@
-//! `ndshm gc`: reclaims orphans, and reports why the other arrays stay.
+//! `ndshm gc`: removes orphans and other files that dead processes left, and reports why the other arrays stay.
 //!
 //! The library decides what is removed. The other arrays are inspected afterwards, only for the report; they may have changed
 //! by then.

@@ -16,7 +16,7 @@ use crate::scene::heeding_hangup;
 use crate::scene::{Running, Scene, is_running, run, signal, wait_until};
 use crate::volume::{self, CHUNKS};
 
-/// A number below `limit` that differs from run to run.
+/// Returns a number below `limit` that differs from run to run.
 fn random_below(limit: usize) -> usize {
     usize::try_from(RandomState::new().hash_one(limit) % limit as u64).expect("below a usize")
 }

@@ -101,7 +101,7 @@ fn read_only_shared_memory_is_reported_with_advice() {
 /// The emulated directory shares its disk with other data. A limit keeps arrays from filling it.
 #[cfg(target_os = "linux")]
 #[test]
-fn nearly_full_disk_is_a_warning_that_shows_the_limit() {
+fn nearly_full_disk_is_a_warning() {
     use crate::scene::with_mounts;
     let scene = Scene::new();
     let limited = run(scene.ndshm(["doctor", "--json"]).env("NDSHM_EMULATED_LIMIT", "10M")).json();
@@ -112,7 +112,7 @@ fn nearly_full_disk_is_a_warning_that_shows_the_limit() {
     assert!(check(&wrong, "emulated-room")["found"].as_str().expect("text").contains("such as 10G"), "{wrong:#}");
 
     let mount = format!("mount -t tmpfs -o mode=0700,size=256m none '{}'", scene.emulated().display());
-    let test = "nearly_full_disk_is_a_warning_that_shows_the_limit";
+    let test = "nearly_full_disk_is_a_warning";
     let Some(mut command) = with_mounts(test, &mount, &scene.ndshm(["doctor", "--json"])) else { return };
     let report = run(&mut command).json();
     let full = check(&report, "emulated-room");

@@ -12,7 +12,7 @@ use crate::scene::{Finished, Scene, not_run, run, text};
 /// The region that Python changes. It cuts through chunks.
 const CHANGED: [(isize, isize); 3] = [(5, 21), (3, 30), (2, 9)];
 
-/// A volume of 40 x 34 x 20 elements that begins at (-3, 5, 7).
+/// The volume has 40 x 34 x 20 elements and begins at (-3, 5, 7).
 const ORIGIN: [i64; 3] = [-3, 5, 7];
 const SHAPE: [usize; 3] = [40, 34, 20];
 
@@ -42,7 +42,7 @@ fn download(scene: &Scene, volume: &Path, name: &str, more: &[&str]) -> Value {
 /// Downloads a region of a Precomputed volume, changes it in Python with the lines that `download` prints, uploads it where it cuts
 /// through chunks, and copies the volume to Zarr.
 #[test]
-fn precomputed_volume_is_changed_in_numpy_and_copied_to_zarr() {
+fn precomputed_volume_is_edited_and_copied_to_zarr() {
     let Some(python) = std::env::var_os("NDSHM_TEST_PYTHON") else {
         not_run("the change from NumPy", "it needs NDSHM_TEST_PYTHON, a Python with numpy (scripts/test)");
         return;

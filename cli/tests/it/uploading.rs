@@ -100,7 +100,7 @@ fn create_names_all_missing_options_at_once() {
 
 /// An empty side stands for the volume's bound, also while the volume is being created.
 #[test]
-fn region_with_open_sides_is_resolved_against_the_volume() {
+fn open_sides_of_a_region_are_the_volume_bounds() {
     let scene = Scene::new();
     let to = scene.temporary().join("new");
     fs::write(scene.emulated().join("x"), [7u8; 32]).expect("written");
