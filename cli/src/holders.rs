@@ -123,7 +123,7 @@ mod imp {
         }))
     }
 
-    /// Searches the text of a `maps` file, whose lines are `start-end rwxp offset major:minor inode   path`.
+    /// Searches the text of a `maps` file, with lines `start-end rwxp offset major:minor inode   path`.
     pub(super) fn is_mapped(maps: &[u8], path: &Path, id: FileId) -> bool {
         let device = format!("{:02x}:{:02x}", rustix::fs::major(id.device), rustix::fs::minor(id.device));
         let number = id.number.to_string();

@@ -33,7 +33,7 @@ pub(crate) struct Header {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct NpyElements {
     pub(crate) dtype: DType,
-    /// Size in bytes of each number whose bytes must be reversed; `None` if the byte order is right.
+    /// Size of the numbers in bytes, if the bytes of each number must be reversed; `None` if their order is right.
     pub(crate) turned: Option<usize>,
 }
 

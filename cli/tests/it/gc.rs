@@ -21,7 +21,7 @@ fn gc(scene: &Scene, arguments: &[&str]) -> Value {
     run(command.args(arguments)).expect_code(0).json()
 }
 
-/// Creates an orphan: a counted array whose only user was killed.
+/// Creates an orphan: a counted array. Its only user is killed.
 fn orphan(scene: &Scene, name: &str) {
     Holder::create(&scene.emulated(), name, &[]).kill();
 }
@@ -99,7 +99,7 @@ fn gc_removes_the_orphan_and_nothing_else() {
     assert_eq!(removed(&found), [".ndshm-ledger-second", ".ndshm-part-other"]);
     assert_eq!(kinds, ["ledger", "partial"]);
 
-    // The first death of two holders changes nothing. The second leaves an orphan, whose name stays until `gc` runs.
+    // The first death of two holders changes nothing. The second leaves an orphan. Its name stays until `gc` runs.
     living.kill();
     assert_eq!(removed(&gc(&scene, &[])), [""; 0]);
     second.kill();

@@ -57,7 +57,7 @@ fn assert_gone(scene: &Scene) {
     assert!(since.elapsed() < Duration::from_secs(8));
 }
 
-/// Returns the names of a manager's files: its socket, and files whose names begin with the socket's.
+/// Returns the names of a manager's files: its socket, and files with names that begin with the socket's.
 fn traces(scene: &Scene) -> Vec<String> {
     let directory = scene.socket();
     let directory = directory.parent().expect("in the scene");

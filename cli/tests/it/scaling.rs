@@ -16,7 +16,7 @@ use crate::scene::{Scene, names_in, run};
 
 const SHAPE: [u64; 3] = [50, 40, 60];
 
-/// Returns a source whose chunk shape differs from the target's.
+/// Returns a source. Its chunk shape differs from the target's.
 fn spec() -> DemoSpec {
     DemoSpec::new(&SHAPE, &[16, 20, 30], DType::U16)
 }
