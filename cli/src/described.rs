@@ -1,6 +1,6 @@
-//! Arrays with their type and shape: what they say about themselves, or what the command line says about them.
+//! Arrays of known type and shape, from their own description or from the command line.
 //!
-//! Elements are only ever looked at under a guard or a held reader, and never written.
+//! Elements are read only under a guard or a held reader, and never written.
 
 use std::fmt::Display;
 use std::io::Write as _;
@@ -18,17 +18,17 @@ use crate::places::{self, NameMatch, Search};
 use crate::units;
 use crate::words::PerAxis;
 
-/// What kind of array it is, which says how it is opened.
+/// The kind of an array. It decides how the array is opened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ArrayKind {
-    /// Nothing but elements.
+    /// An array of elements only.
     Plain,
-    /// One that describes itself and counts its users.
+    /// An array that describes itself and counts its users.
     Counted {
         /// Whether no process uses it any more.
         orphaned: bool,
     },
-    /// A renderbuffer that is not finished.
+    /// An unfinished renderbuffer.
     Partial,
 }
 
@@ -41,17 +41,17 @@ pub(crate) struct Described {
     pub(crate) dtype: DType,
     pub(crate) shape: Vec<usize>,
     pub(crate) order: Order,
-    /// Its bytes are taken for this, whatever it says.
+    /// Whether to ignore a plain array's own description.
     reinterpret: bool,
 }
 
 impl Described {
-    /// Finds an array. What it says about itself counts, and what `args` say must not contradict it.
+    /// Finds an array. Its own description decides, and `args` must not contradict it. A plain array's description can be ignored.
     pub(crate) fn find(location: &Location, args: &LayoutArgs, wanted: &[EntryKind]) -> Result<Self, Failure> {
         let found = Search::new(args.backend)?.find(location, wanted).map_err(|failure| {
             match Search::new(args.backend).and_then(|search| search.find(location, &[EntryKind::Partial])) {
                 Ok(_) => failure.advice(
-                    "there is only a renderbuffer that is not finished: the `download` that began it finishes it",
+                    "there is only an unfinished renderbuffer: repeat the `download` that began it to finish it",
                 ),
                 Err(_) => failure,
             }
@@ -99,7 +99,7 @@ impl Described {
         Ok(described)
     }
 
-    /// Whether what was said is what it is.
+    /// Fails if `args` contradict the array's own type, shape or order.
     fn agree(&self, args: &LayoutArgs) -> Result<(), Failure> {
         let shape = args
             .shape
@@ -112,21 +112,21 @@ impl Described {
             return Ok(());
         }
         let message = format!(
-            "`{}` says about itself that it is {} of {}, {} order: --shape, --dtype and --order contradict it",
+            "`{}` describes itself as {} of {}, {} order: --shape, --dtype or --order contradicts this",
             self.location,
             units::shape(&self.shape),
             self.dtype,
             self.order
         );
-        Err(Failure::new(Exit::Usage, message).advice("leave them away"))
+        Err(Failure::new(Exit::Usage, message).advice("omit these options"))
     }
 
-    /// Returns the bytes of its elements.
+    /// Returns the size of its elements in bytes.
     pub(crate) fn bytes(&self) -> u64 {
         self.shape.iter().map(|length| *length as u64).product::<u64>() * self.dtype.size() as u64
     }
 
-    /// Lets `look` see the elements of a finished array, while no process writes.
+    /// Calls `look` with the elements of a finished array, while no process writes to them.
     pub(crate) fn read<T: Element, R>(
         &self,
         look: impl FnOnce(ArrayViewD<'_, T>) -> Result<R, Failure>,
@@ -136,7 +136,7 @@ impl Described {
             let reader = options.open_counted(&self.location)?;
             let result = look(reader.view());
             if orphaned {
-                // The last handle to leave removes the name. A command that only looks leaves as if it were killed.
+                // Dropping the last handle removes the name, which a reading command must not do. It leaves as if it were killed.
                 mem::forget(reader);
             }
             return result;
@@ -147,8 +147,7 @@ impl Described {
         let array = options.access(Access::Read).open(&self.location, shape)?;
         let guard = match array.try_read() {
             Err(error) if error.is_would_block() => {
-                let _whether_anybody_listens =
-                    writeln!(std::io::stderr(), "{}: waiting for a process that writes to it", self.location);
+                let _ = writeln!(std::io::stderr(), "{}: waiting for a process that writes to it", self.location);
                 array.read()?
             }
             other => other?,
@@ -157,8 +156,8 @@ impl Described {
     }
 }
 
-/// Returns the memory order of a plain array, which the array or the command line must say. Both orders are the same
-/// where at most one axis is longer than 1.
+/// Returns the memory order of a plain array: `order`, or an error without one. If at most one axis is longer than 1, both
+/// orders are the same and none is needed.
 pub(crate) fn plain_order(
     name: impl Display,
     order: Option<Order>,
@@ -167,14 +166,14 @@ pub(crate) fn plain_order(
     match order {
         Some(order) => Ok(order),
         None if shape.into_iter().filter(|length| *length > 1).count() <= 1 => Ok(Order::C),
-        None => Err(Failure::new(Exit::Usage, format!("`{name}` does not say its memory order: --order must")).advice(
-            "give the order with which it was made, --order c (last axis contiguous) or --order f (first axis contiguous): with \
-             the other one its elements would change places",
+        None => Err(Failure::new(Exit::Usage, format!("`{name}` has no known memory order: give --order")).advice(
+            "use the order with which it was created, --order c (last axis contiguous) or --order f (first axis contiguous): the \
+             other order would permute its elements",
         )),
     }
 }
 
-/// Returns type, shape and order of a plain array: what was said, and otherwise what the array says about itself.
+/// Returns type, shape and order of a plain array, each from the command line, or else from the array's description.
 pub(crate) fn plain_layout(
     location: &Location,
     bytes: u64,
@@ -193,10 +192,10 @@ pub(crate) fn plain_layout(
                 (None, _) => "--dtype",
                 _ => "--shape",
             };
-            let message = format!("`{location}` does not say what it is: {missing} must");
+            let message = format!("`{location}` has no known layout: give {missing}");
             return Err(Failure::new(Exit::Usage, message).advice(format!(
-                "give those with which it was made, as in --dtype uint16 --shape 64,64,32 --order c; `ndshm describe {location}` with \
-                 the same options writes them down"
+                "use the values with which it was created, as in --dtype uint16 --shape 64,64,32 --order c; `ndshm describe \
+                 {location}` with the same options stores them as its description"
             )));
         }
     };
@@ -212,11 +211,11 @@ pub(crate) fn plain_layout(
         return Err(Failure::new(Exit::Usage, message).advice("--dtype and --shape must fit its bytes"));
     }
     let order = plain_order(location, order.or(said.map(Description::order)), shape.iter().copied())?;
-    // Lengths beyond the address space fit no array that is there, unless another is 0.
+    // A length beyond the address space is possible only if another one is 0, as the bytes agree.
     Ok((dtype, shape.iter().map(|length| usize::try_from(*length).unwrap_or(usize::MAX)).collect(), order))
 }
 
-/// Refuses to take an array for something else than it says it is.
+/// Fails if type, shape or order contradict the array's description.
 pub(crate) fn refuse_other(
     name: impl Display,
     said: Option<&Description>,

@@ -1,7 +1,7 @@
-//! `ndshm gc`: removes what only the dead have left, and says why the rest stays.
+//! `ndshm gc`: removes orphans and other files that dead processes left, and reports why the other arrays stay.
 //!
-//! The library decides what goes. What stays is looked at once more, only to be told about; by then it may have
-//! changed.
+//! The library decides what is removed. The other arrays are inspected afterwards, only for the report; they may have changed
+//! by then.
 
 use std::collections::HashMap;
 use std::io::{self, Write};
@@ -18,27 +18,27 @@ use crate::counted::Look;
 use crate::exit::{Exit, Failure};
 use crate::{host, places, report, units};
 
-/// What was done, as `gc --json` prints it.
+/// The result of a run, as `gc --json` prints it.
 #[derive(Debug, Default, Serialize)]
 struct GcReport {
     dry_run: bool,
-    /// What was removed, or would have been.
+    /// Files that were removed, or would be without `--dry-run`.
     removed: Vec<RemovedFile>,
-    /// Bytes of all that.
+    /// Bytes of all removed files.
     bytes: u64,
     /// Counted arrays and arenas that a process is attached to.
     in_use: usize,
     /// Counted arrays and arenas that are kept although no process is attached.
     kept: usize,
-    /// Counted arrays that only handles in flight keep.
+    /// Counted arrays that are kept only by handles in flight.
     in_flight: usize,
-    /// How much longer the first of these is protected; `null` if there is none.
+    /// Seconds until the first of these loses its protection; `null` if there is none.
     protected_seconds: Option<u64>,
     /// Orphaned arrays and arenas that are too young for `--older-than`.
     young: usize,
-    /// Other users' files that could not be looked at or removed.
+    /// Other users' files that could not be inspected or removed.
     skipped: Vec<Refusal>,
-    /// Everything else that could not.
+    /// All other files that could not be inspected or removed.
     failed: Vec<Refusal>,
 }
 
@@ -47,10 +47,10 @@ struct RemovedFile {
     name: String,
     backend: String,
     path: String,
-    /// "counted", "arena", "counters", "partial" (a renderbuffer without its ledger), "ledger" (one without its renderbuffer), "draft"
-    /// or "lock".
+    /// "counted", "arena", "counters", "partial" (a renderbuffer without its ledger), "ledger" (a ledger without its
+    /// renderbuffer), "draft" or "lock".
     kind: &'static str,
-    /// Bytes of memory or disk it took.
+    /// Bytes of memory or disk that it occupied.
     bytes: u64,
 }
 
@@ -59,7 +59,7 @@ struct Refusal {
     name: String,
     backend: String,
     path: String,
-    /// Number of the owner; `null` where files have none.
+    /// User id of the owner; `null` where files have no owner.
     owner: Option<u32>,
     error: String,
 }
@@ -71,7 +71,7 @@ pub(crate) fn run(args: &GcArgs, out: &mut dyn Write) -> Result<Exit, Failure> {
     for backend in places::existing(args.backend)? {
         if let Err(failure) = gc.reclaim(&backend, args) {
             exit = Exit::Failed;
-            failure.while_doing(format!("not looked at: {}", backend.path().display())).print(&mut io::stderr());
+            failure.while_doing(format!("not inspected: {}", backend.path().display())).print(&mut io::stderr());
         }
     }
     gc.bytes = gc.removed.iter().map(|gone| gone.bytes).sum();
@@ -87,7 +87,7 @@ pub(crate) fn run(args: &GcArgs, out: &mut dyn Write) -> Result<Exit, Failure> {
 }
 
 impl GcReport {
-    /// Goes through one place.
+    /// Reclaims the orphans of one directory and reports the rest.
     fn reclaim(&mut self, backend: &Directory, args: &GcArgs) -> Result<(), Failure> {
         let owners: HashMap<String, u32> = backend.list()?.into_iter().map(|entry| (entry.name, entry.owner)).collect();
         let owner_of = |name: &str| owners.get(name).copied().filter(|_| host::FILES_HAVE_OWNERS);
@@ -97,7 +97,7 @@ impl GcReport {
             let path = backend.path().join(&name).display().to_string();
             let owner = owner_of(&name);
             if args.dry_run && !may_remove(owner) {
-                let error = "it is another user's to remove".to_owned();
+                let error = "it belongs to another user".to_owned();
                 self.skipped.push(Refusal { name, backend: backend.name().to_owned(), path, owner, error });
                 continue;
             }
@@ -118,7 +118,7 @@ impl GcReport {
         self.look_at_the_rest(backend, args.older_than.unwrap_or_default())
     }
 
-    /// Removes the names of locks that uploads have left which were killed.
+    /// Removes the locks that killed uploads have left.
     fn remove_locks(&mut self, backend: &Directory, args: &GcArgs) -> Result<(), Failure> {
         for entry in backend.list()?.into_iter().filter(places::is_lock) {
             let is_young = age(&entry) < args.older_than.unwrap_or_default();
@@ -139,7 +139,7 @@ impl GcReport {
         Ok(())
     }
 
-    /// Notes what could not be done; only what is ours could have been.
+    /// Records a file that could not be inspected or removed. It is a failure only if the file belongs to this user.
     fn refuse(&mut self, backend: &Directory, owner: Option<u32>, name: String, error: Error) {
         let path = backend.path().join(&name).display().to_string();
         let is_damaged = matches!(error, Error::Trailer { .. });
@@ -156,7 +156,7 @@ impl GcReport {
         if is_ours { self.failed.push(refusal) } else { self.skipped.push(refusal) }
     }
 
-    /// Counts the arrays that stay, by what keeps them.
+    /// Counts the arrays and arenas that stay, by the reason.
     fn look_at_the_rest(&mut self, backend: &Directory, older_than: Duration) -> Result<(), Failure> {
         for entry in backend.list()? {
             let counted = match Look::at(backend, &entry) {
@@ -184,7 +184,7 @@ impl GcReport {
         Ok(())
     }
 
-    /// Writes it for people.
+    /// Writes the report as text.
     fn write(&self, args: &GcArgs, out: &mut dyn Write) -> Result<(), Failure> {
         let done = if self.dry_run { "would remove" } else { "removed" };
         for RemovedFile { name, backend, kind, bytes, .. } in &self.removed {
@@ -220,10 +220,10 @@ impl GcReport {
         }
         if !self.skipped.is_empty() {
             let files = units::count(self.skipped.len(), "file");
-            writeln!(out, "{files} of other users could not be looked at or removed, which is theirs to do")?;
+            writeln!(out, "{files} of other users could not be inspected or removed: only their owners can")?;
         }
         if !self.failed.is_empty() {
-            writeln!(out, "{} could not be looked at or removed", units::count(self.failed.len(), "file"))?;
+            writeln!(out, "{} could not be inspected or removed", units::count(self.failed.len(), "file"))?;
         }
         Ok(())
     }
@@ -233,7 +233,7 @@ fn age(entry: &DirectoryEntry) -> Duration {
     SystemTime::now().duration_since(entry.modified).unwrap_or_default()
 }
 
-/// Whether removing a file may work: directories for everyone let only owners and the superuser do it.
+/// Whether this user may remove a file: in a shared directory such as /dev/shm only its owner and the superuser may.
 fn may_remove(owner: Option<u32>) -> bool {
     let user = host::user();
     owner == user || user == Some(0)

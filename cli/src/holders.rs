@@ -1,7 +1,6 @@
-//! Which processes have a file mapped or open, as far as the platform says and this user may know.
+//! Which processes have a file mapped or open, as far as the platform reports it and this user may see it.
 //!
-//! A look at living processes is a look at what moves: one that goes away meanwhile was not there, and one that belongs
-//! to another user is counted instead of named.
+//! Processes may exit during the search: these are left out. Processes that this user may not inspect are only counted.
 
 use std::path::Path;
 
@@ -10,27 +9,27 @@ use serde::Serialize;
 
 use crate::units;
 
-/// Most holders that are named in a line of text.
+/// Maximum number of holders named in a line of text.
 const MOST_NAMED: usize = 12;
 
 /// A process that has a file mapped or open.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(crate) struct Holder {
     pub(crate) pid: u32,
-    /// Name of its program; empty if it was gone before it could be asked.
+    /// Name of its program; empty if the process exited before the name was read.
     pub(crate) program: String,
-    /// Whether its memory shows the file.
+    /// Whether it has the file mapped.
     pub(crate) mapped: bool,
-    /// Whether it has a descriptor of the file.
+    /// Whether it has an open descriptor of the file.
     pub(crate) open: bool,
 }
 
 /// All processes that hold a file, as `info --json` prints them.
 #[derive(Debug, Default, Serialize)]
 pub(crate) struct Holders {
-    /// `null` where the platform does not say.
+    /// `null` where the platform does not report it.
     holders: Option<Vec<Holder>>,
-    /// Processes that this user may not look at; `null` where the platform does not say.
+    /// Number of processes that this user may not inspect; `null` where the platform does not report it.
     holders_hidden: Option<usize>,
 }
 
@@ -43,7 +42,7 @@ impl Holders {
         }
     }
 
-    /// Names them in a line.
+    /// Returns the holders as one line of text.
     pub(crate) fn describe(&self) -> String {
         let (Some(holders), Some(hidden)) = (&self.holders, self.holders_hidden) else {
             return "this platform does not say".to_owned();
@@ -52,7 +51,7 @@ impl Holders {
             .iter()
             .take(MOST_NAMED)
             .map(|holder| {
-                let program = if holder.program.is_empty() { "gone by now" } else { &holder.program };
+                let program = if holder.program.is_empty() { "exited" } else { &holder.program };
                 let how = if holder.mapped { "" } else { ", open but not mapped" };
                 format!("{} ({}{how})", holder.pid, units::printable(program))
             })
@@ -67,7 +66,7 @@ impl Holders {
         };
         match hidden {
             0 => known,
-            _ => format!("{known}; {} may not be looked at", units::count_of(hidden, "process", "processes")),
+            _ => format!("{known}; {} may not be inspected", units::count_of(hidden, "process", "processes")),
         }
     }
 }
@@ -84,7 +83,7 @@ mod imp {
 
     use super::Holder;
 
-    /// Goes through all processes but this one. See `proc_pid_maps(5)` and `proc_pid_fd(5)`.
+    /// Searches all processes except this one. See `proc_pid_maps(5)` and `proc_pid_fd(5)`.
     pub(super) fn holders(path: &Path, id: FileId) -> Option<(Vec<Holder>, usize)> {
         let path = path.canonicalize().unwrap_or_else(|_| path.to_owned());
         let mut holders = Vec::new();
@@ -102,7 +101,7 @@ mod imp {
                 let program = String::from_utf8_lossy(&program).trim_end().to_owned();
                 holders.push(Holder { pid, program, mapped, open });
             } else if refused {
-                // What the kernel does for itself, and what is dead but not buried, have no command line and no memory.
+                // Kernel threads and zombies have an empty command line and no memory: they hold nothing, so they do not count.
                 let has_memory = fs::read(process.join("cmdline")).is_ok_and(|line| !line.is_empty());
                 hidden += usize::from(has_memory);
             }
@@ -118,13 +117,13 @@ mod imp {
     fn is_open(process: &Path, id: FileId) -> io::Result<bool> {
         Ok(fs::read_dir(process.join("fd"))?.flatten().any(|descriptor| {
             let link = descriptor.path();
-            // Pipes and sockets are no files of a directory, and need not be asked.
+            // The links of pipes and sockets are not paths. `stat` on them is not needed.
             fs::read_link(&link).is_ok_and(|target| target.is_absolute())
                 && fs::metadata(&link).is_ok_and(|facts| (facts.dev(), facts.ino()) == (id.device, id.number))
         }))
     }
 
-    /// Looks for a file in the text of a `maps`: `start-end rwxp offset major:minor inode   path`.
+    /// Searches the text of a `maps` file, with lines `start-end rwxp offset major:minor inode   path`.
     pub(super) fn is_mapped(maps: &[u8], path: &Path, id: FileId) -> bool {
         let device = format!("{:02x}:{:02x}", rustix::fs::major(id.device), rustix::fs::minor(id.device));
         let number = id.number.to_string();
@@ -132,7 +131,7 @@ mod imp {
             let mut fields = line.splitn(6, |byte| *byte == b' ').skip(3);
             let (Some(on), Some(inode)) = (fields.next(), fields.next()) else { return false };
             let named = fields.next().unwrap_or_default().trim_ascii_start();
-            // btrfs and layered file systems tell `stat` of another device than they tell here; there the path must do.
+            // On btrfs and layered file systems `stat` reports another device than `maps`. There the path is compared instead.
             inode == number.as_bytes() && (on == device.as_bytes() || named == path.as_os_str().as_bytes())
         })
     }
@@ -164,8 +163,8 @@ mod tests {
         };
         assert_eq!(describe(2, 0), "1 (p\\u{1b}), 2 (p\\u{1b}, open but not mapped)");
         assert_eq!(describe(0, 0), "none");
-        assert_eq!(describe(0, 1), "none that this user may see; 1 process may not be looked at");
-        assert!(describe(20, 3).ends_with("and 8 more; 3 processes may not be looked at"));
+        assert_eq!(describe(0, 1), "none that this user may see; 1 process may not be inspected");
+        assert!(describe(20, 3).ends_with("and 8 more; 3 processes may not be inspected"));
         assert_eq!(Holders::default().describe(), "this platform does not say");
     }
 

@@ -1,4 +1,4 @@
-//! `ndshm import`: a .npy file becomes an array in shared memory, which has its name when all of it is there.
+//! `ndshm import`: copies a .npy file into an array in shared memory. The array gets its name when it is complete.
 
 use std::fs::File;
 use std::io::{self, BufReader, Read as _, Write};
@@ -17,10 +17,10 @@ use crate::npy::{Header, NpyElements};
 use crate::progress::Display;
 use crate::{destination, interrupt, python, report, units};
 
-/// Bytes that are read at a time; a multiple of every element's size.
+/// Bytes to read at a time; a multiple of every element size.
 const BLOCK: usize = 1 << 22;
 
-/// An array that was made, as `import --json` prints it.
+/// An imported array, as `import --json` prints it.
 #[derive(Debug, Serialize)]
 struct Imported {
     file: String,
@@ -78,7 +78,7 @@ pub(crate) fn run(args: &ImportArgs, out: &mut dyn Write) -> Result<Exit, Failur
     Ok(Exit::Done)
 }
 
-/// A file. Its header was read and agrees with its length.
+/// An open .npy file. Its header was read and agrees with its length.
 struct NpyFile<'a> {
     path: &'a Path,
     file: BufReader<File>,
@@ -90,7 +90,7 @@ struct NpyFile<'a> {
 impl<'a> NpyFile<'a> {
     fn open(path: &'a Path, taken_for: Option<DType>) -> Result<Self, Failure> {
         let cannot = |error: &io::Error| cannot_read(path, error);
-        // Opening anything else than a file may wait for ever.
+        // Opening a pipe or a device may block forever.
         let is_file = path.metadata().map_err(|error| cannot(&error))?.is_file();
         if !is_file {
             return Err(Failure::new(Exit::Failed, format!("`{}` is not a file", path.display())));
@@ -147,7 +147,7 @@ impl<'a> NpyFile<'a> {
     }
 }
 
-/// A failure that passes through the core. Errors of the core become failures too.
+/// A failure that the core passes on from a closure. The core's own errors convert to it.
 struct Torn(Failure);
 
 impl From<ndarray_shm::Error> for Torn {

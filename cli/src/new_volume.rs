@@ -1,4 +1,4 @@
-//! `ndshm upload --create`: the volume that a command line describes, made once everything about the source is known to be right.
+//! `ndshm upload --create`: creates the volume that the command line describes, after the checks of the source.
 
 use ndarray_shm::DType;
 use ndarray_shm::array::Description;
@@ -13,10 +13,10 @@ use crate::region;
 use crate::upload_source::{UploadSource, lengths};
 use crate::words::PerAxis;
 
-/// Makes the volume, or opens one that is there and just like it: the same command may be given again.
+/// Creates the volume, or opens an existing one with the same description, so that the same command can be repeated.
 pub(crate) fn create(args: &UploadArgs, source: &UploadSource<'_>) -> Result<Box<dyn ChunkSink>, Failure> {
     let new = describe(args, source)?;
-    // Before the volume is there: what does not fit it would leave an empty one.
+    // Check region and source before the volume exists: a later failure would leave an empty volume.
     let meta = planned(&new);
     let bbox = region::parse(&meta, args.bbox.as_deref(), None)?;
     if let Some(text) = &args.cutout {
@@ -31,17 +31,17 @@ pub(crate) fn create(args: &UploadArgs, source: &UploadSource<'_>) -> Result<Box
         Ok(there) if new.is_like(there.meta()) => Ok(there),
         Ok(there) => Err(Failure::from(error).advice(match there.meta().kind {
             Some(kind) if new.made_kind().is_some_and(|new| new != kind) => format!(
-                "the volume that is there is of type {kind}: say --type {kind}, or leave --create away, to write into it; or choose \
-                 another place"
+                "the existing volume is of type {kind}: say --type {kind}, or omit --create, to write into it; or choose another \
+                 destination"
             ),
-            _ => "leave --create away to write into what is there; or choose another place".to_owned(),
+            _ => "omit --create to write into the existing volume; or choose another destination".to_owned(),
         })),
         Err(damage) if damage.kind() == Some(ErrorKind::Damaged) => Err(damage.into()),
         Err(_) => Err(error.into()),
     }
 }
 
-/// Returns shape and axes that the volume is going to have; a Precomputed volume always has an axis of channels.
+/// Returns shape, origin and axes of the volume to create. A Precomputed volume always has a channel axis.
 fn planned(new: &NewVolume) -> VolumeMeta {
     let (mut shape, mut origin) = (new.shape.clone(), new.origin.clone());
     let is_precomputed = new.format == VolumeFormat::Precomputed;
@@ -57,7 +57,7 @@ fn planned(new: &NewVolume) -> VolumeMeta {
     meta
 }
 
-/// Describes the volume that is to be made.
+/// Returns the description of the volume to create. Fails with a list of the options that are missing.
 fn describe(args: &UploadArgs, source: &UploadSource<'_>) -> Result<NewVolume, Failure> {
     let format = match (args.format, args.destination.expected_format()) {
         (_, Some(VolumeFormat::N5)) => {
@@ -84,18 +84,20 @@ fn describe(args: &UploadArgs, source: &UploadSource<'_>) -> Result<NewVolume, F
         (Some(PerAxis(shape)), ..) => Some(shape.clone()),
         (None, Some(shape), _) => Some(shape),
         (None, None, Some(spec)) => Some(lengths(&spec.closed().map_err(|error| {
-            Failure::from(error).advice("--shape says how large the volume is; an empty side is its bound then")
+            Failure::from(error).advice(
+                "give --shape, the size of the whole volume: an open bound of --bbox then is the volume's bound",
+            )
         })?)),
         (None, None, None) => None,
     };
     let origin: Option<Vec<i64>> = match (&args.origin, &args.shape, &spec) {
         (Some(PerAxis(origin)), ..) => Some(origin.clone()),
-        // Without a shape of its own the volume is the region.
+        // Without --shape, the volume is exactly the region.
         (None, None, Some(spec)) => Some(spec.starts().into_iter().map(|start| start.unwrap_or(0)).collect()),
         _ => shape.as_ref().map(|shape| vec![0; shape.len()]),
     };
     let array: Option<Vec<u64>> = match (&spec, &shape, &origin) {
-        // It may leave out the channels. What does not lie in the volume is refused when all of it is known.
+        // The region may omit the channel axis. `create` refuses a region outside the volume, once all of the volume is known.
         (Some(spec), Some(shape), Some(origin)) => {
             spec.resolve(&Bbox::at(origin, shape)).ok().map(|region| lengths(&region))
         }
@@ -104,7 +106,7 @@ fn describe(args: &UploadArgs, source: &UploadSource<'_>) -> Result<NewVolume, F
     let order = match array.as_ref().or(shape.as_ref()) {
         Some(shape) => source.order(args, shape.iter().copied()).map(drop),
         None if described.is_some() || said.is_some() || args.order.is_some() => Ok(()),
-        None => Err(Failure::silent(Exit::Usage)), // named below with what else is missing
+        None => Err(Failure::silent(Exit::Usage)), // listed below with the other missing options
     };
     let encoding = encoding(args.encoding);
     let is_untyped = is_untyped(args, format.map(|(format, _)| format), encoding, dtype);
@@ -128,7 +130,11 @@ fn describe(args: &UploadArgs, source: &UploadSource<'_>) -> Result<NewVolume, F
             options.into_iter().filter_map(|(is_missing, option)| is_missing.then_some(option)).collect();
         let lacks_description = dtype.is_none() || shape.is_none() || order.is_err();
         let is_plain = described.is_none() && said.is_none();
-        let reason = if is_plain && lacks_description { "; a plain array does not say what it is" } else { "" };
+        let reason = if is_plain && lacks_description {
+            "; a plain array without description has no type, shape or order"
+        } else {
+            ""
+        };
         return Err(Failure::new(Exit::Usage, format!("--create needs {}{reason}", missing.join("; "))));
     };
     order?;
@@ -146,10 +152,10 @@ fn describe(args: &UploadArgs, source: &UploadSource<'_>) -> Result<NewVolume, F
     Ok(new)
 }
 
-/// Whether the type of the volume must be said and is not, as far as format and elements are known.
+/// Whether the volume needs a type and has none, as far as its format and element type are known.
 fn is_untyped(args: &UploadArgs, format: Option<VolumeFormat>, encoding: Encoding, dtype: Option<DType>) -> bool {
     let is_implied = |dtype| VolumeKind::implied(encoding, dtype).is_some();
-    // Of an encoding that implies it the element type does not matter.
+    // U64 alone implies no type. If it does together with this encoding, the encoding implies the type for all elements.
     let is_implied = is_implied(DType::U64) || dtype.is_some_and(is_implied);
     args.kind.is_none() && format.is_none_or(|format| format == VolumeFormat::Precomputed) && !is_implied
 }

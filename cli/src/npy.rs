@@ -1,7 +1,7 @@
-//! The header of NumPy's .npy files: what stands in front of the elements, read with suspicion and written plainly.
+//! The header of NumPy's .npy files, in front of the elements. The reader trusts no byte of the file.
 //!
-//! The format is that of NumPy's own description (`numpy.lib.format`): eight bytes that say what it is and in which version, the
-//! length of the header, and the header, which is a Python dictionary of three entries.
+//! NumPy describes the format in `numpy.lib.format`: six bytes of magic, two of version, the length of the header, and the
+//! header, a Python dictionary with three entries.
 
 use std::io::{self, Read};
 
@@ -9,38 +9,38 @@ use ndarray_shm::{DType, Order};
 
 const MAGIC: &[u8; 6] = b"\x93NUMPY";
 
-/// Longest header that is read. NumPy refuses more than 10,000 characters unless it trusts the file.
+/// Maximum length of a header in bytes. NumPy refuses more than 10,000 characters unless it trusts the file.
 const LONGEST_HEADER: usize = 1 << 16;
 
-/// Most axes that NumPy knows.
+/// Maximum number of axes in NumPy.
 const MOST_AXES: usize = 64;
 
-/// Elements begin at a multiple of this, as NumPy has it, so that the file can be mapped.
+/// The offset of the elements is a multiple of this, as in NumPy, so that the file can be mapped.
 const ALIGNMENT: usize = 64;
 
-/// What a file's header says.
+/// The contents of a file's header.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Header {
-    /// How the file writes the type of the elements: ">u2".
+    /// The element type as the file writes it: ">u2".
     pub(crate) descr: String,
     pub(crate) order: Order,
     pub(crate) shape: Vec<u64>,
-    /// Where the elements begin.
+    /// Offset of the elements in the file.
     pub(crate) offset: u64,
 }
 
-/// What the elements of a file are in memory.
+/// The element type in memory, and how to get there from the file's bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct NpyElements {
     pub(crate) dtype: DType,
-    /// Bytes of each number that is to be turned round, if the file has them the other way.
+    /// Size of the numbers in bytes, if the bytes of each number must be reversed; `None` if their order is right.
     pub(crate) turned: Option<usize>,
 }
 
 impl Header {
-    /// Reads the header; what follows it are the elements.
+    /// Reads the header. The elements follow it in `file`.
     ///
-    /// The inner error says, for people, why this is no such file.
+    /// The inner error says in words why this is not a valid .npy file.
     pub(crate) fn read(file: &mut impl Read) -> io::Result<Result<Self, String>> {
         let mut start = [0; 8];
         if !read_all(file, &mut start)? || start[..6] != *MAGIC {
@@ -50,7 +50,7 @@ impl Header {
         let width = match (major, minor) {
             (1, 0) => 2,
             (2 | 3, 0) => 4,
-            _ => return Ok(Err(format!("version {major}.{minor} of the .npy format is not known: 1.0 to 3.0 are"))),
+            _ => return Ok(Err(format!("version {major}.{minor} of the .npy format is not one of 1.0, 2.0 and 3.0"))),
         };
         let mut length = [0; 4];
         if !read_all(file, &mut length[..width])? {
@@ -58,7 +58,7 @@ impl Header {
         }
         let length = usize::try_from(u32::from_le_bytes(length)).unwrap_or(usize::MAX);
         if length > LONGEST_HEADER {
-            return Ok(Err(format!("its header has {length} bytes, more than the {LONGEST_HEADER} that are read")));
+            return Ok(Err(format!("its header has {length} bytes, more than the maximum of {LONGEST_HEADER}")));
         }
         let mut text = vec![0; length];
         if !read_all(file, &mut text)? {
@@ -79,7 +79,7 @@ impl Header {
                 "descr" => descr.replace(literal.descr()?).is_none(),
                 "fortran_order" => fortran.replace(literal.boolean()?).is_none(),
                 "shape" => shape.replace(literal.lengths()?).is_none(),
-                other => return Err(format!("its header has an entry that is not known: {other:?}")),
+                other => return Err(format!("its header has an unknown entry: {other:?}")),
             };
             if !is_new {
                 return Err(format!("its header has two entries {key:?}"));
@@ -96,9 +96,9 @@ impl Header {
         Ok(Self { descr, order: if fortran { Order::F } else { Order::C }, shape, offset })
     }
 
-    /// Returns what the elements are in memory; `taken_for` says what those are taken for that NumPy has no name for, or another.
+    /// Returns the element type in memory: `taken_for`, which must have the same size, or else the file's type.
     ///
-    /// The error names the type and says what to do.
+    /// The error names the file's type. Without `taken_for` it also says what to do.
     pub(crate) fn elements(&self, taken_for: Option<DType>) -> Result<NpyElements, String> {
         let descr = self.descr.as_str();
         let (byte_order, kind) = match descr.split_at_checked(1) {
@@ -109,7 +109,7 @@ impl Header {
         let known = DType::ALL.iter().copied().find(|dtype| dtype.as_str().get(1..) == Some(kind));
         let dtype = match (taken_for, known) {
             (Some(wanted), _) if size == Some(wanted.size()) && !kind.starts_with(['O', 'U', 'S']) => wanted,
-            (Some(wanted), _) => return Err(format!("its elements, {descr:?}, cannot be taken for {wanted}")),
+            (Some(wanted), _) => return Err(format!("its elements, {descr:?}, cannot be interpreted as {wanted}")),
             (None, Some(dtype)) => dtype,
             (None, None) => return Err(refusal(descr, kind)),
         };
@@ -121,19 +121,19 @@ impl Header {
         Ok(NpyElements { dtype, turned: (is_other && number > 1).then_some(number) })
     }
 
-    /// Returns how many bytes the elements take, if so many can be counted.
+    /// Returns the size of the elements in bytes, or `None` on overflow.
     pub(crate) fn bytes(&self, dtype: DType) -> Option<u64> {
         self.shape.iter().try_fold(dtype.size() as u64, |bytes, length| bytes.checked_mul(*length))
     }
 }
 
-/// Says why elements of a type are not taken, and what can be done.
+/// Returns why elements of a type are refused, and what to do instead.
 fn refusal(descr: &str, kind: &str) -> String {
     match kind.as_bytes().first() {
         Some(b'O') => {
             "its elements are Python objects, which cannot be shared: save it with a numeric dtype".to_owned()
         }
-        Some(b'b') => "its elements are bool: --dtype uint8 takes them for numbers".to_owned(),
+        Some(b'b') => "its elements are bool: --dtype uint8 interprets them as numbers".to_owned(),
         Some(b'V') => format!(
             "its elements, {descr:?}, have no type that NumPy knows: if they are bfloat16, say --dtype bfloat16"
         ),
@@ -142,11 +142,11 @@ fn refusal(descr: &str, kind: &str) -> String {
     }
 }
 
-/// Writes the header of a file with these elements.
+/// Returns the header of a file with these elements.
 pub(crate) fn header(dtype: DType, order: Order, shape: &[usize]) -> Vec<u8> {
-    // NumPy has no name for it and reads it as bytes without meaning, which `view` turns back.
+    // NumPy has no bfloat16. It reads each element as two opaque bytes, which its method `view` can reinterpret.
     let descr = if dtype == DType::Bf16 { "<V2" } else { dtype.as_str() };
-    // NumPy says so of arrays that are contiguous in both orders.
+    // For one axis, which is contiguous in both orders, NumPy writes False.
     let fortran = if order == Order::F && shape.len() > 1 { "True" } else { "False" };
     let lengths = shape.iter().map(usize::to_string).collect::<Vec<_>>().join(", ");
     let lengths = if shape.len() == 1 { lengths + "," } else { lengths };
@@ -163,7 +163,7 @@ pub(crate) fn header(dtype: DType, order: Order, shape: &[usize]) -> Vec<u8> {
     bytes
 }
 
-/// Fills `bytes`; `false` if the file ends before.
+/// Fills `bytes`. Returns `false` if the file ends before.
 fn read_all(file: &mut impl Read, bytes: &mut [u8]) -> io::Result<bool> {
     match file.read_exact(bytes) {
         Ok(()) => Ok(true),
@@ -172,7 +172,7 @@ fn read_all(file: &mut impl Read, bytes: &mut [u8]) -> io::Result<bool> {
     }
 }
 
-/// The rest of a Python literal.
+/// The part of a Python literal that is not yet parsed.
 struct Literal<'a> {
     rest: &'a [u8],
 }
@@ -220,7 +220,7 @@ impl Literal<'_> {
         Ok(text)
     }
 
-    /// The type is a string, or the list of a record's fields, which is not read further.
+    /// Parses the type, which is a string. The list of a record's fields is refused.
     fn descr(&mut self) -> Result<String, String> {
         self.skip_blanks();
         if self.rest.first() == Some(&b'[') { Err(refusal("", "[")) } else { self.string() }
@@ -245,8 +245,7 @@ impl Literal<'_> {
             let text = std::str::from_utf8(&self.rest[..digits]).ok().and_then(|text| text.parse().ok());
             lengths.push(text.ok_or_else(|| self.wrong("the length of an axis"))?);
             self.rest = &self.rest[digits..];
-            // Files that Python 2 wrote may have it.
-            let _long = self.word("L");
+            let _ = self.word("L"); // Python 2 may write 3 as 3L
             if lengths.len() > MOST_AXES {
                 return Err(format!("it has more than {MOST_AXES} axes"));
             }
@@ -260,7 +259,7 @@ impl Literal<'_> {
 
     fn wrong(&self, wanted: &str) -> String {
         let found = String::from_utf8_lossy(&self.rest[..self.rest.len().min(16)]).into_owned();
-        format!("its header cannot be read: {wanted} should stand where {found:?} stands")
+        format!("its header cannot be parsed: expected {wanted}, found {found:?}")
     }
 }
 
@@ -278,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read() {
+    fn written_header_is_read_back() {
         for (dtype, order, shape) in [
             (DType::U8, Order::C, vec![]),
             (DType::U16, Order::C, vec![7]),
@@ -287,7 +286,7 @@ mod tests {
         ] {
             let bytes = header(dtype, order, &shape);
             assert_eq!(bytes.len() % ALIGNMENT, 0);
-            let header = read(&bytes).expect("our own");
+            let header = read(&bytes).expect("a valid header");
             assert_eq!((header.offset, header.order), (bytes.len() as u64, order));
             assert!(header.shape.iter().copied().eq(shape.iter().map(|length| *length as u64)));
             assert_eq!(header.elements(None), Ok(NpyElements { dtype, turned: None }));
@@ -297,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn other_byte_orders_are_told() {
+    fn byte_orders_and_types_are_recognized() {
         let header = |descr: &str| read(&file(&format!("{{'descr':'{descr}','fortran_order':False,'shape':(3L,)}}")));
         let stored = |descr: &str, wanted| header(descr).and_then(|header| header.elements(wanted));
         assert_eq!(stored(">u4", None), Ok(NpyElements { dtype: DType::U32, turned: Some(4) }));

@@ -1,5 +1,5 @@
-//! Arrays that NumPy saved, imported and exported by the real program and compared by NumPy, bit for bit: every element type, both
-//! byte orders, both memory orders, no axes and no elements.
+//! Arrays that NumPy saved are imported and exported by the real program, and compared by NumPy bit for bit: every element type,
+//! both byte orders, both memory orders, no axes and no elements.
 
 use std::process::Command;
 
@@ -10,13 +10,13 @@ use self::python::succeeded;
 #[path = "../../volume/tests/it/python.rs"]
 mod python;
 
-/// Runs the Python side.
+/// Runs the Python script and returns its output.
 fn python(arguments: &[&str], input: &str) -> String {
     python::run("npy_peer.py", "numpy", arguments, input)
 }
 
 #[test]
-fn what_numpy_saved_is_imported_and_exported_bit_for_bit() {
+fn numpy_files_are_imported_and_exported_exactly() {
     let files = tempfile::Builder::new().prefix("ndshm-numpy-").tempdir().expect("a directory");
     let emulated = tempfile::Builder::new().prefix("ndshm-numpy-").tempdir().expect("a directory");
     let ndshm = |arguments: &[&str]| -> Value {

@@ -1,4 +1,4 @@
-//! Volumes behind HTTP and in S3, with real servers: up, down, in parts, and what the program says without them.
+//! Volumes behind HTTP and in S3, with real servers: uploads, downloads, parts, and errors.
 
 #[path = "it/scene.rs"]
 #[allow(dead_code)]
@@ -18,7 +18,7 @@ use crate::scene::{Finished, Scene, run};
 use crate::servers::{FaultyProxy, HttpServer, S3Server};
 use crate::volume::{CHUNKS, SHAPE};
 
-/// The program, which finds this S3 server.
+/// Runs the program with the environment of this S3 server.
 fn ndshm(scene: &Scene, server: &S3Server, arguments: &[&str]) -> Finished {
     let mut command: Command = scene.ndshm(arguments);
     run(command.envs(S3Server::environment(&server.endpoint())))
@@ -29,7 +29,7 @@ fn assert_whole(scene: &Scene, name: &str, region: &[std::ops::Range<usize>; 3],
 }
 
 #[test]
-fn a_volume_goes_up_to_s3_in_parts_and_comes_down_with_processes() {
+fn s3_volume_is_uploaded_in_parts_and_downloaded() {
     if servers::python("volumes in S3").is_none() {
         return;
     }
@@ -60,7 +60,7 @@ fn a_volume_goes_up_to_s3_in_parts_and_comes_down_with_processes() {
                 .json();
             stored += report["stored"].as_u64().unwrap_or(0);
         }
-        assert_eq!(stored, 3 * 2 * 9, "the part that was done is not done again");
+        assert_eq!(stored, 3 * 2 * 9, "a finished part is not uploaded again");
         let info: Value = ndshm(&scene, &server, &["info", url, "--json"]).expect_code(0).json();
         assert_eq!(info["scales"][0]["dtype"], "<u2", "{info:#}");
         for how in [&["--processes", "--workers", "2"][..], &["--workers", "2", "--requests", "3"]] {
@@ -86,15 +86,15 @@ fn a_volume_is_read_over_http_and_not_written() {
     let down = ["download", &server.url(), "--location", "x", "--json", "--processes", "--workers", "2"];
     let finished = run(&mut scene.ndshm(down)).expect_code(0);
     assert_eq!(finished.json()["painted"], CHUNKS);
-    assert!(finished.err.contains("MiB of"), "progress tells bytes: {finished:?}");
+    assert!(finished.err.contains("MiB of"), "progress shows bytes: {finished:?}");
     assert_whole(&scene, "x", &SHAPE.map(|length| 0..length), true);
     let finished = run(&mut scene.ndshm(["upload", "x", &server.url(), "--order", "c", "--json"])).expect_code(1);
     assert!(finished.json()["error"].as_str().is_some_and(|error| !error.is_empty()), "{finished:?}");
 }
 
-/// CloudVolume's way, which the command has too: chunks in files `NAME.gz`, of which a plain web server knows nothing.
+/// CloudVolume and `ndshm` store compressed chunks in files `NAME.gz`. A plain web server does not serve them under `NAME`.
 #[test]
-fn packed_files_are_found_behind_a_plain_web_server() {
+fn compressed_files_are_found_behind_a_plain_server() {
     if servers::python("packed files behind HTTP").is_none() {
         return;
     }
@@ -118,7 +118,7 @@ fn packed_files_are_found_behind_a_plain_web_server() {
     };
     down(&[]).expect_code(0);
     assert_whole(&scene, "y", &[0..64, 0..64, 0..64], false);
-    // What is packed otherwise is said to be, and what is not there is still missing.
+    // A chunk with another compression is reported as such, and a removed chunk as missing.
     fs::rename(named(".gz"), named(".br")).expect("renamed");
     let finished = down(&["--missing", "fill", "--bbox", "32:64,32:64,32:64"]).expect_code(1);
     assert!(finished.err.contains("32-64_32-64_32-64.br") && finished.err.contains("brotli"), "{finished:?}");
@@ -128,9 +128,9 @@ fn packed_files_are_found_behind_a_plain_web_server() {
     down(&["--missing", "fill"]).expect_code(0);
 }
 
-/// neuroglancer-scripts' way: a directory for each range of x and of y, and packed files.
+/// neuroglancer-scripts writes a directory for each range of x and of y, and compressed files in these.
 #[test]
-fn nested_chunks_are_found_behind_a_web_server_and_cost_one_request_each() {
+fn nested_chunks_over_http_cost_one_request_each() {
     if servers::python("nested chunks behind HTTP").is_none() {
         return;
     }
@@ -159,7 +159,7 @@ fn nested_chunks_are_found_behind_a_web_server_and_cost_one_request_each() {
     assert_eq!(down(&one).expect_code(0).json()["filled"], 0);
     assert!(fs::read(scene.emulated().join("y")).expect("there") == elements);
     let chunks = proxy.requests().iter().filter(|request| request.path.contains("1_1_1/")).count();
-    assert_eq!(chunks, 64 + 3, "the first one is asked for under four names");
+    assert_eq!(chunks, 64 + 3, "the first chunk is requested under four names");
     fs::remove_file(directory.join("4-8/4-8/4-8.gz")).expect("a chunk");
     let finished = down(&["--processes", "--workers", "2"]).expect_code(1);
     assert!(finished.err.contains("is not stored"), "{finished:?}");
@@ -168,9 +168,9 @@ fn nested_chunks_are_found_behind_a_web_server_and_cost_one_request_each() {
     assert_eq!(report["filled"], 1, "{report:#}");
 }
 
-/// As after copying such a directory into a bucket.
+/// The bucket is like a copy of a volume with nested directories.
 #[test]
-fn nested_chunks_in_a_bucket_are_read_and_never_mixed_with_others() {
+fn nested_chunks_in_a_bucket_are_not_written() {
     if servers::python("nested chunks in S3").is_none() {
         return;
     }
@@ -198,7 +198,7 @@ fn nested_chunks_in_a_bucket_are_read_and_never_mixed_with_others() {
 }
 
 #[test]
-fn server_that_sends_no_parts_is_no_reason_to_wait_or_to_keep_anything() {
+fn server_without_ranges_fails_the_download() {
     if servers::python("shards behind a server without ranges").is_none() {
         return;
     }
@@ -221,7 +221,7 @@ fn server_that_sends_no_parts_is_no_reason_to_wait_or_to_keep_anything() {
     }
 }
 
-/// A server that describes a volume, and then says nothing more; each time it does not answer, it is heard from.
+/// Starts a server that sends a volume's metadata and answers nothing else. The receiver gets each unanswered request.
 #[cfg(unix)]
 fn silent_server() -> (String, std::sync::mpsc::Receiver<String>, std::thread::JoinHandle<()>) {
     use std::io::{Read as _, Write as _};
@@ -246,7 +246,7 @@ fn silent_server() -> (String, std::sync::mpsc::Receiver<String>, std::thread::J
                 let head = "HTTP/1.1 200 OK\r\nConnection: close\r\nLast-Modified: Sat, 21 Nov 2026 00:00:00 GMT\r\n";
                 write!(stream, "{head}Content-Length: {}\r\n\r\n{META}", META.len()).expect("it listens");
             } else {
-                // Kept open until the end.
+                // The connection stays open until the end.
                 silent.push(stream);
                 sender.send(asked).expect("a receiver");
             }
@@ -255,10 +255,10 @@ fn silent_server() -> (String, std::sync::mpsc::Receiver<String>, std::thread::J
     (url, unanswered, server)
 }
 
-/// What is typed on the terminal is heard while the volume is looked for, and while its chunks are waited for.
+/// SIGINT ends the program while it opens the volume, and while it waits for chunks.
 #[cfg(unix)]
 #[test]
-fn who_waits_for_a_silent_server_can_be_interrupted() {
+fn signal_ends_the_wait_for_a_silent_server() {
     use std::io::Write as _;
     use std::process::Stdio;
     use std::time::{Duration, Instant};
@@ -267,9 +267,9 @@ fn who_waits_for_a_silent_server_can_be_interrupted() {
     for path in ["untold", "told"] {
         let mut command = scene.ndshm(["download", &format!("zarr://{url}/{path}"), "--location", "x", "--json"]);
         command.stdout(Stdio::piped());
-        // Much longer than a server is usually allowed to be silent would be waited.
+        // Without the signal, the program would wait for the server much longer than by default.
         let mut child = command.env("NDSHM_RETRY_SECONDS", "600").stderr(Stdio::null()).spawn().expect("it starts");
-        // The response to an earlier request may still arrive.
+        // A request of the previous run may still arrive first.
         while !unanswered.recv_timeout(Duration::from_mins(1)).expect("a request").contains(&format!("/{path}/")) {}
         std::thread::sleep(Duration::from_millis(200));
         assert!(child.try_wait().expect("a state").is_none(), "{path}: it waits");
@@ -283,7 +283,7 @@ fn who_waits_for_a_silent_server_can_be_interrupted() {
             if begin.elapsed() > Duration::from_mins(1) {
                 child.kill().expect("it is ours");
                 child.wait().expect("its end");
-                panic!("{path}: it does not hear");
+                panic!("{path}: the signal has no effect");
             }
             std::thread::sleep(Duration::from_millis(20));
         };

@@ -1,5 +1,5 @@
-//! Volumes that zarr-python wrote, downloaded by the real program and compared by zarr-python, element for element: Zarr v2
-//! and v3, whole and cut out, in both orders, in real and in emulated shared memory.
+//! Volumes that zarr-python wrote are downloaded by the real program, and compared by zarr-python element for element: Zarr v2 and
+//! v3, whole and in part, in both orders, in real and in emulated shared memory.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -11,12 +11,12 @@ use self::python::succeeded;
 #[path = "../../volume/tests/it/python.rs"]
 mod python;
 
-/// Runs the Python side.
+/// Runs the Python script and returns its output.
 fn python(arguments: &[&str], input: &str) -> String {
     python::run("zarr_peer.py", "zarr", arguments, input)
 }
 
-/// Where arrays are put: a directory as the program finds it, and names in it that go when this is dropped.
+/// Where downloads go: the setting and the directory of a backend, and names in it. Dropping this removes the names.
 struct Target {
     emulate: &'static str,
     directory: PathBuf,
@@ -44,13 +44,13 @@ impl Target {
 impl Drop for Target {
     fn drop(&mut self) {
         for name in &self.names {
-            let _gone = std::fs::remove_file(self.directory.join(name));
+            let _ = std::fs::remove_file(self.directory.join(name));
         }
     }
 }
 
 #[test]
-fn what_zarr_python_wrote_is_downloaded_element_for_element() {
+fn zarr_python_volumes_are_downloaded_exactly() {
     let volumes = tempfile::Builder::new().prefix("ndshm-zarr-").tempdir().expect("a directory");
     let emulated = tempfile::Builder::new().prefix("ndshm-zarr-").tempdir().expect("a directory");
     let mut targets = vec![Target { emulate: "1", directory: emulated.path().into(), names: Vec::new() }];
@@ -69,7 +69,7 @@ fn what_zarr_python_wrote_is_downloaded_element_for_element() {
             .map(|length| length.as_u64().expect("a length"))
             .collect();
         let whole: Vec<(u64, u64)> = shape.iter().map(|length| (0, *length)).collect();
-        // Begins and ends inside chunks, along every axis.
+        // This region begins and ends inside chunks along every axis.
         let cut: Vec<(u64, u64)> = shape.iter().map(|length| (length / 5 + 1, length - length / 7)).collect();
         let text: Vec<String> = cut.iter().map(|(start, end)| format!("{start}:{end}")).collect();
         let mut downloads = String::new();

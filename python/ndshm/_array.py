@@ -26,8 +26,8 @@ class Array(_core.RawArray):
         with array.write() as x:   # a numpy array; without numpy a memoryview
             x[:] = 1
 
-    ``numpy.asarray(array)`` and ``memoryview(array)`` give the same memory **without** a lock: the caller must know that nothing else
-    writes. Memory that is exported stays attached until the last view of it is gone, also after `close`.
+    ``numpy.asarray(array)`` and ``memoryview(array)`` give the same memory **without** a lock: the caller must ensure that
+    nothing else writes. Exported memory stays attached until the last view of it is gone, also after `close`.
 
     A pickle of an array leads to the same memory, and not to a copy. `copy.copy` and ``array[...]`` copy the elements.
     """
@@ -68,7 +68,7 @@ class Array(_core.RawArray):
         WouldDeadlock
             This thread itself has a write guard of this array.
         Unlinked
-            The name was removed, so that no lock can be had.
+            The name was removed, so the array cannot be locked any more.
         ValueError
             The array is closed.
         """
@@ -93,14 +93,14 @@ class Array(_core.RawArray):
         return self.shape[0]
 
     def __getitem__(self, index: Any) -> Any:
-        """Return a copy of the selected elements, read under a lock of its own."""
+        """Return a copy of the selected elements, read under a lock for this access alone."""
         numpy = require_numpy("indexing an array")
         with self.read() as x:
             copy = numpy.array(x[index])
         return copy if copy.ndim else copy[()]
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        """Write the selected elements under a lock of its own."""
+        """Write the selected elements under a lock for this access alone."""
         require_numpy("indexing an array")
         with self.write() as x:
             x[index] = value
@@ -126,7 +126,7 @@ class Array(_core.RawArray):
     def __reduce__(self) -> tuple[Any, ...]:
         if self.is_counted:
             return _receive, (_handle(self, True), _machine(), self.dtype_name)
-        # A plain array is its name: the receiver attaches to the memory that has the name then.
+        # A plain array is pickled as its name and layout: the receiver attaches to the array that has the name at that time.
         place = (os.fspath(self.directory), self.shape, self.dtype_name, self.order, self.readonly)
         return _attach_pickled, (self.name, _machine(), *place)
 
@@ -142,7 +142,7 @@ class Array(_core.RawArray):
 
 
 def _machine() -> str:
-    """Identify this machine since its start. Empty where the system does not tell."""
+    """Return the identifier of this machine's boot. Empty where the system has none."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             return file.read().strip()

@@ -56,7 +56,7 @@ def create(
     order
         ``"C"``, the last axis contiguous, or ``"F"``, the first.
     replace
-        Take over a name that is taken. Arrays attached under it keep the old memory.
+        Replace the array that has the name, if any. Processes attached to that array keep its memory.
     sparse
         Reserve no memory: a process that writes when none is left is killed.
     permissions
@@ -121,9 +121,9 @@ def open(
     Parameters
     ----------
     name
-        Its name.
+        The name of the array.
     shape, dtype, order
-        Needed only where the array does not describe itself. They must agree with the description where there is one.
+        Needed only if the array does not describe itself. Otherwise they must agree with its description.
     readonly
         Attach for reading only. A library that ignores this and writes changes its own copy, not the shared memory.
     keep_fd

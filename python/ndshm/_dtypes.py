@@ -1,4 +1,4 @@
-"""Names of element types: what a caller may write, and the one name that the library uses."""
+"""Names of element types: the names that callers may use, and the library's own name for each."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def name_of(dtype: Any) -> str:
         return _BUILTINS[dtype]
     text = dtype
     if isinstance(dtype, type) and isinstance(getattr(dtype, "dtype", None), object) and not isinstance(dtype, str):
-        # A numpy scalar type: its name is that of the dtype, as in `numpy.float32`. `numpy.bool` is named `bool`, or once `bool_`.
+        # A numpy scalar type has the name of its dtype, as in `numpy.float32`. `numpy.bool` is named `bool`, formerly `bool_`.
         text = dtype.__name__.rstrip("_")
     elif not isinstance(dtype, str):
         if getattr(dtype, "names", None) is not None:
@@ -55,7 +55,7 @@ def name_of(dtype: Any) -> str:
         raise InvalidArgument(
             f"the dtype {text!r} is big-endian, and shared arrays are little-endian: convert with `x.astype({'<' + text[1:]!r})`"
         )
-    # Short names without the order of bytes, such as `f4`.
+    # Short names without a byte order, such as `f4`.
     for mark in "<|":
         if mark + text in _KNOWN:
             return mark + text

@@ -64,7 +64,7 @@ class PaintError(NdshmError, RuntimeError):
 
 
 class NotAnArray(NdshmError, ValueError):
-    """The name leads to something else than a plain array."""
+    """The name does not belong to a plain array."""
 
 
 class NoSpace(NdshmError, MemoryError):
@@ -76,7 +76,7 @@ class Mismatch(NdshmError, ValueError):
 
 
 class NotDescribed(NdshmError, ValueError):
-    """The array does not say its dtype and shape: give both to ``open``."""
+    """The array does not describe itself: give its dtype and shape to ``open``."""
 
 
 class Unlinked(NdshmError, FileNotFoundError):
@@ -96,7 +96,7 @@ class TimedOut(NdshmError, TimeoutError):
 
 
 class PermissionDenied(NdshmError, PermissionError):
-    """This user may not do that with the array, or it was opened read-only."""
+    """This user may not access the array in this way, or it was opened read-only."""
 
 
 class TooManyHandles(NdshmError, RuntimeError):

@@ -16,13 +16,13 @@ _strict = False
 
 
 def strict(enabled: bool = True) -> None:
-    """Raise `ViewOutlivesGuard` as an error where it would be a warning. Applies to the whole process."""
+    """Raise `ViewOutlivesGuard` as an error instead of a warning. Applies to the whole process."""
     global _strict
     _strict = enabled
 
 
 def require_numpy(purpose: str) -> Any:
-    """Return the module numpy, or say what needs it."""
+    """Return the module numpy. If it is not installed, raise an ImportError that names `purpose`."""
     try:
         import numpy
     except ImportError as error:
@@ -51,7 +51,7 @@ class GuardedView:
             self._base: Any = None
             self.value: Any = raw
         else:
-            # Views of the view refer to `base` too: numpy follows the chain to the first array. So its references count them.
+            # In numpy a view of a view refers to the first array, here `base`. So the references to `base` count all views.
             self._base = numpy.asarray(raw)
             self.value = self._base.view()
 
@@ -62,7 +62,7 @@ class GuardedView:
     def end(self, completed: bool) -> int:
         """Make the view read-only, and return how many other views of the memory are alive. Call it once.
 
-        `completed` tells that the block ended without an exception.
+        `completed` says whether the block ended without an exception.
         """
         base, value = self._base, self.value
         self._base = self.value = None
@@ -100,7 +100,7 @@ class GuardedView:
 
 
 class Lockable(Protocol):
-    """What a guard locks."""
+    """An object that a guard can lock."""
 
     @property
     def name(self) -> str:
@@ -115,8 +115,8 @@ class Lockable(Protocol):
 class Guard:
     """A lock on an array, for ``with`` or ``async with``. `Array.read` and `Array.write` return one.
 
-    When the block ends the lock is released and its view becomes read-only. If another view of the memory is still alive, a
-    `ViewOutlivesGuard` warning tells: such a view is not protected by a lock any more.
+    When the block ends the lock is released and its view becomes read-only. If another view of the memory is still alive,
+    `ViewOutlivesGuard` is issued as a warning: no lock protects such a view any more.
     """
 
     __slots__ = ("_array", "_lock", "_timeout", "_view", "_write")
@@ -133,7 +133,7 @@ class Guard:
         self._end(error is None)
 
     async def __aenter__(self) -> Any:
-        """Wait without blocking the event loop: the lock is tried again and again, at most 20 ms apart."""
+        """Wait without blocking the event loop: retry the lock with pauses of at most 20 ms."""
         import asyncio
         import time
 

@@ -56,15 +56,15 @@ class Claim:
         view.report(alive, error is None, stacklevel=3)
 
     def release(self) -> None:
-        """Release the chunk unpainted, if no ``with`` block is to do it."""
+        """Release the chunk unpainted. Call it only for a claim that is not used in a ``with`` block."""
         self._raw.release()
 
 
 class RenderBuffer:
     """An array that many processes paint at once. It gets its name when all chunks are painted.
 
-    ``RenderBuffer(..)`` begins a buffer, joins one that another process began, or resumes an interrupted one. All painters must give the
-    same arguments.
+    ``RenderBuffer(..)`` begins a buffer, joins one that another process began, or resumes an interrupted one. All painters must
+    give the same arguments.
 
     Parameters
     ----------
@@ -77,12 +77,12 @@ class RenderBuffer:
     fingerprint
         Text that identifies the work: its source, and everything else that distinguishes it from other work.
     replace
-        Let the finished array take over a name that is taken.
+        Let the finished array replace an array that has the name, if any.
 
     Raises
     ------
     Mismatch
-        A buffer of this name exists for another work.
+        A buffer of this name exists for other work.
     AlreadyExists
         A finished array has the name.
     """
@@ -106,12 +106,12 @@ class RenderBuffer:
 
     @classmethod
     def join(cls, name: str, dtype: numpy.typing.DTypeLike) -> RenderBuffer:
-        """Join a buffer that another process began. Shape, order and chunks are its own.
+        """Join a buffer that another process began. Shape, order and chunks are those of the buffer.
 
         Raises
         ------
         NotFound
-            No such buffer was begun, or it is finished.
+            There is no such buffer, or it is finished.
         Mismatch
             It has another dtype.
         """
@@ -131,14 +131,14 @@ class RenderBuffer:
 
     @property
     def progress(self) -> tuple[int, int]:
-        """The number of finished chunks, and of all."""
+        """The number of finished chunks, and of all chunks."""
         return self._raw.progress
 
     def claim(self, timeout: float | None = None) -> Claim | None:
         """Claim any chunk that is neither finished nor claimed.
 
-        While all unfinished chunks are claimed by other painters, waits until one is released, for at most `timeout` seconds. Returns
-        None when every chunk is finished.
+        While all unfinished chunks are claimed by other painters, waits until one is released, for at most `timeout` seconds.
+        Returns None when every chunk is finished.
 
         Raises
         ------
@@ -206,8 +206,9 @@ def paint(
     name, shape, chunk, dtype, order, replace
         As for `RenderBuffer`.
     function
-        Called in a worker as ``function(x, region)`` for each chunk, with a numpy array of the chunk's elements to fill, and the slices of
-        the whole array that it covers. Workers import it, so it must be a function of a module, not a lambda.
+        Called in a worker as ``function(x, region)`` for each chunk. ``x`` is a numpy array of the chunk's elements to fill,
+        ``region`` the slices of the whole array that the chunk covers. Workers import the function, so it must be a function of a
+        module, not a lambda.
     workers
         The number of processes. By default one for each processor.
     fingerprint
@@ -223,9 +224,9 @@ def paint(
     Raises
     ------
     PaintError
-        The function raised an exception, or all workers died. The chunks that were finished are kept, and the next call with the same
-        arguments paints the others; ``RenderBuffer.join(name, dtype).discard()`` frees them. A worker that is killed stops nothing:
-        another one paints its chunk.
+        The function raised an exception, or all workers died. The finished chunks are kept: the next call with the same arguments
+        paints the rest, and ``RenderBuffer.join(name, dtype).discard()`` frees them. If only one of the workers is killed, another
+        one paints its chunk.
     pickle.PicklingError, AttributeError
         The function cannot be imported by the workers. Nothing was begun.
     """
@@ -234,7 +235,7 @@ def paint(
     import os
     from multiprocessing.reduction import ForkingPickler
 
-    # Fails before anything is begun, if workers could not import the function.
+    # If workers cannot import the function, fail here, before the buffer is begun.
     ForkingPickler.dumps(function)
 
     # Spawned, not forked: a fork would copy the locks of this process's threads.

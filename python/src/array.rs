@@ -23,7 +23,7 @@ use crate::shared::Counted;
 /// The maximum number of axes: numpy's.
 const MOST_AXES: usize = 64;
 
-/// An array that was created or opened, before it is given to the constructor of `Array`.
+/// An array that was created or opened, on its way to the constructor of `Array`.
 #[pyclass(frozen, module = "ndshm._core")]
 pub(crate) struct Attachment {
     content: Mutex<Option<(Arc<dyn Memory>, Shape)>>,
@@ -234,12 +234,13 @@ impl RawArray {
         let memory = self.memory()?;
         let limit = timeout.map(seconds).transpose()?;
         let access = if write { Access::ReadWrite } else { Access::Read };
-        // Most locks are free.
+        // Most locks are free: try once, without checking for signals.
         let free = py.detach(|| memory.lock(access, Some(Duration::ZERO), &mut || false));
         let mut interrupted = None;
         let taken = match free {
             Err(Error::WouldBlock { .. }) if limit != Some(Duration::ZERO) => {
-                // Python handles signals in the main thread. Others must not attach while they wait: the interpreter may be ending.
+                // Python handles signals in the main thread only. Other threads must not attach to the interpreter while they wait,
+                // because it may be ending.
                 let is_main = is_main_thread(py)?;
                 #[allow(clippy::redundant_closure_for_method_calls)] // the method itself is not general enough
                 let check = || if is_main { Python::attach(|py| py.check_signals()) } else { Ok(()) };
@@ -279,7 +280,7 @@ impl RawArray {
         dlpack::capsule(py, &memory, &self.shape, max_version.is_some_and(|(major, _)| major >= 1))
     }
 
-    #[allow(clippy::unused_self)] // the protocol asks the array
+    #[allow(clippy::unused_self)] // the protocol wants a method
     fn __dlpack_device__(&self) -> (i32, i32) {
         dlpack::CPU
     }
@@ -308,7 +309,7 @@ fn is_main_thread(py: Python<'_>) -> PyResult<bool> {
 }
 
 pub(crate) fn seconds(timeout: f64) -> PyResult<Duration> {
-    // Longer than a year is without limit in practice, and too long for some clocks.
+    // In practice a year is without limit. A longer time can be too long for the clock.
     let timeout = if timeout > 3.2e7 { 3.2e7 } else { timeout };
     Duration::try_from_secs_f64(timeout).map_err(|_| {
         PyValueError::new_err(format!("timeout={timeout}: give seconds, 0 or more, or None to wait without limit"))
@@ -352,7 +353,7 @@ pub(crate) fn create(
     let mode = if replace { CreationMode::Replace } else { CreationMode::CreateNew };
     let how = Creation { mode, sparse, permissions, keep_fd };
     let created = match source {
-        // The interpreter stays locked while it copies, so that Python code does not change the source meanwhile.
+        // The interpreter stays locked during the copy, so that Python code cannot change the source meanwhile.
         Some(source) => {
             memory::create(name, &shape, &how, |bytes| source.copy_to_slice(py, bytes).map_err(Failed::Python))
         }
@@ -377,7 +378,7 @@ impl From<Error> for Failed {
     }
 }
 
-/// Opens an array. What is None is taken from its description.
+/// Opens an array. Arguments that are None are taken from its description.
 #[pyfunction]
 #[pyo3(signature = (name, *, lengths=None, dtype=None, order=None, directory=None, readonly=false, keep_fd=false, reinterpret=false))]
 #[allow(clippy::too_many_arguments)] // Python gives them by name
@@ -414,7 +415,8 @@ pub(crate) fn attached(py: Python<'_>, name: &str) -> PyResult<bool> {
     py.detach(|| ndarray_shm::attached(name)).map_err(|error| exception(py, &error))
 }
 
-/// Returns name, bytes, dtype, shape and order of the plain arrays in the default directory. The last three are None without a description.
+/// Returns name, bytes, dtype, shape and order of the plain arrays in the default directory. Without a description, the last
+/// three are None.
 #[pyfunction]
 #[allow(clippy::type_complexity)] // a row of Python's `ls`
 pub(crate) fn listing(
@@ -434,7 +436,7 @@ pub(crate) fn listing(
                     Some(memory::name_of_order(found.order())),
                 ),
                 Ok(None) | Err(Error::PermissionDenied { .. }) => (entry.name, entry.len, None, None, None),
-                // Bookkeeping, or removed since it was listed.
+                // A reserved file, or one that was removed after the listing.
                 Err(_) => continue,
             };
             rows.push(row);

@@ -1,7 +1,7 @@
-//! DLPack: how torch, jax, numpy and others reach the elements without a copy, with their type, strides and device.
+//! DLPack: how torch, jax, numpy and other libraries reach the elements without a copy, with their type, strides and device.
 //!
-//! The structures are those of `dlpack.h` of version 1. A tensor keeps the memory attached until its consumer calls the deleter, or, if
-//! none takes it, until its capsule is collected.
+//! The structures are those of `dlpack.h` of version 1. A tensor keeps the memory attached until its consumer calls the deleter.
+//! If no consumer takes it, the memory stays attached until the capsule is collected.
 
 #![allow(unsafe_code)]
 
@@ -97,7 +97,7 @@ impl Managed for Versioned {
     }
 }
 
-/// What a tensor points to.
+/// The data that a tensor points to.
 struct Context {
     lengths: Vec<i64>,
     strides: Vec<i64>,

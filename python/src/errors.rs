@@ -1,4 +1,4 @@
-//! From the library's errors to the exceptions that `ndshm._errors` defines.
+//! Converts the library's errors to the exceptions of `ndshm._errors`.
 
 use ndarray_shm::Error;
 use pyo3::exceptions::PyRuntimeError;
@@ -15,7 +15,7 @@ pub(crate) fn named(py: Python<'_>, class: &str, text: &str) -> PyErr {
         py.import("ndshm._errors").and_then(|module| module.getattr(class)).and_then(|class| class.call1((text,)));
     match made {
         Ok(value) => PyErr::from_value(value),
-        // Only while the interpreter ends, when modules can no longer be imported.
+        // Happens only while the interpreter ends, when it can no longer import modules.
         Err(_) => PyRuntimeError::new_err(text.to_owned()),
     }
 }

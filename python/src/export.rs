@@ -1,4 +1,4 @@
-//! The buffer protocol: how `memoryview`, numpy and others reach the elements without a copy.
+//! The buffer protocol: how `memoryview`, numpy and other libraries reach the elements without a copy.
 
 #![allow(unsafe_code)]
 
@@ -13,12 +13,12 @@ use pyo3::prelude::*;
 
 use crate::memory::{ElementType, Memory, Shape, signed};
 
-/// What keeps exported memory mapped, and its array in use.
+/// An owner that keeps exported memory mapped and its array attached.
 pub(crate) trait Kept: Send + Sync {}
 
 impl Kept for Arc<dyn Memory> {}
 
-/// Elements that can be exported: where they are, and what keeps them there.
+/// Elements that can be exported: their address and layout, and the owner that keeps them mapped.
 #[derive(Clone)]
 pub(crate) struct Elements {
     address: Address,
@@ -32,7 +32,7 @@ pub(crate) struct Elements {
 #[derive(Clone, Copy)]
 struct Address(*mut u8);
 
-// SAFETY: it is a number here; code that reads or writes there is in Python, and outside of what Rust proves.
+// SAFETY: this crate only copies the address. Reads and writes through it are Python's, beyond what Rust can prove.
 unsafe impl Send for Address {}
 // SAFETY: as above.
 unsafe impl Sync for Address {}
@@ -73,7 +73,7 @@ impl Elements {
     }
 }
 
-/// What an exported buffer points to. It lives until the buffer is released, so the memory stays mapped that long.
+/// The data that an exported buffer points to. It lives until the buffer is released, and keeps the memory mapped until then.
 struct Exported {
     lengths: Vec<isize>,
     strides: Vec<isize>,

@@ -35,7 +35,7 @@ impl Lock {
         Ok(View::new(self.elements.clone(), self.write))
     }
 
-    /// Releases the lock. A lock that is released already stays as it is.
+    /// Releases the lock. Does nothing if it is released already.
     fn release(&self, py: Python<'_>) {
         let held = self.held.lock().unwrap_or_else(PoisonError::into_inner).take();
         py.detach(|| drop(held));
@@ -58,7 +58,7 @@ impl View {
 
 #[pymethods]
 impl View {
-    /// Refuses further exports. Those that exist stay.
+    /// Refuses further exports. Existing exports stay valid.
     fn end(&self) {
         self.open.store(false, Ordering::Release);
     }

@@ -13,7 +13,7 @@ use ndarray_shm::{
 
 use crate::shared::Counted;
 
-/// What every attached array can do, whatever its elements are.
+/// An attached array with elements of any type.
 pub(crate) trait Memory: Send + Sync {
     /// Returns the address of the first element.
     fn pointer(&self) -> *mut u8;
@@ -65,7 +65,7 @@ impl<T: Element, D: Dimension> Memory for SharedArray<T, D> {
     }
 }
 
-/// The key and text of the note that marks an array of `u8` as one of truth values.
+/// The key and text of the note that marks an array of `u8` as an array of booleans.
 pub(crate) const BOOL_NOTE: (&str, &str) = ("numpy", "|b1");
 
 /// An element type as Python names it: one of the library's, or `|b1`, which the library stores as `|u1`.
@@ -142,8 +142,8 @@ impl Shape {
         self.len() * self.element.dtype.size()
     }
 
-    /// Returns the distance in bytes from each element to the next, for each axis. An axis without elements counts as one of length 1,
-    /// as in numpy.
+    /// Returns the distance in bytes from each element to the next, for each axis. As in numpy, an axis without elements counts as
+    /// one of length 1.
     pub(crate) fn strides(&self) -> Vec<isize> {
         let mut strides = vec![0; self.lengths.len()];
         let mut step = signed(self.element.dtype.size());
@@ -223,8 +223,8 @@ impl Opening {
 
 /// Opens a plain array. What is `None` is taken from its description, which must agree with the rest.
 ///
-/// A read-only array is mapped copy-on-write: libraries that ignore that a buffer is read-only then change their own copy, instead of
-/// ending the process with SIGSEGV.
+/// A read-only array is mapped copy-on-write: a library that writes to the read-only buffer nevertheless changes a private copy,
+/// instead of ending the process with SIGSEGV.
 pub(crate) fn open(
     directory: Option<Directory>,
     name: &str,

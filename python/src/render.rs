@@ -16,7 +16,7 @@ use crate::export::{Elements, Kept};
 use crate::guard::View;
 use crate::memory::{BOOL_NOTE, ElementType, Memory, Shape, signed};
 
-/// A renderbuffer, whatever its elements are.
+/// A renderbuffer with elements of any type.
 trait Painted: Send + Sync {
     fn next(self: Arc<Self>) -> Result<Next, Refused>;
     fn progress(&self) -> Result<RenderProgress, Refused>;
@@ -30,7 +30,7 @@ enum Next {
     AllDone,
 }
 
-/// Why a renderbuffer does not do what it was asked for. It stays as it is.
+/// Why an operation on a renderbuffer failed. The buffer stays as it is.
 enum Refused {
     /// It was finished or discarded.
     Ended,
@@ -45,16 +45,16 @@ impl From<Error> for Refused {
     }
 }
 
-/// A renderbuffer and what becomes of it. Views of chunks refer to it, so that the elements stay mapped whatever becomes of it.
+/// A renderbuffer and its state. Views of chunks keep a reference to the slot, so the elements stay mapped in every state.
 struct Slot<T: Element>(Mutex<State<T>>);
 
 enum State<T: Element> {
     Painting(Arc<RenderBuffer<T, IxDyn>>),
     /// The same mapping, as an array.
     Finished(#[allow(dead_code)] Arc<dyn Memory>),
-    /// The files are gone; views of the mapping may be alive.
+    /// The files are removed. Views of the mapping may be alive.
     Discarded(#[allow(dead_code)] Arc<RenderBuffer<T, IxDyn>>),
-    /// Only while `finish` runs.
+    /// Only while `finish` runs, which holds the mutex.
     Moving,
 }
 
@@ -88,7 +88,7 @@ impl<T: Element> Painted for Slot<T> {
     }
 
     fn progress(&self) -> Result<RenderProgress, Refused> {
-        // Not through `painting`: a second reference would make a `finish` at the same time fail.
+        // `painting` would clone the `Arc`, and the second reference would make a concurrent `finish` fail.
         match &*self.state() {
             State::Painting(buffer) => Ok(buffer.progress()),
             _ => Err(Refused::Ended),
@@ -133,7 +133,7 @@ impl<T: Element> Painted for Slot<T> {
     }
 }
 
-/// A claim, whatever its elements are.
+/// A claim of a chunk with elements of any type.
 trait Claimed: Send {
     fn number(&self) -> usize;
     fn region(&self) -> Vec<(usize, usize)>;
@@ -143,7 +143,7 @@ trait Claimed: Send {
 
 /// A claim together with the buffer that it borrows.
 struct OwnedClaim<T: Element> {
-    /// Dropped first: it borrows from `buffer`.
+    /// The first field, so dropped first: it borrows from `buffer`.
     claim: ChunkClaim<'static, T, IxDyn>,
     buffer: Arc<RenderBuffer<T, IxDyn>>,
     slot: Arc<Slot<T>>,
@@ -153,8 +153,9 @@ impl<T: Element> OwnedClaim<T> {
     #[allow(unsafe_code)]
     fn new(claim: ChunkClaim<'_, T, IxDyn>, buffer: &Arc<RenderBuffer<T, IxDyn>>, slot: Arc<Slot<T>>) -> Self {
         let buffer = Arc::clone(buffer);
-        // SAFETY: the claim borrows from the buffer behind the `Arc`, which does not move and which `buffer` keeps. The claim never
-        // leaves this value except in `commit`, which ends it before the buffer; otherwise fields are dropped in their order.
+        // SAFETY: the claim borrows from the buffer behind the `Arc`, which does not move and which the field `buffer` keeps
+        // alive. The claim leaves this value only in `commit`, which ends it before it drops `buffer`. Otherwise fields are
+        // dropped in the order of their declaration, so the claim first.
         let claim = unsafe { std::mem::transmute::<ChunkClaim<'_, T, IxDyn>, ChunkClaim<'static, T, IxDyn>>(claim) };
         Self { claim, buffer, slot }
     }
@@ -184,7 +185,7 @@ impl<T: Element> Claimed for OwnedClaim<T> {
     }
 }
 
-/// A renderbuffer. `ndshm.RenderBuffer` has one.
+/// A renderbuffer, behind `ndshm.RenderBuffer`.
 #[pyclass(frozen, module = "ndshm._core")]
 pub(crate) struct RawBuffer {
     buffer: Arc<dyn Painted>,
@@ -228,7 +229,7 @@ impl RawBuffer {
         self.shape.order_name()
     }
 
-    /// The numbers of finished and of all chunks.
+    /// The number of finished chunks, and of all chunks.
     #[getter]
     fn progress(&self, py: Python<'_>) -> PyResult<(usize, usize)> {
         let progress = self.buffer.progress();
@@ -290,7 +291,7 @@ impl RawClaim {
         py.detach(|| claim.commit()).map_err(|error| exception(py, &error))
     }
 
-    /// Releases the chunk unpainted. A claim that has ended stays as it is.
+    /// Releases the chunk unpainted. Does nothing if the claim has ended.
     fn release(&self, py: Python<'_>) {
         let claim = self.claim.lock().unwrap_or_else(PoisonError::into_inner).take();
         py.detach(|| drop(claim));
@@ -335,7 +336,7 @@ pub(crate) fn render(
     Ok(RawBuffer { buffer, shape, name: name.to_owned() })
 }
 
-/// Joins a renderbuffer that another process began. Shape and order are its own.
+/// Joins a renderbuffer that another process began. Shape and order are those of the buffer.
 #[pyfunction]
 pub(crate) fn join_render(py: Python<'_>, name: &str, dtype: &str) -> PyResult<RawBuffer> {
     let element = ElementType::parse(dtype).map_err(|error| exception(py, &error))?;

@@ -1,4 +1,4 @@
-"""Names that a test may use, and the check that it leaves nothing."""
+"""Names for the tests, and a check that they leave nothing behind."""
 
 from __future__ import annotations
 

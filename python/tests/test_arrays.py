@@ -121,8 +121,8 @@ def test_write_to_a_read_only_array_stays_in_this_process(name: str) -> None:
     x = np.asarray(readonly)
     assert not x.flags.writeable and memoryview(readonly).readonly
     array[1] = 70
-    assert x[1] == 70  # other writes are seen
-    ctypes.memset(x.ctypes.data, 0xFF, 4)  # as a library does that ignores the flag
+    assert x[1] == 70  # it sees the writes of other attachments
+    ctypes.memset(x.ctypes.data, 0xFF, 4)  # like a library that ignores the flag
     assert x[0] == 0xFFFFFFFF
     assert array[0] == 0
     with pytest.raises(ndshm.PermissionDenied):

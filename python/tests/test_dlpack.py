@@ -31,7 +31,7 @@ def test_read_only_array_arrives_as_read_only(name: str) -> None:
     readonly = ndshm.open(name, readonly=True)
     assert not np.from_dlpack(readonly).flags.writeable
     with pytest.raises(BufferError, match="read-only"):
-        readonly.__dlpack__()  # a consumer that knows no versions
+        readonly.__dlpack__()  # a consumer of DLPack before version 1
     with pytest.raises(BufferError, match="read-only"):
         readonly.__dlpack__(max_version=(0, 8))
 

@@ -66,13 +66,13 @@ def test_view_that_outlives_its_guard_is_named(name: str, keep) -> None:  # type
             kept = keep(x)
     assert kept is not None
     with array.write(0):
-        pass  # the lock was released all the same
+        pass  # the lock was released in spite of that
     ndshm.strict()
     try:
         with pytest.raises(ndshm.ViewOutlivesGuard):
             with array.write() as x:
                 kept = keep(x)
-        with pytest.raises(KeyError):  # the first error is the one that is seen
+        with pytest.raises(KeyError):  # the error of the block is raised
             with pytest.warns(ndshm.ViewOutlivesGuard):
                 with array.write() as x:
                     kept = x[1:]

@@ -1,4 +1,4 @@
-"""The programs of the pages about Python run."""
+"""The programs in the pages about Python run without errors."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_programs_of_the_guide_run_and_leave_nothing(page: str, number: int, tmp
     text = programs(page)[number]
     names = set(re.findall(r'(?:create|paint|RenderBuffer)\("([^"]+)"', text))
     assert names
-    # A file: spawned processes import it.
+    # A file, because spawned processes import it.
     program = tmp_path / "program.py"
     program.write_text(text, encoding="utf-8")
     subprocess.run([sys.executable, "-W", "error", program], check=True, cwd=tmp_path, timeout=120)

@@ -1,4 +1,4 @@
-"""A pickled array is its name: the receiver attaches to the same memory."""
+"""An array is pickled as its name and layout: the receiver attaches to the same memory."""
 
 from __future__ import annotations
 

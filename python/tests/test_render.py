@@ -1,4 +1,4 @@
-"""Renderbuffers: chunks that several processes paint, and painters that die."""
+"""Renderbuffers: chunks that several processes paint, and painters that are killed."""
 
 from __future__ import annotations
 
@@ -197,7 +197,7 @@ def failing(x: Any, region: tuple[slice, ...]) -> None:
 
 
 def deadly(x: Any, region: tuple[slice, ...]) -> None:
-    # The first worker to come here dies in the middle of its chunk.
+    # The first call kills its worker in the middle of the chunk.
     x[...] = 99
     marker = Path(os.environ["NDSHM_TEST_MARKER"])
     try:
@@ -231,7 +231,7 @@ def test_failing_function_is_reported_and_the_rest_resumed(
         ndshm.paint(name, (8, 3), (4, 3), "i4", failing, workers=1, fingerprint="work")
     with pytest.raises(ndshm.NotFound):
         ndshm.open(name)
-    # Alone, this worker dies; the chunk of the first call is kept.
+    # The only worker dies. The chunk of the first call is kept.
     monkeypatch.setenv("NDSHM_TEST_MARKER", str(tmp_path / "marker"))
     with pytest.raises(ndshm.PaintError, match="call again"):
         ndshm.paint(name, (8, 3), (4, 3), "i4", deadly, workers=1, fingerprint="work")

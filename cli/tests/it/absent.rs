@@ -1,4 +1,4 @@
-//! Chunks that are not stored are counted and told of, and chunks that are named in another way are found.
+//! Missing chunks are counted and reported, and chunks in nested directories are found.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use crate::volume;
 /// A region of eight chunks, all of which are stored.
 const REGION: [&str; 2] = ["--bbox", "0:64,0:64,0:120"];
 
-/// How chunks are painted.
+/// Options for painting by threads and by processes.
 const WAYS: [&[&str]; 2] = [&["--workers", "2"], &["--workers", "2", "--processes"]];
 
 #[test]
@@ -35,7 +35,7 @@ fn missing_chunks_are_counted_by_threads_and_processes() {
 }
 
 #[test]
-fn region_of_which_nothing_is_stored_is_warned_of() {
+fn region_without_stored_chunks_gives_a_warning() {
     let scene = Scene::new();
     volume::write(&scene.volume());
     for name in names_in(&scene.volume()) {
@@ -50,7 +50,7 @@ fn region_of_which_nothing_is_stored_is_warned_of() {
         let warning = report["warnings"][0].as_str().expect("a warning");
         assert!(warning.contains("none of the chunks of this region is stored"), "{warning}");
         assert!(["scale", "path", "names"].iter().all(|cause| warning.contains(cause)), "{warning}");
-        assert_eq!(finished.err.trim_end(), format!("warning: {warning}"), "once, and although it is quiet");
+        assert_eq!(finished.err.trim_end(), format!("warning: {warning}"), "once, in spite of --quiet");
     }
     let mut command = scene.ndshm(["download", "--location", "y", "--quiet", "--workers", "1"]);
     let finished = run(command.args(["--bbox", "0:4,0:4,0:4"]).arg(scene.volume())).expect_code(0);
@@ -58,9 +58,9 @@ fn region_of_which_nothing_is_stored_is_warned_of() {
     assert!(finished.err.contains("the only chunk of this region is not stored"), "{finished:?}");
 }
 
-/// With processes too a missing chunk is an error of the chunk, and nothing is kept.
+/// Worker processes too report a missing chunk as an error of that chunk, and the download keeps nothing.
 #[test]
-fn missing_chunk_that_is_an_error_leaves_nothing_behind() {
+fn missing_chunk_as_error_leaves_nothing_behind() {
     let scene = Scene::new();
     volume::write(&scene.volume());
     fs::remove_file(scene.volume().join("0.0.0")).expect("a chunk");
@@ -74,7 +74,7 @@ fn missing_chunk_that_is_an_error_leaves_nothing_behind() {
     }
 }
 
-/// Makes a Precomputed volume of eight chunks and an array of its elements, and returns the directory of its only scale.
+/// Creates a Precomputed volume of eight chunks and an array with its elements. Returns the directory of its only scale.
 fn precomputed(scene: &Scene, path: &Path, encoding: &str) -> PathBuf {
     fs::write(scene.emulated().join("x"), elements()).expect("written");
     let create =
@@ -87,7 +87,7 @@ fn elements() -> Vec<u8> {
     (0..512u32).map(|at| u8::try_from(at % 250 + 1).expect("small")).collect()
 }
 
-/// Moves chunks to where neuroglancer-scripts would have written them.
+/// Moves chunks to the nested paths that neuroglancer-scripts writes.
 fn nest(directory: &Path) {
     for name in names_in(directory) {
         let parts: Vec<&str> = name.split('_').collect();
@@ -116,7 +116,7 @@ fn chunks_in_nested_directories_are_read_and_written_there() {
             assert_eq!(fs::read(scene.emulated().join("y")).expect("there"), elements());
         }
 
-        // Changing a part of a chunk, and storing whole ones: all stay where they were.
+        // Chunks that are changed in part and chunks that are stored whole keep their paths.
         fs::write(scene.emulated().join("x"), vec![9; 4 * 8 * 8]).expect("written");
         let part = ["--bbox", "2:6,:,:,:", "--order", "f", "--read-modify-write"];
         upload(&scene, &path, &part).expect_code(0);
@@ -127,13 +127,13 @@ fn chunks_in_nested_directories_are_read_and_written_there() {
         let expected = |(at, element): (usize, u8)| if (2..6).contains(&(at % 8)) { 9 } else { element };
         assert_eq!(bytes, elements().into_iter().enumerate().map(expected).collect::<Vec<u8>>());
 
-        // What is missing is missing.
+        // A chunk missing in the nested layout is reported as missing.
         let chunk = directory.join("4-8").join("0-4").join(format!("0-4{suffix}"));
         fs::remove_file(&chunk).expect("a chunk");
         let finished = get(&[]).expect_code(1);
         assert!(finished.err.contains("is not stored") && finished.err.contains("4:8,0:4,0:4"), "{finished:?}");
         assert_eq!(get(&["--missing", "fill", "--processes"]).expect_code(0).json()["filled"], 1);
-        // What is damaged is named where it is.
+        // The error of a damaged chunk names its nested path.
         fs::write(&chunk, [0x1f, 0x8b, 8, 0]).expect("damaged");
         let finished = get(&["--missing", "fill"]).expect_code(1);
         assert!(finished.err.contains(&format!("chunk `{}`", chunk.display())), "{finished:?}");
@@ -151,7 +151,7 @@ fn scale_with_chunks_in_two_layouts_is_not_written() {
     let told = finished.json();
     let error = told["error"].as_str().expect("an error");
     assert!(error.contains("two layouts") && error.contains("0-4/0-4/0-4") && error.contains("0-4_0-4_4-8"), "{error}");
-    // Both are read.
+    // Chunks of both layouts are read.
     let mut command = scene.ndshm(["download", text(&path), "--location", "y", "--order", "f", "--quiet"]);
     run(&mut command).expect_code(0);
     assert_eq!(fs::read(scene.emulated().join("y")).expect("there"), elements());

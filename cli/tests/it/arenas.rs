@@ -1,4 +1,4 @@
-//! Arenas and counters are kinds of their own: `ls`, `info`, `gc` and `doctor` name them, and look at them without joining.
+//! Arenas and counters are kinds of their own. `ls`, `info`, `gc` and `doctor` show them without joining them.
 
 use serde_json::json;
 
@@ -33,11 +33,11 @@ fn arena_is_listed_with_its_members() {
     }
     holder.let_go();
     counters.let_go();
-    assert_eq!(scene.files(), [""; 0], "looking was not joining: the name went with the last member");
+    assert_eq!(scene.files(), [""; 0], "inspection is no member: the last member removed the name");
 }
 
 #[test]
-fn orphaned_arena_is_counted_by_the_doctor_and_removed_by_name() {
+fn orphaned_arena_is_reported_and_reclaimed() {
     let scene = Scene::new();
     let living = Holder::create_arena(&scene.emulated(), "living", "arena");
     Holder::create_arena(&scene.emulated(), "orphan", "arena").kill();

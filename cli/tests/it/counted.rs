@@ -1,4 +1,4 @@
-//! Counted arrays: what `ls`, `info` and `unlink` say about them and their holders.
+//! Counted arrays and their holders in the output of `ls`, `info` and `unlink`.
 
 use std::fs::File;
 use std::time::SystemTime;
@@ -15,7 +15,7 @@ pub(crate) fn item(scene: &Scene, name: &str) -> Value {
     items.clone().find(|item| item["name"] == name).unwrap_or_else(|| panic!("{name}: {listed:#}")).clone()
 }
 
-/// The line of a name in the table.
+/// Returns the line of a name in the table of `ls`.
 pub(crate) fn line(scene: &Scene, name: &str) -> String {
     let text = run(&mut scene.ndshm(["ls", "--backend", "emulated"])).expect_code(0).out;
     assert!(text.lines().all(|line| line.chars().count() <= 100), "{text}");
@@ -27,7 +27,7 @@ pub(crate) fn info(scene: &Scene, name: &str) -> Value {
 }
 
 #[test]
-fn ls_and_info_tell_what_a_counted_array_is() {
+fn ls_and_info_describe_a_counted_array() {
     let scene = Scene::new();
     let place = scene.emulated();
     let first = Holder::create(&place, "grid", &["handle=3600000"]);
@@ -97,7 +97,7 @@ fn ls_and_info_tell_what_a_counted_array_is() {
 }
 
 #[test]
-fn kept_and_frozen_arrays_say_so() {
+fn kept_and_frozen_arrays_are_marked() {
     let scene = Scene::new();
     let holder = Holder::create(&scene.emulated(), "x", &["keep", "freeze"]);
     let row = line(&scene, "x");
@@ -131,7 +131,7 @@ fn plain_arrays_have_holders_too() {
 }
 
 #[test]
-fn an_unlinked_counted_array_stays_with_those_who_have_it() {
+fn unlinked_counted_array_stays_attached() {
     let scene = Scene::new();
     let place = scene.emulated();
     let holder = Holder::create(&place, "x", &["handle=3600000"]);
@@ -144,7 +144,7 @@ fn an_unlinked_counted_array_stays_with_those_who_have_it() {
     assert_eq!(scene.names(), [""; 0]);
     assert!(holder.handles[0].attach::<f32, ndarray::Ix2>().is_err());
 
-    // The name may be another array's by now; a handle of the first one leaves it alone.
+    // Another array now has the name. The first array's last handle must not remove it.
     let other = Holder::create(&place, "x", &[]);
     holder.let_go();
     assert_eq!(scene.files(), ["x"]);

@@ -1,4 +1,4 @@
-//! Signals and deaths in the middle of a download: what is left, and that the work is not lost.
+//! Signals and kills in the middle of a download: what remains, and that the finished chunks are not lost.
 
 use std::collections::hash_map::RandomState;
 use std::fs;
@@ -16,7 +16,7 @@ use crate::scene::heeding_hangup;
 use crate::scene::{Running, Scene, is_running, run, signal, wait_until};
 use crate::volume::{self, CHUNKS};
 
-/// A number below `limit` that differs from run to run.
+/// Returns a number below `limit` that differs from run to run.
 fn random_below(limit: usize) -> usize {
     usize::try_from(RandomState::new().hash_one(limit) % limit as u64).expect("below a usize")
 }
@@ -27,13 +27,13 @@ fn download(scene: &Scene, arguments: &[&str]) -> Command {
     command
 }
 
-/// How many chunks are painted, as the ledger says; 0 before there is one.
+/// Returns how many chunks are painted according to the ledger; 0 before it exists.
 fn painted(scene: &Scene) -> usize {
     let location: Location = "x".parse().expect("a good name");
     render::ledger(&scene.backend(), &location).map_or(0, |ledger| ledger.done)
 }
 
-/// Waits until a download has painted some chunks, but not all.
+/// Waits until a download has painted at least `chunks` chunks. Fails if it ends before.
 fn wait_for_chunks(scene: &Scene, running: &mut Running, chunks: usize) {
     wait_until("the middle of the download", || {
         assert!(running.is_running(), "it ended before it was in the middle");
@@ -41,7 +41,7 @@ fn wait_for_chunks(scene: &Scene, running: &mut Running, chunks: usize) {
     });
 }
 
-/// Waits until so many workers run; one that is just being started does not look like one yet.
+/// Waits until `count` workers run. A worker that is just being started is not recognized as one yet.
 fn wait_for_workers(running: &mut Running, count: usize) -> Vec<Pid> {
     let mut workers = Vec::new();
     wait_until("the start of all workers", || {
@@ -61,8 +61,7 @@ fn number(report: &Value, field: &str) -> usize {
     usize::try_from(report[field].as_u64().unwrap_or_else(|| panic!("{field}: {report:#}"))).expect("small")
 }
 
-// Unix only, as all tests of interruptions: no program of Windows sends what Ctrl-C does, and the call that would do it from
-// here is unsafe.
+// Tests of interruptions are for Unix only: Windows has no program that sends Ctrl-C, and the system call for it is unsafe.
 #[cfg(unix)]
 #[test]
 fn an_interrupted_download_leaves_nothing() {
@@ -83,7 +82,7 @@ fn an_interrupted_download_leaves_nothing() {
     }
 }
 
-/// Nothing is there yet that could be left behind, and the server may stay silent for minutes.
+/// The download has created nothing yet, and the server may stay silent for minutes.
 #[cfg(all(unix, feature = "remote"))]
 #[test]
 fn a_signal_ends_the_wait_for_a_silent_server() {
@@ -92,7 +91,7 @@ fn a_signal_ends_the_wait_for_a_silent_server() {
     for interruption in [Signal::Interrupt, Signal::Term] {
         let scene = Scene::new();
         let running = Running::start(scene.ndshm(["download", "--location", "x"]).arg(&url));
-        let (_asking, _) = silent.accept().expect("it asks");
+        let (_connection, _) = silent.accept().expect("a connection");
         assert!(signal(running.pid(), interruption));
         let finished = running.finish().expect_code(130);
         assert!(finished.err.contains("interrupted while waiting for http://127.0.0.1"), "{finished:?}");
@@ -102,7 +101,7 @@ fn a_signal_ends_the_wait_for_a_silent_server() {
 
 #[cfg(unix)]
 #[test]
-fn an_interrupted_download_that_keeps_its_work_is_continued() {
+fn interrupted_download_with_kept_chunks_is_resumed() {
     let scene = Scene::new();
     volume::write(&scene.volume());
     let how = ["--keep-partial", "--processes", "--workers", "2"];
@@ -121,10 +120,10 @@ fn an_interrupted_download_that_keeps_its_work_is_continued() {
     assert_complete(&scene);
 }
 
-/// What another user began is continued only by a download that says so, and by its worker processes.
+/// A download with `--share`, and its worker processes, continue a download that another user began.
 #[cfg(unix)]
 #[test]
-fn work_of_another_user_is_continued_only_if_that_is_asked_for() {
+fn download_of_another_user_is_resumed_only_with_share() {
     const STRANGER: u32 = 65534;
     let scene = Scene::new();
     if !rustix::process::geteuid().is_root() {
@@ -144,31 +143,31 @@ fn work_of_another_user_is_continued_only_if_that_is_asked_for() {
     let words = ["belongs to user 65534, and this process to user 0", "--share users:65534"];
     assert!(words.iter().all(|word| refused.contains(word)), "{refused}");
     let kept = painted(&scene);
-    assert!(kept >= 5, "what was refused stays");
+    assert!(kept >= 5, "a refusal keeps the painted chunks");
     let report = run(download(&scene, &how).args(["--share", "users:65534"])).expect_code(0).json();
     assert_eq!((number(&report, "resumed"), number(&report, "painted")), (kept, CHUNKS - kept));
     assert_complete(&scene);
     run(download(&scene, &how).args(["--share", "all"])).expect_code(2);
 }
 
-/// Waits for the end of one that was killed: on Windows the killer chooses an exit code, elsewhere there is none.
+/// Waits for the end of a killed download. On Windows a kill sets the exit code; elsewhere there is none.
 fn assert_killed(running: Running) {
     let finished = running.finish();
     assert_eq!(finished.code, cfg!(windows).then_some(1), "{finished:?}");
-    assert_eq!(finished.out, "", "it had no time to end well");
+    assert_eq!(finished.out, "", "a killed process prints nothing");
 }
 
 #[test]
-fn one_of_four_workers_may_be_killed_at_any_point() {
+fn download_survives_the_kill_of_one_worker() {
     let scene = Scene::new();
     volume::write(&scene.volume());
     let mut deaths = 0;
-    for _attempt in 0..50 {
+    for _ in 0..50 {
         let mut running = Running::start(&mut download(&scene, &["--processes", "--workers", "4"]));
         let point = 1 + random_below(CHUNKS / 2);
         wait_until("the point of the kill", || !running.is_running() || painted(&scene) >= point);
         let workers = running.workers();
-        // A quick machine may be done before the kill; such a run must be right too, but it does not count.
+        // On a fast machine the download may finish before the kill. Such a run is checked too, but does not count.
         let victim = workers.get(random_below(workers.len().max(1)));
         let is_killed = victim.is_some_and(|&victim| signal(victim, Signal::Kill));
         let at = painted(&scene);
@@ -190,15 +189,15 @@ fn one_of_four_workers_may_be_killed_at_any_point() {
 }
 
 #[test]
-fn when_everybody_is_killed_the_same_command_paints_the_rest() {
+fn same_command_resumes_after_all_processes_are_killed() {
     let scene = Scene::new();
     volume::write(&scene.volume());
     let how = ["--processes", "--workers", "4"];
     let mut running = Running::start(&mut download(&scene, &how));
     wait_for_chunks(&scene, &mut running, 1 + random_below(CHUNKS / 2));
     let workers = wait_for_workers(&mut running, 4);
-    // Stopped first, so that none can see another die and clean up. On Windows no process can be stopped; there the parent dies
-    // first, and workers that see it may be gone before they are killed.
+    // Stop all of them first, so that no process can see another one die and clean up. Windows cannot stop processes: there the
+    // parent is killed first, and workers that notice may exit before they are killed.
     #[cfg(unix)]
     {
         for &pid in workers.iter().chain([&running.pid()]) {
@@ -225,10 +224,10 @@ fn when_everybody_is_killed_the_same_command_paints_the_rest() {
     assert_complete(&scene);
 }
 
-/// Kills the whole process group at about half, with threads and with processes; workers of their own groups die with it.
+/// Kills the whole process group at about half, with threads and with processes. Workers in groups of their own die as well.
 #[cfg(target_os = "linux")]
 #[test]
-fn a_group_that_is_killed_at_half_is_finished_by_the_same_command() {
+fn same_command_resumes_after_a_process_group_is_killed() {
     use std::os::unix::process::CommandExt as _;
 
     for how in [&["--workers", "2"][..], &["--processes", "--workers", "2"]] {
@@ -260,13 +259,13 @@ fn workers_do_not_outlive_a_killed_parent() {
     running.kill();
     assert_killed(running);
     wait_until("the end of the workers", || !workers.iter().any(|&pid| is_running(pid)));
-    assert!(!scene.files().contains(&"x".to_owned()), "workers finish nothing by themselves");
+    assert!(!scene.files().contains(&"x".to_owned()), "workers alone do not finish an array");
 }
 
-/// Elsewhere a worker ends because its standard input does, for which it must run.
+/// Only Linux kills a stopped worker. Elsewhere a worker must run to notice that its standard input has ended.
 #[cfg(target_os = "linux")]
 #[test]
-fn workers_that_cannot_do_anything_die_with_their_parent() {
+fn stopped_workers_die_with_their_parent() {
     let scene = Scene::new();
     volume::write(&scene.volume());
     let mut running = Running::start(&mut download(&scene, &["--processes", "--workers", "2"]));
@@ -281,12 +280,12 @@ fn workers_that_cannot_do_anything_die_with_their_parent() {
 }
 
 #[test]
-fn when_all_workers_are_killed_the_parent_says_what_to_do() {
+fn parent_of_killed_workers_advises_to_resume() {
     let scene = Scene::new();
     volume::write(&scene.volume());
     let how = ["--processes", "--workers", "2"];
-    // Looking for the processes can take as long as painting the rest. A download that was finished by then proves nothing, and is
-    // made again.
+    // Finding the processes can take as long as painting the rest. A download that has finished by then proves nothing and is
+    // repeated.
     let killed = |_| {
         let mut running = Running::start(&mut download(&scene, &how));
         wait_for_chunks(&scene, &mut running, 2);

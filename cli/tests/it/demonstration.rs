@@ -1,11 +1,11 @@
-//! `demo`: the first thing people run.
+//! `demo`: the first command that new users run.
 
 use crate::scene::{Finished, Scene, names_in, run};
 #[cfg(unix)]
 use crate::scene::{Running, signal, wait_until};
 
 #[test]
-fn a_demo_that_cleans_leaves_nothing() {
+fn demo_with_clean_leaves_nothing() {
     let scene = Scene::new();
     let finished = run(&mut scene.ndshm(["demo", "--clean"])).expect_code(0);
     assert!(finished.out.contains("np.memmap("), "{finished:?}");
@@ -28,7 +28,7 @@ fn a_demo_can_be_repeated_and_keeps_its_array() {
 }
 
 #[test]
-fn a_demo_tells_programs_what_it_did() {
+fn demo_reports_in_json() {
     let scene = Scene::new();
     let finished = run(&mut scene.ndshm(["demo", "--clean", "--json", "--location", "shown"])).expect_code(0);
     assert_demonstrated(&finished, "emulated");
@@ -58,10 +58,10 @@ fn a_demo_in_real_shared_memory_leaves_nothing() {
     assert_eq!(scene.files(), [""; 0]);
 }
 
-// Why on Unix only says `crashes.rs`.
+// Unix only: `crashes.rs` has the reason.
 #[cfg(unix)]
 #[test]
-fn a_demo_that_is_interrupted_leaves_nothing() {
+fn interrupted_demo_leaves_nothing() {
     let scene = Scene::new();
     let mut running = Running::start(&mut scene.ndshm(["demo"]));
     wait_until("the first array", || {

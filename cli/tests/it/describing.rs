@@ -1,4 +1,4 @@
-//! Arrays that say what they are: no command asks for their type, shape or order, and `describe` shows, corrects and removes it.
+//! Arrays that describe themselves: commands need no type, shape or order, and `describe` shows, corrects and removes them.
 
 use std::fs;
 use std::path::Path;
@@ -9,7 +9,7 @@ use ndarray_shm::{CreateOptions, SharedArray};
 use crate::scene::{Finished, Scene, run};
 use crate::volume;
 
-/// Whether arrays describe themselves where the tests have theirs.
+/// Whether arrays in the tests' directory describe themselves.
 fn describes(scene: &Scene) -> bool {
     let describes = scene.backend().can_describe().expect("a test file");
     assert_eq!(describes, cfg!(target_os = "linux"));
@@ -25,7 +25,7 @@ fn array(scene: &Scene) {
     options.create_with("x", (3, 4).f(), |mut view| view[[2, 1]] = 7).expect("created");
 }
 
-/// What a command is told about an array that says itself what it is: nothing.
+/// Returns the layout options that a command needs for the array: none if it describes itself.
 fn layout(scene: &Scene) -> &'static [&'static str] {
     if describes(scene) { &[] } else { &["--dtype", "uint16", "--shape", "3,4", "--order", "f"] }
 }
@@ -87,7 +87,7 @@ fn download_is_uploaded_without_its_order() {
 }
 
 #[test]
-fn bool_volume_becomes_bytes_that_say_so() {
+fn bool_volume_becomes_bytes_described_as_bool() {
     let scene = Scene::new();
     let path = scene.temporary().join("bools");
     fs::create_dir(&path).expect("a directory");
@@ -125,10 +125,10 @@ fn contradiction_is_refused_unless_the_description_is_ignored() {
         }
         export(&[&whole(dtype, order)[..], &["--ignore-description"]].concat()).expect_code(0);
     }
-    // Flat in memory order is the same array.
+    // A flat shape in memory order agrees with the description.
     export(&["--dtype", "uint16", "--shape", "12"]).expect_code(0);
     let needed = export(&["--ignore-description"]).expect_code(2);
-    assert!(needed.err.contains("--dtype and --shape must"), "{needed:?}");
+    assert!(needed.err.contains("give --dtype and --shape"), "{needed:?}");
 }
 
 #[test]
@@ -139,7 +139,7 @@ fn description_is_written_corrected_and_removed() {
     let unsaid = describe(&[]).expect_code(1);
     assert!(unsaid.err.contains("does not describe itself"), "{unsaid:?}");
     let needs = describe(&["--dtype", "uint16"]).expect_code(2);
-    assert!(needs.err.contains("--shape must"), "{needs:?}");
+    assert!(needs.err.contains("give --shape"), "{needs:?}");
     describe(&["--dtype", "uint16", "--shape", "3,4"]).expect_code(2); // which order?
     describe(&["--dtype", "uint16", "--shape", "3,5", "--order", "c"]).expect_code(2);
     let written = describe(&["--dtype", "uint16", "--shape", "3,4", "--order", "c", "--note", "source=\u{202e}here"]);

@@ -1,4 +1,4 @@
-//! `doctor`: what it finds, and that it leaves nothing.
+//! `doctor`: its checks and their states, and that it leaves nothing behind.
 
 use serde_json::Value;
 
@@ -14,7 +14,7 @@ fn diagnose(scene: &Scene, setting: &str) -> Finished {
 }
 
 #[test]
-fn every_check_has_a_state_and_the_exit_code_follows() {
+fn exit_code_follows_the_states_of_the_checks() {
     let scene = Scene::new();
     let finished = diagnose(&scene, "1");
     let report = finished.json();
@@ -54,7 +54,7 @@ fn every_check_has_a_state_and_the_exit_code_follows() {
 }
 
 #[test]
-fn a_setting_that_is_no_boolean_is_a_problem() {
+fn invalid_boolean_setting_is_a_problem() {
     let scene = Scene::new();
     let finished = diagnose(&scene, "maybe").expect_code(1);
     let report = finished.json();
@@ -66,7 +66,7 @@ fn a_setting_that_is_no_boolean_is_a_problem() {
 
 #[cfg(unix)]
 #[test]
-fn an_emulated_directory_that_others_can_write_to_is_a_problem() {
+fn emulated_directory_writable_by_all_users_is_a_problem() {
     let scene = Scene::new();
     scene.set_mode_of_emulated(0o777);
     let report = diagnose(&scene, "1").expect_code(1).json();
@@ -76,14 +76,14 @@ fn an_emulated_directory_that_others_can_write_to_is_a_problem() {
 
 #[cfg(target_os = "linux")]
 #[test]
-fn shared_memory_that_is_mounted_read_only_is_named_with_the_way_out() {
+fn read_only_shared_memory_is_reported_with_advice() {
     use crate::scene::with_mounts;
     let scene = Scene::new();
     let read_only = "mount -t tmpfs -o ro,size=256m none /dev/shm";
     for (setting, status, code) in [(None, "warning", 0), (Some("0"), "problem", 1)] {
         let mut command = scene.ndshm_in_shm(["doctor", "--json"]);
         command.envs(setting.map(|value| ("EMULATE_SHM", value)));
-        let test = "shared_memory_that_is_mounted_read_only_is_named_with_the_way_out";
+        let test = "read_only_shared_memory_is_reported_with_advice";
         let Some(mut command) = with_mounts(test, read_only, &command) else { return };
         let report = run(&mut command).expect_code(code).json();
         let found = check(&report, "shm-locks");
@@ -98,10 +98,10 @@ fn shared_memory_that_is_mounted_read_only_is_named_with_the_way_out() {
     }
 }
 
-/// A disk that arrays share with all else, and the limit that keeps them from filling it.
+/// The emulated directory shares its disk with other data. A limit keeps arrays from filling it.
 #[cfg(target_os = "linux")]
 #[test]
-fn emulated_directory_on_a_nearly_full_disk_is_a_warning_and_its_limit_is_shown() {
+fn nearly_full_disk_is_a_warning() {
     use crate::scene::with_mounts;
     let scene = Scene::new();
     let limited = run(scene.ndshm(["doctor", "--json"]).env("NDSHM_EMULATED_LIMIT", "10M")).json();
@@ -112,7 +112,7 @@ fn emulated_directory_on_a_nearly_full_disk_is_a_warning_and_its_limit_is_shown(
     assert!(check(&wrong, "emulated-room")["found"].as_str().expect("text").contains("such as 10G"), "{wrong:#}");
 
     let mount = format!("mount -t tmpfs -o mode=0700,size=256m none '{}'", scene.emulated().display());
-    let test = "emulated_directory_on_a_nearly_full_disk_is_a_warning_and_its_limit_is_shown";
+    let test = "nearly_full_disk_is_a_warning";
     let Some(mut command) = with_mounts(test, &mount, &scene.ndshm(["doctor", "--json"])) else { return };
     let report = run(&mut command).json();
     let full = check(&report, "emulated-room");
@@ -121,7 +121,7 @@ fn emulated_directory_on_a_nearly_full_disk_is_a_warning_and_its_limit_is_shown(
     assert!(full["advice"].as_str().expect("text").contains("NDSHM_EMULATED_LIMIT"), "{full:#}");
 }
 
-/// Windows has no such limit.
+/// Windows has no limit on descriptors.
 #[cfg(unix)]
 #[test]
 fn few_descriptors_are_a_problem() {

@@ -1,4 +1,4 @@
-//! Downloads compared, byte by byte, with the formula that made the volume.
+//! Downloads, compared byte by byte with the formula of the volume's elements.
 
 use std::fs;
 use std::path::Path;
@@ -9,14 +9,14 @@ use crate::scene::bound_by_rights;
 use crate::scene::{Scene, run, text};
 use crate::volume::{self, CHUNKS, SHAPE};
 
-/// Downloads the volume of the scene.
+/// Returns a command that downloads the scene's volume.
 pub(crate) fn download(scene: &Scene, name: &str, arguments: &[&str]) -> Command {
     let mut command = scene.ndshm(["download", "--location", name, "--json", "--quiet"]);
     command.args(arguments).arg(scene.volume());
     command
 }
 
-/// Demands that a volume holds what it should, by downloading it.
+/// Asserts by a download that a volume has the expected elements.
 #[track_caller]
 pub(crate) fn assert_whole(scene: &Scene, volume: &Path) {
     run(&mut scene.ndshm(["download", text(volume), "--location", "again", "--replace", "--quiet"])).expect_code(0);
@@ -36,7 +36,7 @@ fn threads_paint_the_whole_volume_in_c_order() {
     let path = scene.emulated().join("whole");
     let python = format!(
         "a = np.memmap({}, dtype=\"<u2\", mode=\"r\", shape=({}, {}, {}), order=\"C\")",
-        // Python's text is written like JSON's, backslashes and all.
+        // A Python string literal escapes backslashes as JSON does.
         serde_json::json!(path),
         SHAPE[0],
         SHAPE[1],
@@ -76,7 +76,7 @@ fn processes_paint_an_unaligned_region_in_f_order() {
 fn worker_processes_use_the_directory_of_their_parent() {
     let scene = Scene::new();
     volume::write(&scene.volume());
-    // The environment says real shared memory; the switch, which workers do not get, says emulated.
+    // The environment selects real shared memory, and `--emulate`, which workers do not get, emulated memory.
     let mut command = scene.ndshm_in_shm(["download", "--location", "small", "--processes", "--workers", "2"]);
     let command = command.args(["--emulate", "--bbox", "0:50,0:50,0:60"]).arg(scene.volume());
     run(command.env("EMULATE_SHM", "0")).expect_code(0);
@@ -121,7 +121,7 @@ fn a_region_can_become_a_file_in_any_directory() {
 }
 
 #[test]
-fn missing_chunks_are_what_is_said() {
+fn missing_chunks_follow_the_options() {
     let scene = Scene::new();
     volume::write(&scene.volume());
     fs::remove_file(scene.volume().join("0.0.0")).expect("it is stored");
@@ -142,10 +142,10 @@ fn missing_chunks_are_what_is_said() {
     get(&["--mip", "9"]).expect_code(2);
 }
 
-/// Waiting would not help: a disk does not answer later, as a server may.
+/// A retry would not help: unlike a server, a disk does not recover by itself.
 #[cfg(target_os = "linux")]
 #[test]
-fn chunk_that_this_user_may_not_read_ends_the_download_like_a_damaged_one() {
+fn unreadable_chunk_fails_the_download_without_retries() {
     use std::os::unix::fs::PermissionsExt as _;
 
     let scene = Scene::new();
@@ -161,13 +161,13 @@ fn chunk_that_this_user_may_not_read_ends_the_download_like_a_damaged_one() {
         for _ in ["by one thread, first chunk good", "again, as nothing was kept"] {
             fs::set_permissions(&last, fs::Permissions::from_mode(0o000)).expect("ours");
             let mut command = scene.ndshm(["download", text(&to), "--location", "y", "--workers", "1", "--json"]);
-            let test = "chunk_that_this_user_may_not_read_ends_the_download_like_a_damaged_one";
+            let test = "unreadable_chunk_fails_the_download_without_retries";
             let Some(mut command) = bound_by_rights(test, command.args(["--requests", "1"])) else { return };
             let finished = run(&mut command).expect_code(1);
             let told = finished.json();
             let error = told["error"].as_str().expect("an error");
             assert!(error.contains("give this user permission to read"), "{finished:?}");
-            assert!(error.contains(&format!("`{}`", last.display())), "the file that is there: {finished:?}");
+            assert!(error.contains(&format!("`{}`", last.display())), "the path of the file: {finished:?}");
             assert!(told["because"][0].as_str().expect("a cause").contains("ermission denied"), "{finished:?}");
             assert!(!finished.err.contains("NDSHM_RETRY_SECONDS") && !finished.err.contains("kept"), "{finished:?}");
             assert_eq!(scene.files(), ["x"], "nothing half-painted is kept");
@@ -175,7 +175,7 @@ fn chunk_that_this_user_may_not_read_ends_the_download_like_a_damaged_one() {
     }
 }
 
-/// All files below a directory with names that begin as those of chunks do.
+/// Returns all files below a directory except the metadata of volumes.
 #[cfg(target_os = "linux")]
 fn files_below(directory: &Path) -> Vec<std::path::PathBuf> {
     let mut files = Vec::new();

@@ -1,4 +1,4 @@
-//! `gc`: what it removes, what it must not, and what it says about the rest.
+//! `gc`: what it removes, what it must keep, and what it reports about the rest.
 
 use std::fs::{self, File};
 use std::io::{Seek as _, SeekFrom, Write as _};
@@ -21,7 +21,7 @@ fn gc(scene: &Scene, arguments: &[&str]) -> Value {
     run(command.args(arguments)).expect_code(0).json()
 }
 
-/// Makes an array that only the dead have counted.
+/// Creates an orphan: a counted array. Its only user is killed.
 fn orphan(scene: &Scene, name: &str) {
     Holder::create(&scene.emulated(), name, &[]).kill();
 }
@@ -35,7 +35,7 @@ fn make_older(path: &Path, age: Duration) {
     file.set_modified(SystemTime::now() - age).expect("ours");
 }
 
-/// Changes a byte of the trailer, which the checksum covers.
+/// Changes a byte of the trailer that the checksum covers.
 fn damage(path: &Path) {
     let mut file = File::options().write(true).open(path).expect("there");
     file.seek(SeekFrom::End(-600)).expect("long enough");
@@ -50,7 +50,7 @@ fn gc_removes_the_orphan_and_nothing_else() {
     let second = Holder::open(&place, "living");
     Holder::create(&place, "kept", &["keep"]).kill();
     orphan(&scene, "orphan");
-    // What is not counted is not judged, whatever its size.
+    // `gc` leaves files that are not counted arrays alone, whatever their size.
     let _plain = Holder::create_plain(&place, "plain");
     Holder::create_plain(&place, "plain-of-the-dead").kill();
     fs::write(place.join("foreign"), [0; 8192]).expect("written");
@@ -86,7 +86,7 @@ fn gc_removes_the_orphan_and_nothing_else() {
     let text = run(&mut scene.ndshm(["gc", "--backend", "emulated"])).expect_code(0).out;
     assert_eq!(text, "nothing to remove\ncounted arrays and arenas that stay: 1 in use, 1 kept\n");
 
-    // Halves of renderbuffers: without its ledger, or without what is painted.
+    // Two incomplete renderbuffers: one without its ledger, one without its payload.
     fs::remove_file(place.join(".ndshm-ledger-half")).expect("there");
     fs::rename(place.join(".ndshm-part-half"), place.join(".ndshm-part-other")).expect("there");
     let second_half = RenderOptions::new().backend(scene.backend()).create::<u8, _>("second", 4096, 4096, "a test");
@@ -99,7 +99,7 @@ fn gc_removes_the_orphan_and_nothing_else() {
     assert_eq!(removed(&found), [".ndshm-ledger-second", ".ndshm-part-other"]);
     assert_eq!(kinds, ["ledger", "partial"]);
 
-    // One death of two changes nothing, the second makes an orphan, and is not that of the name.
+    // The first death of two holders changes nothing. The second leaves an orphan. Its name stays until `gc` runs.
     living.kill();
     assert_eq!(removed(&gc(&scene, &[])), [""; 0]);
     second.kill();
@@ -108,7 +108,7 @@ fn gc_removes_the_orphan_and_nothing_else() {
 }
 
 #[test]
-fn locks_of_uploads_that_nobody_has_are_removed() {
+fn unused_locks_of_uploads_are_removed() {
     let scene = Scene::new();
     let lock = |name: &str| {
         let made = CreateOptions::<SharedArray<u8, ndarray::Ix1>>::new().backend(scene.backend()).create(name, 1);
@@ -117,7 +117,7 @@ fn locks_of_uploads_that_nobody_has_are_removed() {
     drop(lock("ndshm-write-0badcafe"));
     let held = lock("ndshm-write-00c0ffee");
     let cell = held.lock_cell(7, Duration::ZERO).expect("it is free");
-    // A file of another length is a user's array, whatever its name is.
+    // A file of another length is an array, in spite of its name.
     drop(
         CreateOptions::<SharedArray<u8, _>>::new()
             .backend(scene.backend())
@@ -144,7 +144,7 @@ fn locks_of_uploads_that_nobody_has_are_removed() {
 }
 
 #[test]
-fn where_there_is_nothing_there_is_nothing_to_do() {
+fn empty_directory_has_nothing_to_remove() {
     let scene = Scene::new();
     let text = run(&mut scene.ndshm(["gc", "--backend", "emulated"])).expect_code(0).out;
     assert_eq!(text, "nothing to remove\n");
@@ -154,7 +154,7 @@ fn where_there_is_nothing_there_is_nothing_to_do() {
     assert!(!scene.emulated().exists());
 }
 
-/// On Windows no process can be stopped.
+/// Windows cannot stop processes.
 #[cfg(unix)]
 #[test]
 fn a_stopped_holder_is_alive() {
@@ -171,7 +171,7 @@ fn a_stopped_holder_is_alive() {
 }
 
 #[test]
-fn a_handle_on_its_way_protects_for_its_time() {
+fn handle_in_flight_protects_until_it_expires() {
     const GRACE: Duration = Duration::from_secs(2);
     let scene = Scene::new();
     let place = scene.emulated();
@@ -180,7 +180,7 @@ fn a_handle_on_its_way_protects_for_its_time() {
     let long = Holder::create(&place, "long", &["handle=3600000"]).kill();
     loop {
         let found = gc(&scene, &[]);
-        // The time began after `start`, and `gc` has ended by now.
+        // The protection began after `start`, and `gc` has ended: before GRACE it must not have removed `short`.
         let may_be_over = start.elapsed() >= GRACE;
         match removed(&found)[..] {
             ["short"] if may_be_over => break,
@@ -189,7 +189,7 @@ fn a_handle_on_its_way_protects_for_its_time() {
                 let left = found["protected_seconds"].as_u64().expect("a number");
                 assert!((1..=2).contains(&left), "{found:#}");
             }
-            // It may have begun when the time was not over.
+            // `gc` may have run before the end of the protection: retry.
             [] if start.elapsed() < crate::scene::PATIENCE => {}
             _ => panic!("{found:#}"),
         }
@@ -210,7 +210,7 @@ fn a_handle_on_its_way_protects_for_its_time() {
 }
 
 #[test]
-fn what_is_younger_than_asked_stays() {
+fn orphan_younger_than_the_limit_stays() {
     let scene = Scene::new();
     orphan(&scene, "young");
     orphan(&scene, "old");
@@ -245,17 +245,17 @@ fn drafts_go_when_they_are_old() {
     assert_eq!(scene.files(), [""; 0]);
 }
 
-/// Only said, not done: what else is in shared memory here belongs to its owner.
+/// A dry run: the other arrays in this machine's shared memory are not the test's.
 #[cfg(target_os = "linux")]
 #[test]
-fn every_place_is_looked_at() {
+fn gc_searches_every_directory() {
     let mut scene = Scene::new();
     let name = scene.shm_name();
     let in_shm = Path::new("/dev/shm").join(&name);
     orphan(&scene, "emulated-one");
     for (arguments, also_emulated) in [(&[][..], true), (&["--backend", "shm"], false)] {
-        // Another process of this machine may reclaim it first: then another one is left.
-        wait_until("a look before any client came", || {
+        // Another process of this machine may reclaim the orphan first. Then the test creates another one.
+        wait_until("a dry run before another process reclaims the orphan", || {
             if !in_shm.exists() {
                 Holder::create(Path::new("/dev/shm"), &name, &[]).kill();
             }
@@ -269,7 +269,7 @@ fn every_place_is_looked_at() {
 }
 
 #[test]
-fn a_damaged_trailer_is_listed_explained_and_not_removed() {
+fn damaged_trailer_is_reported_and_not_removed() {
     let scene = Scene::new();
     orphan(&scene, "damaged");
     damage(&scene.emulated().join("damaged"));
@@ -286,22 +286,22 @@ fn a_damaged_trailer_is_listed_explained_and_not_removed() {
     let failed = &finished.json()["failed"];
     assert_eq!((&failed[0]["name"], &failed[1]), (&json!("damaged"), &Value::Null), "{failed:#}");
     let text = run(&mut scene.ndshm(["gc", "--backend", "emulated"])).expect_code(1).out;
-    assert_eq!(text, "nothing to remove\n1 file could not be looked at or removed\n");
+    assert_eq!(text, "nothing to remove\n1 file could not be inspected or removed\n");
     run(&mut scene.ndshm(["unlink", "damaged"])).expect_code(0);
     assert_eq!(scene.files(), [""; 0]);
 }
 
-/// Only the superuser can give a file away; without one there is no such file here.
+/// Only the superuser can change a file's owner, so other users skip this test.
 #[cfg(unix)]
 #[test]
-fn what_is_wrong_with_files_of_other_users_is_not_our_failure() {
+fn damaged_files_of_other_users_are_skipped() {
     let scene = Scene::new();
     if !rustix::process::geteuid().is_root() {
         return;
     }
     orphan(&scene, "theirs");
     damage(&scene.emulated().join("theirs"));
-    std::os::unix::fs::chown(scene.emulated().join("theirs"), Some(12345), None).expect("given away");
+    std::os::unix::fs::chown(scene.emulated().join("theirs"), Some(12345), None).expect("root may");
     let found = gc(&scene, &[]);
     assert_eq!((&found["removed"], &found["failed"]), (&json!([]), &json!([])), "{found:#}");
     let skipped = &found["skipped"];

@@ -1,4 +1,4 @@
-//! Processes that hold arrays, to be looked at, stopped and killed: this very program, in another role.
+//! Processes that hold arrays for tests to inspect, stop and kill. They run this test program in another role.
 
 use std::io::{BufRead as _, BufReader, Read as _};
 use std::path::Path;
@@ -11,36 +11,36 @@ use ndarray_shm::counted::{Handle, HandleOptions};
 use ndarray_shm::{AttachOptions, CreateOptions, Directory, RefcountedArray, SharedArray};
 use sysinfo::Pid;
 
-/// The environment variable that makes `the_role_of_a_holder` one; its value says what to hold.
+/// The environment variable that makes `the_role_of_a_holder` a holder. Its value says what to hold.
 const ROLE: &str = "NDSHM_TEST_HOLDER";
-/// What stands before the line with a holder's answer, among what the test harness prints.
+/// Marks the line with a holder's answer in the output of the test harness.
 const MARK: &str = "holder: ";
 
-/// A process that holds an array until it is killed or let go. Dropped, it is killed.
+/// A process that holds an array until it is killed or let go. Dropping this kills it.
 pub(crate) struct Holder {
     child: Child,
-    /// Handles that it has made.
+    /// Handles that it has issued.
     pub(crate) handles: Vec<Handle>,
 }
 
 impl Holder {
-    /// Starts one that creates a counted array of 30 x 40 `f32` in a directory. `and` is what it does then: `keep`,
+    /// Starts a holder that creates a counted array of 30 x 40 `f32` in a directory, and then does each of `and`: `keep`,
     /// `freeze`, `handle=MILLISECONDS`.
     pub(crate) fn create(directory: &Path, name: &str, and: &[&str]) -> Self {
         Self::start(directory, name, "create", and)
     }
 
-    /// Starts one that attaches to a counted array.
+    /// Starts a holder that attaches to a counted array.
     pub(crate) fn open(directory: &Path, name: &str) -> Self {
         Self::start(directory, name, "open", &[])
     }
 
-    /// Starts one that creates a plain array of one page.
+    /// Starts a holder that creates a plain array of one page.
     pub(crate) fn create_plain(directory: &Path, name: &str) -> Self {
         Self::start(directory, name, "plain", &[])
     }
 
-    /// Starts one that creates an arena of 1 MiB, or counters.
+    /// Starts a holder that creates an arena of 1 MiB, or counters.
     pub(crate) fn create_arena(directory: &Path, name: &str, how: &'static str) -> Self {
         Self::start(directory, name, how, &[])
     }
@@ -58,7 +58,7 @@ impl Holder {
         let mut holder = Self { child, handles: Vec::new() };
         let lines = BufReader::new(holder.child.stdout.as_mut().expect("piped")).lines();
         let answer = lines.map(|line| line.expect("text")).find_map(|line| Some(line.split_once(MARK)?.1.to_owned()));
-        let answer = answer.expect("the holder has what it was to hold");
+        let answer = answer.expect("the holder has attached");
         holder.handles = answer.split_whitespace().map(|text| text.parse().expect("a handle")).collect();
         holder
     }
@@ -67,13 +67,13 @@ impl Holder {
         Pid::from_u32(self.child.id())
     }
 
-    /// Kills it, without giving it time for anything, and waits until it is gone.
+    /// Kills it and waits for its end. It has no time to clean up.
     pub(crate) fn kill(mut self) -> Vec<Handle> {
         self.end();
         std::mem::take(&mut self.handles)
     }
 
-    /// Lets it drop what it holds, and waits until it is gone.
+    /// Makes it drop what it holds, and waits for its end.
     pub(crate) fn let_go(mut self) {
         drop(self.child.stdin.take());
         let mut rest = String::new();
@@ -93,7 +93,7 @@ impl Drop for Holder {
     }
 }
 
-/// Not a test by itself: what a [`Holder`] runs. It ends with its standard input, and so with its parent.
+/// Not a test: the process of a [`Holder`]. It ends when its standard input ends, and so at the latest with its parent.
 #[test]
 fn the_role_of_a_holder() {
     let Ok(role) = std::env::var(ROLE) else { return };

@@ -1,4 +1,4 @@
-//! Signals to a program that does not hear them, and one that is killed before it has stored anything.
+//! Signals to a blocked program, and a kill before the first chunk is stored.
 
 use std::fs;
 use std::io::{BufRead as _, BufReader, Read as _};
@@ -10,7 +10,7 @@ use sysinfo::{Pid, Signal};
 
 use crate::scene::{Scene, names_in, run, signal, wait_until};
 
-/// An array of 64 times 7, which no process can read while its guard lives.
+/// Creates an array of 64 elements, each 7. No process can read it while a write guard lives.
 fn array(scene: &Scene) -> SharedArray<u8, Ix1> {
     let array = CreateOptions::<SharedArray<u8, Ix1>>::new().backend(scene.backend()).create("x", 64).expect("made");
     array.write().expect("no other process has it").fill(7);
@@ -22,7 +22,7 @@ fn start(command: &mut Command) -> Child {
 }
 
 #[test]
-fn a_program_that_hears_only_the_second_signal_leaves_a_json_document() {
+fn second_signal_ends_a_blocked_program_with_json() {
     let scene = Scene::new();
     let array = array(&scene);
     let guard = array.write().expect("no other process has it");
@@ -32,11 +32,11 @@ fn a_program_that_hears_only_the_second_signal_leaves_a_json_document() {
     let mut line = String::new();
     words.read_line(&mut line).expect("text");
     assert!(line.contains("waiting for a process that writes"), "{line}");
-    // Signals that come at once after the first one count as the same.
+    // A second signal right after the first one counts as the same, so it is repeated.
     let pid = Pid::from_u32(child.id());
     let mut status = None;
     wait_until("the end", || {
-        let _whether_it_is_still_there = signal(pid, Signal::Interrupt);
+        let _ = signal(pid, Signal::Interrupt);
         status = child.try_wait().expect("a state");
         status.is_some()
     });
@@ -53,9 +53,9 @@ fn a_program_that_hears_only_the_second_signal_leaves_a_json_document() {
     assert!(!out.exists());
 }
 
-/// Killed when the volume is made and no chunk is there, which would say how chunks are packed.
+/// The upload is killed when the volume exists but no chunk, which would show how chunks are compressed.
 #[test]
-fn an_upload_that_was_killed_before_its_first_chunk_goes_on_as_it_began() {
+fn upload_killed_before_its_first_chunk_is_resumed() {
     let scene = Scene::new();
     let array = array(&scene);
     for (encoding, suffix) in [("gzip", ".gz"), ("raw", "")] {
@@ -66,7 +66,7 @@ fn an_upload_that_was_killed_before_its_first_chunk_goes_on_as_it_began() {
             command.args(new).args(["--shape", "4,4,4", "--chunk", "4,4,4"]);
             command
         };
-        // It makes the volume and then waits for the writer of the array.
+        // The upload creates the volume, and then waits for the writer of the array.
         let guard = array.write().expect("no other process has it");
         let mut child = start(&mut upload(encoding));
         wait_until("the volume", || volume.join("info").is_file());
@@ -78,7 +78,7 @@ fn an_upload_that_was_killed_before_its_first_chunk_goes_on_as_it_began() {
         let report = run(&mut upload(encoding)).expect_code(0).json();
         assert_eq!(report["stored"], 1, "{report:#}");
         assert_eq!(names_in(&volume.join("1_1_1")), [format!("0-4_0-4_0-4{suffix}")]);
-        // What is there counts for more than what is said.
+        // The existing chunks decide, not `--encoding`.
         let stored = fs::read(volume.join(format!("1_1_1/0-4_0-4_0-4{suffix}"))).expect("the chunk");
         run(&mut upload(if encoding == "raw" { "gzip" } else { "raw" })).expect_code(0);
         assert_eq!(names_in(&volume.join("1_1_1")), [format!("0-4_0-4_0-4{suffix}")]);

@@ -1,4 +1,4 @@
-//! `ls`, `info` and `unlink` on arrays that the library made.
+//! `ls`, `info` and `unlink` on arrays that the library created.
 
 use std::fs;
 use std::process::Stdio;
@@ -33,10 +33,10 @@ fn patterns_choose_names() {
     run(&mut scene.ndshm(["ls", "--watch", "--json"])).expect_code(2);
 }
 
-/// What is made meanwhile appears in the next list, and Ctrl-C is the ordinary end.
+/// New arrays appear in the next list, and Ctrl-C is the normal end, with exit code 0.
 #[cfg(unix)]
 #[test]
-fn watching_sees_what_comes_and_ends_with_a_signal() {
+fn watch_shows_new_arrays_and_ends_on_a_signal() {
     use std::io::{BufRead as _, BufReader};
 
     let scene = Scene::new();
@@ -45,7 +45,7 @@ fn watching_sees_what_comes_and_ends_with_a_signal() {
     let mut lines = BufReader::new(child.stdout.take().expect("piped")).lines().map(|line| line.expect("text"));
     assert_eq!(lines.next().as_deref(), Some("nothing matches `em*`"));
     let _held = array(&scene, "em");
-    assert!(lines.any(|line| line.starts_with("em ")), "it came to an end");
+    assert!(lines.any(|line| line.starts_with("em ")), "the output ended");
     let pid = rustix::process::Pid::from_child(&child);
     rustix::process::kill_process(pid, rustix::process::Signal::INT).expect("ours");
     assert_eq!(lines.filter(|line| line.starts_with("error")).count(), 0);
@@ -97,7 +97,7 @@ fn an_array_is_listed_shown_and_unlinked() {
 
 #[cfg(target_os = "linux")]
 #[test]
-fn an_array_in_real_shared_memory_is_found_without_being_told_where() {
+fn array_in_shared_memory_is_found_by_name() {
     let mut scene = Scene::new();
     let name = scene.shm_name();
     let shm = ndarray_shm::Directory::shm().expect("real shared memory");
@@ -118,7 +118,7 @@ fn an_array_in_real_shared_memory_is_found_without_being_told_where() {
 
 #[cfg(target_os = "linux")]
 #[test]
-fn one_name_in_two_places_must_be_told_apart() {
+fn name_in_two_directories_needs_a_backend() {
     let mut scene = Scene::new();
     let name = scene.shm_name();
     let _emulated = array(&scene, &name);
@@ -130,13 +130,13 @@ fn one_name_in_two_places_must_be_told_apart() {
     assert!(refused.err.contains("--backend"), "{refused:?}");
     let info = run(&mut scene.ndshm_in_shm(["info", &name, "--backend", "shm", "--json"]));
     assert_eq!(info.expect_code(0).json()["array"]["size"], 100);
-    // A setting that chooses chooses here too.
+    // The environment can choose the backend too.
     let info = run(&mut scene.ndshm(["info", &name, "--json"]));
     assert_eq!(info.expect_code(0).json()["array"]["size"], 4800);
 }
 
 #[test]
-fn a_renderbuffer_that_is_not_finished_shows_how_far_it_is() {
+fn unfinished_renderbuffer_shows_its_progress() {
     let scene = Scene::new();
     let buffer = RenderOptions::new()
         .backend(scene.backend())
@@ -168,7 +168,7 @@ fn a_renderbuffer_that_is_not_finished_shows_how_far_it_is() {
 
     drop(buffer);
     let doctor = run(&mut scene.ndshm(["doctor", "--json"])).out;
-    // Others may have left something in this machine's shared memory, too.
+    // Other programs may have left renderbuffers in this machine's shared memory, too.
     let mut advice = doctor.lines().filter(|line| line.contains("ndshm unlink --partial "));
     assert!(advice.any(|line| line.contains(" half")), "{doctor}");
 
@@ -179,7 +179,7 @@ fn a_renderbuffer_that_is_not_finished_shows_how_far_it_is() {
 }
 
 #[test]
-fn a_name_that_is_not_there_does_not_keep_the_others_from_being_removed() {
+fn missing_name_does_not_stop_other_removals() {
     let scene = Scene::new();
     drop(array(&scene, "one"));
     drop(array(&scene, "two"));
@@ -192,13 +192,13 @@ fn a_name_that_is_not_there_does_not_keep_the_others_from_being_removed() {
 }
 
 #[test]
-fn looking_makes_no_directory() {
+fn inspection_creates_no_directory() {
     let scene = Scene::new();
     std::fs::remove_dir(scene.emulated()).expect("empty");
     for arguments in [&["ls"][..], &["info", "nothing", "--backend", "emulated"]] {
         run(&mut scene.ndshm_in_shm(arguments));
     }
-    // Where there is nothing else, the directory is in use, and `doctor` may make what is in use.
+    // On other platforms arrays are in the emulated directory, so `doctor` may create it.
     if cfg!(target_os = "linux") {
         run(&mut scene.ndshm_in_shm(["doctor"]));
     }
@@ -223,7 +223,7 @@ fn a_closed_output_is_no_error() {
 }
 
 #[test]
-fn info_of_a_name_stays_what_it_is() {
+fn info_takes_a_bare_name_for_an_array() {
     let scene = Scene::new();
     volume::write(&scene.volume());
     fs::write(scene.emulated().join("volume"), b"an array").expect("written");

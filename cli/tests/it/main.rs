@@ -1,6 +1,6 @@
-//! The program as people meet it: the real binary, real processes, real files.
+//! The program as users run it: the real binary, real processes, real files.
 //!
-//! Every test has a scene of its own (see `scene.rs`), which is gone afterwards, also when the test fails.
+//! Every test has its own scene (see `scene.rs`), which is removed at the end, also when the test fails.
 
 mod absent;
 mod arenas;

@@ -1,4 +1,4 @@
-//! Volumes that `upload --create` makes: what their elements mean, how labels are packed, and what is refused without leaving anything.
+//! Volumes that `upload --create` creates: the type of their elements, the compression of labels, and refusals that leave nothing.
 
 use std::fs;
 
@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use crate::scene::{Finished, Scene, names_in, run, text};
 
-/// Makes a Precomputed volume `new` of 4 x 4 x 4 elements of an array `x`.
+/// Creates a volume `new` of 4 x 4 x 4 elements from an array `x`.
 fn make(scene: &Scene, dtype: &str, more: &[&str]) -> Finished {
     let size: usize = dtype.trim_start_matches(char::is_alphabetic).parse::<usize>().expect("bits") / 8;
     fs::write(scene.emulated().join("x"), vec![1; 64 * size]).expect("written");
@@ -17,7 +17,7 @@ fn make(scene: &Scene, dtype: &str, more: &[&str]) -> Finished {
 }
 
 #[test]
-fn type_of_a_new_volume_is_written_and_told() {
+fn type_of_a_new_volume_is_stored_and_printed() {
     let scene = Scene::new();
     let to = scene.temporary().join("new");
     for (dtype, encoding, said, expected, assumed) in [
@@ -41,7 +41,7 @@ fn type_of_a_new_volume_is_written_and_told() {
         let info: Value = serde_json::from_slice(&fs::read(to.join("info")).expect("info")).expect("JSON");
         assert_eq!(info["type"], expected, "{dtype} {encoding}");
 
-        // The same command again goes on with it, and JSON has the same word.
+        // Repeating the command opens the existing volume, and JSON shows the same type.
         options.push("--json");
         assert_eq!(make(&scene, dtype, &options).expect_code(0).json()["type"], expected);
         let shown = run(&mut scene.ndshm(["info", text(&to), "--json"])).expect_code(0).json();
@@ -53,7 +53,7 @@ fn type_of_a_new_volume_is_written_and_told() {
 }
 
 #[test]
-fn type_that_can_not_be_known_must_be_said() {
+fn type_is_required_where_nothing_implies_it() {
     let scene = Scene::new();
     let to = scene.temporary().join("new");
     for (dtype, encoding) in [("uint32", "raw"), ("uint64", "gzip")] {
@@ -62,7 +62,7 @@ fn type_that_can_not_be_known_must_be_said() {
         assert!(error.contains("--type image or segmentation") && !error.contains("plain array"), "{error}");
         assert!(!to.exists());
     }
-    // It is named with what else is missing, as far as it may be missing.
+    // `--type` is listed with the other missing options, if the volume can need it.
     fs::write(scene.emulated().join("x"), [7u8; 64]).expect("written");
     let missing = |arguments: &[&str]| {
         let refused = run(scene.ndshm(["upload", "x", text(&to), "--create"]).args(arguments)).expect_code(2);
@@ -81,7 +81,7 @@ fn type_that_can_not_be_known_must_be_said() {
 }
 
 #[test]
-fn type_that_contradicts_is_refused_and_leaves_nothing() {
+fn contradicting_type_is_refused_and_leaves_nothing() {
     let scene = Scene::new();
     let to = scene.temporary().join("new");
     for (dtype, options, reason) in [
@@ -106,7 +106,7 @@ fn type_that_contradicts_is_refused_and_leaves_nothing() {
     assert!(shown["type"].is_null(), "{shown:#}");
     fs::remove_dir_all(&to).expect("ours");
 
-    // What is there says what it is.
+    // The type of an existing volume must be given.
     make(&scene, "uint8", &["--format", "precomputed", "--type", "segmentation"]).expect_code(0);
     let other = make(&scene, "uint8", &["--format", "precomputed"]).expect_code(1);
     assert!(other.err.contains("say --type segmentation"), "{other:?}");
@@ -114,9 +114,9 @@ fn type_that_contradicts_is_refused_and_leaves_nothing() {
     assert_eq!(info["type"], "segmentation");
 }
 
-/// Other programs do not look for files named `.gz`, and take such chunks for 0.
+/// Other programs do not look for files named `.gz`: such chunks would read as 0.
 #[test]
-fn labels_in_a_directory_are_packed_only_if_that_is_said() {
+fn local_labels_are_gzipped_only_on_request() {
     let scene = Scene::new();
     let to = scene.temporary().join("new");
     let chunk = |suffix: &str| vec![format!("0-4_0-4_0-4{suffix}")];
@@ -125,7 +125,7 @@ fn labels_in_a_directory_are_packed_only_if_that_is_said() {
         names_in(&to.join("1_1_1"))
     };
     assert_eq!(put("compressed_segmentation"), chunk(""));
-    assert_eq!(put("compressed_segmentation_gzip"), chunk(""), "chunks that are there stay as they are packed");
+    assert_eq!(put("compressed_segmentation_gzip"), chunk(""), "existing chunks decide the compression");
     fs::remove_dir_all(&to).expect("ours");
     assert_eq!(put("compressed_segmentation_gzip"), chunk(".gz"));
     assert_eq!(put("compressed_segmentation"), chunk(".gz"));
@@ -134,7 +134,7 @@ fn labels_in_a_directory_are_packed_only_if_that_is_said() {
 }
 
 #[test]
-fn source_or_region_that_is_not_there_leaves_no_volume() {
+fn missing_source_or_invalid_region_leaves_no_volume() {
     let scene = Scene::new();
     let to = scene.temporary().join("new");
     let file = scene.temporary().join("elements");
@@ -143,7 +143,7 @@ fn source_or_region_that_is_not_there_leaves_no_volume() {
     let (file, nowhere, directory) = (text(&file), text(&nowhere), scene.temporary());
     let directory = text(&directory);
     for (source, more, code) in [
-        // The region leaves out the channels, so that the size of the array alone did not tell.
+        // The region omits the channel axis, so the size of the array alone does not show the error.
         (&["--file", nowhere][..], &["--shape", "8,8,8,1", "--bbox", "0:4,0:4,0:4"][..], 3),
         (&["--file", nowhere], &["--shape", "4,4,4"], 3),
         (&["--file", nowhere], &[], 3),
@@ -162,10 +162,10 @@ fn source_or_region_that_is_not_there_leaves_no_volume() {
     }
 }
 
-/// What an array says of itself is known before the volume is there.
+/// The array's description is checked before the volume is created.
 #[cfg(target_os = "linux")]
 #[test]
-fn array_that_says_it_is_another_leaves_no_volume() {
+fn mismatched_description_leaves_no_volume() {
     let scene = Scene::new();
     let to = scene.temporary().join("new");
     fs::write(scene.emulated().join("x"), [1; 64]).expect("written");
@@ -178,9 +178,9 @@ fn array_that_says_it_is_another_leaves_no_volume() {
     run(command.arg("--ignore-description")).expect_code(0);
 }
 
-/// bioformats2raw makes a group with a group for each image, of which the first is `0`.
+/// bioformats2raw writes a group with a group for each image. The first one is `0`.
 #[test]
-fn container_of_images_leads_to_the_first_of_them() {
+fn error_for_a_container_names_its_first_image() {
     let scene = Scene::new();
     let attributes = r#"{"bioformats2raw.layout": 3}"#;
     for (name, attributes) in [

@@ -1,4 +1,4 @@
-//! `ndshm manager`: started by hand and by a client, asked, stopped, killed.
+//! `ndshm manager`: started by hand and by a client, queried, stopped and killed.
 
 use std::fs;
 use std::path::Path;
@@ -12,10 +12,10 @@ use sysinfo::{Pid, Signal};
 
 use crate::scene::{Running, Scene, heeding_hangup, is_running, run, signal, wait_until};
 
-/// Tells the role of a client, which this program plays too, its directory.
+/// The environment variable that makes `role_of_a_client` a client. Its value is the client's directory.
 const CLIENT: &str = "NDSHM_TEST_CLIENT";
 
-/// Not a test but what the tests below start: a client that holds an array until it is killed.
+/// Not a test: a client that the tests below start, which holds an array until it is killed.
 #[test]
 fn role_of_a_client() {
     let Some(directory) = std::env::var_os(CLIENT) else { return };
@@ -53,11 +53,11 @@ fn assert_gone(scene: &Scene) {
     let since = Instant::now();
     wait_until("the end of the array", || !has_array(scene));
     println!("gone after {:?}", since.elapsed());
-    // Without a word of the death, the look that is taken every ten seconds would find it.
+    // If the manager missed the death, only its periodic search every ten seconds would find the array.
     assert!(since.elapsed() < Duration::from_secs(8));
 }
 
-/// Everything beside the socket that a manager makes.
+/// Returns the names of a manager's files: its socket, and files with names that begin with the socket's.
 fn traces(scene: &Scene) -> Vec<String> {
     let directory = scene.socket();
     let directory = directory.parent().expect("in the scene");
@@ -67,7 +67,7 @@ fn traces(scene: &Scene) -> Vec<String> {
 }
 
 #[test]
-fn a_client_starts_it_and_its_death_is_cleaned_up_after() {
+fn manager_reclaims_after_a_killed_client() {
     let scene = Scene::new();
     let mut client = client(&scene);
     let pid = wait_for_clients(&scene, 1);
@@ -85,7 +85,7 @@ fn a_client_starts_it_and_its_death_is_cleaned_up_after() {
 }
 
 #[test]
-fn when_it_was_killed_another_takes_its_place() {
+fn next_client_replaces_a_killed_manager() {
     let scene = Scene::new();
     run(&mut scene.ndshm(["manager", "--detach"])).expect_code(0);
     let first = wait_for_clients(&scene, 0);
@@ -102,7 +102,7 @@ fn when_it_was_killed_another_takes_its_place() {
 }
 
 #[test]
-fn status_and_stop_say_when_there_is_none() {
+fn status_and_stop_report_a_missing_manager() {
     let scene = Scene::new();
     for command in ["status", "stop"] {
         let finished = run(&mut scene.ndshm(["manager", command])).expect_code(3);
@@ -115,7 +115,7 @@ fn status_and_stop_say_when_there_is_none() {
 }
 
 #[test]
-fn a_second_one_says_that_there_is_one_and_ends_well() {
+fn second_manager_reports_the_first_and_exits() {
     let scene = Scene::new();
     let mut both: Vec<Running> = (0..2).map(|_| Running::start(&mut scene.ndshm(["manager"]))).collect();
     let mut ended = 0;
@@ -134,7 +134,7 @@ fn a_second_one_says_that_there_is_one_and_ends_well() {
 }
 
 #[test]
-fn in_the_foreground_a_signal_ends_it_in_good_order() {
+fn signal_ends_a_foreground_manager_cleanly() {
     for interruption in [Signal::Interrupt, Signal::Term, Signal::Hangup] {
         let scene = Scene::new();
         let running = Running::start(&mut heeding_hangup(&scene.ndshm(["manager"])));
@@ -147,14 +147,14 @@ fn in_the_foreground_a_signal_ends_it_in_good_order() {
 }
 
 #[test]
-fn idle_it_ends_after_the_time_given() {
+fn idle_manager_ends_after_its_timeout() {
     let scene = Scene::new();
     let mut client = client(&scene);
     let pid = wait_for_clients(&scene, 1);
     run(&mut scene.ndshm(["manager", "stop"])).expect_code(0);
     wait_until("its end", || !is_running(pid));
     client.kill();
-    // The next manager finds the array of a client after its manager was stopped.
+    // The next manager finds the array of a client that was killed after its manager was stopped.
     let finished = run(&mut scene.ndshm(["manager", "--idle", "1"])).expect_code(0);
     assert!(finished.out.contains("listens at"), "{finished:?}");
     assert!(!has_array(&scene));
@@ -162,9 +162,9 @@ fn idle_it_ends_after_the_time_given() {
 }
 
 #[test]
-fn in_the_background_it_has_nothing_of_whoever_started_it() {
+fn background_manager_inherits_nothing_from_its_parent() {
     let scene = Scene::new();
-    // With a pipe as standard output and input: if it stayed open, the end would not come.
+    // Standard output and error are pipes: if the manager kept them open, `run` would not return.
     let mut command = scene.ndshm(["manager", "--detach", "--idle", "30", "--socket", "manager.sock"]);
     let finished = run(command.current_dir(scene.socket().parent().expect("in the scene"))).expect_code(0);
     let pid = wait_for_clients(&scene, 0);
@@ -176,7 +176,7 @@ fn in_the_background_it_has_nothing_of_whoever_started_it() {
 }
 
 #[test]
-fn one_that_cannot_listen_says_why() {
+fn failure_to_listen_is_reported() {
     let scene = Scene::new();
     fs::write(scene.socket(), b"a file").expect("written");
     for arguments in [&["manager"][..], &["manager", "--detach"]] {

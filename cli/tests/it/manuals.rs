@@ -1,8 +1,8 @@
-//! What shells and `man` are told: every command is in it, and the shells can read it.
+//! Shell completions and manual pages: they contain every command, and bash can parse its script.
 
 use crate::scene::{Scene, run};
 
-/// The commands that `--help` lists.
+/// Returns the commands that `--help` lists.
 fn commands(scene: &Scene) -> Vec<String> {
     let help = run(&mut scene.ndshm(["--help"])).expect_code(0).out;
     let list = help.split("Commands:\n").nth(1).expect("a list of commands").split("\n\n").next().expect("its end");
@@ -25,7 +25,7 @@ fn completions_know_every_command() {
 }
 
 #[test]
-#[cfg(unix)] // bash is there
+#[cfg(unix)] // bash
 fn bash_reads_its_completions() {
     use std::io::Write as _;
     use std::process::{Command, Stdio};
@@ -38,7 +38,7 @@ fn bash_reads_its_completions() {
 }
 
 #[test]
-fn manual_pages_know_every_command_and_the_exit_codes() {
+fn manual_pages_have_every_command_and_exit_codes() {
     let scene = Scene::new();
     let page = run(&mut scene.ndshm(["man"])).expect_code(0).out;
     assert!(

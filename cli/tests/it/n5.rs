@@ -1,4 +1,4 @@
-//! N5 through the program: what `info` lists, and what downloads and uploads do with it.
+//! N5 volumes: `info` lists them, downloads read them, uploads refuse them.
 
 use std::fs;
 use std::path::Path;
@@ -14,7 +14,7 @@ fn element(x: u16, y: u16, z: u16) -> u16 {
     x + 100 * y + 1000 * z
 }
 
-/// A container with one group of two scales, of which the first has elements.
+/// Writes a container with one group of two scales. Only the first scale has elements.
 fn write(directory: &Path) {
     let factors = [[1, 1, 1], [2, 2, 1]];
     for (mip, factors) in factors.iter().enumerate() {
@@ -46,14 +46,14 @@ fn write(directory: &Path) {
     }
 }
 
-/// All of it in F order.
+/// Returns all elements in F order.
 fn expected() -> Vec<u8> {
     let planes = (0..SHAPE[2]).flat_map(|z| (0..SHAPE[1]).map(move |y| (y, z)));
     planes.flat_map(|(y, z)| (0..SHAPE[0]).flat_map(move |x| element(x, y, z).to_ne_bytes())).collect()
 }
 
 #[test]
-fn n5_is_listed_painted_and_divided_but_not_written() {
+fn n5_is_listed_downloaded_and_planned_but_not_written() {
     let scene = Scene::new();
     let container = scene.volume();
     write(&container);
@@ -67,7 +67,7 @@ fn n5_is_listed_painted_and_divided_but_not_written() {
     let refused = run(scene.ndshm(["info"]).arg(&container)).expect_code(1);
     assert!(refused.err.contains("this is an N5 group") && refused.err.contains("(raw)"), "{refused:?}");
 
-    // One plane of one block is damaged, so that the download is broken off; then it is mended, and the rest follows.
+    // One block is cut short, so the download fails. After the block is restored, the same command finishes the array.
     let block = container.join("raw/s0/2/2/1");
     let good = fs::read(&block).expect("a block");
     fs::write(&block, &good[..good.len() - 1]).expect("damaged");
@@ -75,7 +75,7 @@ fn n5_is_listed_painted_and_divided_but_not_written() {
     let mut command = scene.ndshm(download);
     let failed = run(command.args(["--location", "em"]).arg(&group));
     assert!(failed.err.contains("raw/s0/2/2/1") || failed.err.contains(r"raw\s0\2\2\1"), "{failed:?}");
-    fs::write(&block, &good).expect("mended");
+    fs::write(&block, &good).expect("restored");
     let mut command = scene.ndshm(download);
     let done = run(command.args(["--location", "em"]).arg(&group)).expect_code(0).json();
     assert_eq!(done["chunks"], json!(18), "{done}");

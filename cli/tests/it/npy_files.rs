@@ -1,11 +1,11 @@
-//! `import` and `export`: what they refuse, and that they leave nothing then. That they do it right, `numpy.rs` shows.
+//! Refusals of `import` and `export`, which leave nothing behind. `numpy.rs` tests that the elements are right.
 
 use std::fs;
 use std::path::PathBuf;
 
 use crate::scene::{Scene, names_in, run};
 
-/// A file with this dictionary in front of these bytes.
+/// Writes a file with this dictionary in front of these bytes.
 fn npy(scene: &Scene, dictionary: &str, elements: &[u8]) -> PathBuf {
     let length = u16::try_from(dictionary.len()).expect("short").to_le_bytes();
     let path = scene.temporary().join("x.npy");
@@ -14,7 +14,7 @@ fn npy(scene: &Scene, dictionary: &str, elements: &[u8]) -> PathBuf {
 }
 
 #[test]
-fn files_that_lie_make_no_arrays() {
+fn invalid_files_create_no_arrays() {
     let scene = Scene::new();
     let file = |descr: &str, shape: &str, bytes: usize| {
         let dictionary = format!("{{'descr': '{descr}', 'fortran_order': False, 'shape': {shape}, }}");
@@ -25,7 +25,7 @@ fn files_that_lie_make_no_arrays() {
         ("<u2", "(3, 4)", 25, "only one array"),
         ("<u2", "(4294967296, 4294967296)", 0, "no memory"),
         ("<u2", "(18446744073709551615, 2)", 0, "no memory"),
-        // An address of 32 bits leads to no such element.
+        // Addresses of 32 bits cannot reach so many elements.
         ("<u2", "(1152921504606846976,)", 0, if usize::BITS == 32 { "no memory" } else { "cut off" }),
         ("|O", "(3,)", 24, "Python objects"),
         ("<U4", "(3,)", 48, "<U4"),
@@ -39,7 +39,7 @@ fn files_that_lie_make_no_arrays() {
     }
     let path = file("<u4", "(2,)", 8);
     let finished = run(scene.ndshm(["import", "--dtype", "uint8"]).arg(&path).arg("x")).expect_code(1);
-    assert!(finished.err.contains("cannot be taken for"), "{finished:?}");
+    assert!(finished.err.contains("cannot be interpreted as"), "{finished:?}");
     let finished = run(&mut scene.ndshm(["import", "nowhere.npy", "x"])).expect_code(3);
     assert!(finished.err.contains("nowhere.npy"), "{finished:?}");
     let finished = run(scene.ndshm(["import"]).arg(scene.temporary()).arg("x")).expect_code(1);
@@ -48,7 +48,7 @@ fn files_that_lie_make_no_arrays() {
 }
 
 #[test]
-fn what_is_there_is_replaced_only_if_that_is_said() {
+fn existing_targets_are_replaced_only_with_replace() {
     let scene = Scene::new();
     let path = npy(&scene, "{'descr': '|u1', 'fortran_order': True, 'shape': (2, 2), }", &[1, 2, 3, 4]);
     fs::write(scene.emulated().join("x"), b"precious").expect("written");
@@ -80,7 +80,7 @@ fn what_is_there_is_replaced_only_if_that_is_said() {
 }
 
 #[test]
-fn a_file_that_cannot_be_written_is_named() {
+fn error_names_the_unwritable_file() {
     let scene = Scene::new();
     fs::write(scene.emulated().join("x"), [0; 4]).expect("written");
     let out = scene.temporary().join("nowhere").join("x.npy");

@@ -10,7 +10,7 @@ use crate::uploading::upload;
 use crate::volume::{self, CHUNKS, SHAPE};
 
 #[test]
-fn a_plan_divides_everything_and_is_the_same_every_time() {
+fn plan_covers_the_volume_and_is_deterministic() {
     let scene = Scene::new();
     volume::write(&scene.volume());
     let plan = |arguments: &[&str]| run(scene.ndshm(["plan", "--json"]).args(arguments).arg(scene.volume()));
@@ -36,7 +36,7 @@ fn a_plan_divides_everything_and_is_the_same_every_time() {
 }
 
 #[test]
-fn four_parts_are_the_whole_in_any_order_and_a_marked_one_is_not_done_again() {
+fn four_parts_are_complete_and_marked_ones_are_skipped() {
     let scene = Scene::new();
     volume::write(&scene.volume());
     let marks = scene.temporary().join("marks");
@@ -65,16 +65,16 @@ fn four_parts_are_the_whole_in_any_order_and_a_marked_one_is_not_done_again() {
 
     let again = part(3, &[]);
     assert_eq!(again["state"], "already done", "{again:#}");
-    // A mark outlives the memory of a machine: the part is painted again.
+    // A marker can outlive the array in memory. Then the part is painted again.
     fs::remove_file(scene.emulated().join("part-3")).expect("ours");
     assert_eq!(part(3, &[])["painted"], CHUNKS / 4, "{CHUNKS} chunks");
-    // Marks of another work say nothing about this one.
+    // Markers of a job with other options do not count.
     let other = part(3, &["--order", "f", "--replace"]);
     assert_eq!(other["order"], "F", "{other:#}");
 }
 
 #[test]
-fn parts_are_told_by_the_scheduler() {
+fn scheduler_variables_choose_the_part() {
     let scene = Scene::new();
     volume::write(&scene.volume());
     let slurm = |id: &str, count: &str| {
@@ -101,7 +101,7 @@ fn parts_are_told_by_the_scheduler() {
 }
 
 #[test]
-fn an_upload_in_four_parts_is_the_whole_in_any_order_one_of_them_twice() {
+fn upload_in_four_parts_is_complete_in_any_order() {
     let scene = Scene::new();
     volume::write(&scene.volume());
     run(&mut download(&scene, "x", &[])).expect_code(0);
@@ -120,7 +120,7 @@ fn an_upload_in_four_parts_is_the_whole_in_any_order_one_of_them_twice() {
 }
 
 #[test]
-fn marks_of_another_array_or_place_do_not_count() {
+fn markers_of_another_array_or_region_are_ignored() {
     let scene = Scene::new();
     let (file, to, marks) =
         (scene.temporary().join("x.raw"), scene.temporary().join("volume"), scene.temporary().join("marks"));
@@ -133,9 +133,9 @@ fn marks_of_another_array_or_place_do_not_count() {
     fs::write(&file, b"abcdefgh").expect("a file");
     assert_eq!(put("0:8")["stored"], 1);
     assert_eq!(put("0:8")["state"], "already done");
-    assert_eq!(put("4:12")["stored"], 1, "the array lies elsewhere");
+    assert_eq!(put("4:12")["stored"], 1, "another region of the volume");
     fs::write(&file, b"ABCDEFGH").expect("a file");
-    assert_eq!(put("4:12")["stored"], 1, "it is another array");
+    assert_eq!(put("4:12")["stored"], 1, "another array");
 
     let get = |name: &str| {
         let mut command =
@@ -146,19 +146,19 @@ fn marks_of_another_array_or_place_do_not_count() {
     assert_eq!(get("one").expect_code(0).json()["state"], "already done");
     fs::write(scene.emulated().join("two"), b"????").expect("a foreign array of the same size");
     get("two").expect_code(1);
-    // Who changes the array in place has it still; one that is made anew under its name is another.
+    // An array that was changed in place is still the same. An array created anew under its name is another one.
     let made = || fs::metadata(scene.emulated().join("one")).and_then(|facts| facts.created()).ok();
     let before = made();
     fs::write(scene.emulated().join("one"), b"wxyz").expect("written");
-    // Wine takes the last change of a file for the time when it was made.
+    // Wine reports the last change of a file as its creation time.
     if made() == before {
         assert_eq!(get("one").expect_code(0).json()["state"], "already done");
     }
-    // The old one is kept, so that its number is not used again at once.
+    // The old file is kept, so that its inode number is not reused at once.
     fs::rename(scene.emulated().join("one"), scene.emulated().join("old")).expect("renamed");
     fs::write(scene.emulated().join("one"), b"????").expect("a foreign array of the same size");
     get("one").expect_code(1);
     fs::remove_file(scene.emulated().join("one")).expect("removed");
-    assert_eq!(get("one").expect_code(0).json()["painted"], 1, "it is not there");
+    assert_eq!(get("one").expect_code(0).json()["painted"], 1, "the array is missing");
     assert_eq!(get("one").expect_code(0).json()["state"], "already done");
 }

@@ -1,4 +1,4 @@
-//! `view`: pictures of planes, in files and in blocks of a terminal.
+//! `view`: pictures of planes, in PNG files and as blocks in a terminal.
 
 use std::fs;
 use std::path::Path;
@@ -6,7 +6,7 @@ use std::path::Path;
 use crate::scene::{Finished, Scene, run};
 use crate::volume;
 
-/// Reads a picture: width, height, samples for each pixel, and the samples.
+/// Reads a picture. Returns width, height, number of samples per pixel, and the samples.
 fn read(path: &Path) -> (u32, u32, usize, Vec<u8>) {
     let decoder = png::Decoder::new(std::io::Cursor::new(fs::read(path).expect("there")));
     let mut reader = decoder.read_info().expect("a PNG");
@@ -22,7 +22,7 @@ fn view(scene: &Scene, name: &str, arguments: &[&str]) -> Finished {
 }
 
 #[test]
-fn a_plane_of_a_volume_becomes_a_picture_with_x_to_the_right() {
+fn plane_is_shown_with_x_to_the_right() {
     let scene = Scene::new();
     volume::write(&scene.volume());
     for order in ["c", "f"] {
@@ -45,7 +45,7 @@ fn a_plane_of_a_volume_becomes_a_picture_with_x_to_the_right() {
             let shade = f64::from(shades[row * 20 + column]);
             assert!((shade - element / 257.0).abs() <= 0.51, "{order} {row} {column}: {shade} of {element}");
         }
-        // The axes have no names: x is the one that is contiguous, so that z is the first one in C and the last one in F order.
+        // Without names, x is the contiguous axis: z is the first axis in C order and the last one in F order.
         let plain = [&layout[..], &["--slice", "z=3", "--out", path, "--json", "--replace"]].concat();
         let report = view(&scene, order, &plain).expect_code(0).json();
         assert_eq!(report["right"], if order == "c" { 2 } else { 0 });
@@ -57,7 +57,7 @@ fn a_plane_of_a_volume_becomes_a_picture_with_x_to_the_right() {
 }
 
 #[test]
-fn numbers_that_are_none_do_no_harm_and_labels_have_colours() {
+fn non_finite_values_are_shown_and_labels_have_colours() {
     let scene = Scene::new();
     let floats: Vec<u8> = [1.0, f32::NAN, 3.0, f32::INFINITY, f32::NEG_INFINITY, 2.0]
         .iter()
@@ -109,7 +109,7 @@ fn a_terminal_gets_two_rows_in_a_line() {
 }
 
 #[test]
-fn what_cannot_be_shown_says_what_is_missing() {
+fn view_reports_missing_and_invalid_options() {
     let scene = Scene::new();
     fs::write(scene.emulated().join("x"), [0; 24]).expect("written");
     let layout = ["--dtype", "uint16", "--shape", "3,4"];
@@ -140,7 +140,7 @@ fn what_cannot_be_shown_says_what_is_missing() {
 }
 
 #[test]
-fn arrays_that_say_what_they_are_need_no_words() {
+fn counted_arrays_and_renderbuffers_need_no_layout() {
     use ndarray_shm::render::RenderOptions;
     use ndarray_shm::{CreateOptions, CreationMode, RefcountedArray};
 
@@ -168,7 +168,7 @@ fn arrays_that_say_what_they_are_need_no_words() {
     assert!(finished.out.contains("not finished"), "{finished:?}");
     assert_eq!(read(&out), (4, 4, 1, [vec![0; 8], vec![255; 8]].concat()));
     let finished = run(scene.ndshm(["export", "half"]).arg(&npy)).expect_code(3);
-    assert!(finished.err.contains("not finished"), "{finished:?}");
+    assert!(finished.err.contains("unfinished"), "{finished:?}");
     buffer.discard().expect("ours");
     assert_eq!(scene.files(), [""; 0]);
 }

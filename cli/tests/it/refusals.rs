@@ -1,4 +1,4 @@
-//! What the program does not do, how it says so, and that it leaves nothing.
+//! Refused commands: their errors and exit codes, and that they leave nothing behind.
 
 use std::fs;
 
@@ -6,7 +6,7 @@ use crate::scene::{Scene, run, text};
 use crate::volume;
 
 #[test]
-fn command_lines_that_make_no_sense_are_exit_code_2() {
+fn invalid_command_lines_exit_with_code_2() {
     let scene = Scene::new();
     let volume = scene.volume();
     let volume = volume.to_str().expect("text");
@@ -29,7 +29,7 @@ fn command_lines_that_make_no_sense_are_exit_code_2() {
 }
 
 #[test]
-fn exit_codes_and_environment_stand_in_one_place() {
+fn exit_codes_and_environment_have_one_help_page() {
     let scene = Scene::new();
     let all = run(&mut scene.ndshm(["help", "environment"])).expect_code(0).out;
     for word in ["Exit codes:", "130", "EMULATE_SHM", "NDSHM_EMULATED_DIR", "NO_COLOR"] {
@@ -57,7 +57,7 @@ fn short_help_is_short() {
 }
 
 #[test]
-fn name_of_an_array_is_given_alone_or_by_option() {
+fn array_name_is_an_argument_or_an_option() {
     let scene = Scene::new();
     volume::write(&scene.volume());
     let source = scene.volume();
@@ -84,20 +84,20 @@ fn colours_are_for_terminals_and_can_be_forbidden() {
 }
 
 #[test]
-fn a_bounding_box_that_does_not_fit_is_exit_code_2() {
+fn invalid_bounding_box_exits_with_code_2() {
     let scene = Scene::new();
     volume::write(&scene.volume());
     for bbox in ["0:8", "0:8,0:8,0:8,0:8", "0:8,0:8,0:100000", "8:0,0:8,0:8", "0:8,x,0:8", "-1:8,0:8,0:8", "0:8,0:8,"] {
         let mut command = scene.ndshm(["download", "--location", "x", "--bbox", bbox]);
         let finished = run(command.arg(scene.volume())).expect_code(2);
-        assert!(finished.err.contains("0:237,0:288,0:273"), "says what would fit: {finished:?}");
+        assert!(finished.err.contains("0:237,0:288,0:273"), "the error shows the bounds: {finished:?}");
     }
     assert_eq!(scene.files(), [""; 0]);
 }
 
-/// What asks for something that the volume, its format or the array does not have.
+/// Requests for something that the volume, its format or the array does not have.
 #[test]
-fn what_does_not_fit_is_exit_code_2() {
+fn unsupported_request_exits_with_code_2() {
     let scene = Scene::new();
     volume::write(&scene.volume());
     fs::write(scene.emulated().join("x"), [7; 64]).expect("written");
@@ -109,7 +109,7 @@ fn what_does_not_fit_is_exit_code_2() {
         command
     };
     let zarr = ["--dtype", "uint8", "--shape", "8,8", "--encoding"];
-    // Each as large as the array.
+    // Each of these shapes is as large as the array.
     let precomputed = |shape| ["--shape", shape, "--chunk", "4,4,4", "--encoding"];
     let wrong = [
         (scene.ndshm(["download", there, "--location", "y", "--mip", "1", "--json"]), "no scale 1"),
@@ -149,7 +149,7 @@ fn what_does_not_fit_is_exit_code_2() {
 }
 
 #[test]
-fn a_setting_that_is_no_boolean_is_named_with_what_it_may_be() {
+fn invalid_boolean_setting_is_named_with_valid_values() {
     let scene = Scene::new();
     volume::write(&scene.volume());
     let mut command = scene.ndshm(["download", "--location", "x"]);
@@ -161,7 +161,7 @@ fn a_setting_that_is_no_boolean_is_named_with_what_it_may_be() {
 }
 
 #[test]
-fn a_source_that_is_no_volume_is_named() {
+fn error_names_a_source_without_a_volume() {
     let scene = Scene::new();
     fs::create_dir(scene.volume()).expect("made");
     let sources = [scene.volume(), scene.volume().join("nowhere")];
@@ -173,9 +173,9 @@ fn a_source_that_is_no_volume_is_named() {
     assert_eq!(scene.files(), [""; 0]);
 }
 
-/// A description that was cut short, is no JSON, or has fields that make no sense.
+/// Metadata that is cut short, is not JSON, or has invalid fields.
 #[test]
-fn damaged_description_is_called_damaged_and_not_made_anew() {
+fn damaged_metadata_is_reported_and_not_replaced() {
     let scene = Scene::new();
     fs::write(scene.emulated().join("x"), [7; 64]).expect("written");
     let zarr = ["--format", "zarr3"];
@@ -206,7 +206,7 @@ fn damaged_description_is_called_damaged_and_not_made_anew() {
         assert_eq!(fs::read_to_string(&document).expect("there"), text);
         fs::remove_dir_all(scene.volume()).expect("ours");
     }
-    // Where nothing is, there is something to make; where something else is, there is not.
+    // `--create` is advised where nothing exists, but not where something else exists.
     let upload = || run(scene.ndshm(["upload", "x", "--order", "c", "--quiet"]).arg(scene.volume())).expect_code(1);
     assert!(upload().err.contains("--create creates the volume"));
     fs::create_dir(scene.volume()).expect("made");
@@ -217,7 +217,7 @@ fn damaged_description_is_called_damaged_and_not_made_anew() {
 }
 
 #[test]
-fn a_name_that_is_taken_stays_as_it_is_without_replace() {
+fn taken_name_is_replaced_only_with_replace() {
     let scene = Scene::new();
     volume::write(&scene.volume());
     fs::write(scene.emulated().join("taken"), b"precious").expect("written");
@@ -233,7 +233,7 @@ fn a_name_that_is_taken_stays_as_it_is_without_replace() {
 }
 
 #[test]
-fn missing_array_comes_before_a_missing_terminal() {
+fn missing_array_is_reported_before_a_missing_terminal() {
     let scene = Scene::new();
     let finished = run(&mut scene.ndshm(["view", "nowhere"])).expect_code(3);
     assert!(finished.err.contains("nothing is called `nowhere`"), "{finished:?}");
@@ -242,7 +242,7 @@ fn missing_array_comes_before_a_missing_terminal() {
 
 #[cfg(target_os = "linux")]
 #[test]
-fn name_that_only_the_other_place_has_is_found_there() {
+fn error_names_the_backend_that_has_the_array() {
     let mut scene = Scene::new();
     let name = scene.shm_name();
     fs::write(scene.emulated().join(&name), [7; 8]).expect("written");
@@ -259,7 +259,7 @@ fn name_that_only_the_other_place_has_is_found_there() {
 }
 
 #[test]
-fn misspelt_emulated_directory_is_named_and_not_made() {
+fn misspelt_emulated_directory_is_named_and_not_created() {
     let scene = Scene::new();
     volume::write(&scene.volume());
     let wrong = scene.temporary().join("mis").join("spelt");
@@ -269,14 +269,14 @@ fn misspelt_emulated_directory_is_named_and_not_made() {
         finished.err.contains("NDSHM_EMULATED_DIR") && finished.err.contains("a directory in an existing one"),
         "{finished:?}"
     );
-    assert!(!finished.err.contains("because"), "it is told once: {finished:?}");
+    assert!(!finished.err.contains("because"), "the error has no cause: {finished:?}");
     let report = run(scene.ndshm(["doctor", "--json"]).env("NDSHM_EMULATED_DIR", &wrong)).expect_code(1);
     assert!(report.out.contains("a directory in an existing one"), "{report:?}");
     assert!(!wrong.parent().expect("its parent").exists());
 }
 
 #[test]
-fn an_error_is_told_once() {
+fn error_is_printed_once() {
     let scene = Scene::new();
     let finished = run(&mut scene.ndshm(["info", "nowhere"])).expect_code(3);
     assert_eq!(finished.out, "");
@@ -286,7 +286,7 @@ fn an_error_is_told_once() {
 
 #[cfg(not(feature = "remote"))]
 #[test]
-fn a_url_that_this_program_cannot_reach_says_how_to_build_one_that_can() {
+fn remote_url_without_the_feature_advises_a_build() {
     let scene = Scene::new();
     for url in ["https://example.org/volume", "precomputed://s3://bucket/key"] {
         let finished = run(&mut scene.ndshm(["download", url, "--location", "x"])).expect_code(2);
@@ -295,14 +295,14 @@ fn a_url_that_this_program_cannot_reach_says_how_to_build_one_that_can() {
 }
 
 #[test]
-fn failures_are_json_where_json_was_asked_for() {
+fn failures_are_json_with_the_json_option() {
     let scene = Scene::new();
     let finished = run(&mut scene.ndshm(["info", "nowhere", "--json"])).expect_code(3);
     let told = finished.json();
     assert!(told["error"].as_str().expect("words").contains("nowhere"), "{told:#}");
     assert!(told["because"].as_array().is_some_and(Vec::is_empty), "{told:#}");
     assert!(told["advice"].as_str().expect("words").contains("ndshm ls"), "{told:#}");
-    assert!(finished.err.contains("nowhere"), "people are told too: {finished:?}");
+    assert!(finished.err.contains("nowhere"), "standard error has the text too: {finished:?}");
     let nowhere = scene.volume();
     let told = run(&mut scene.ndshm(["plan", text(&nowhere), "--shards", "2", "--json"])).expect_code(1).json();
     assert!(told["error"].as_str().expect("words").contains(text(&nowhere)), "{told:#}");

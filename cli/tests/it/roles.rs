@@ -1,4 +1,4 @@
-//! Whole jobs, command after command, as one user does them: what one command leaves is what the next one takes.
+//! Whole jobs as a user runs them: each command takes what the previous one has left.
 
 use std::fs;
 use std::path::Path;
@@ -9,10 +9,10 @@ use serde_json::Value;
 
 use crate::scene::{Finished, Scene, not_run, run, text};
 
-/// The part that Python changes, which cuts through chunks.
+/// The region that Python changes. It cuts through chunks.
 const CHANGED: [(isize, isize); 3] = [(5, 21), (3, 30), (2, 9)];
 
-/// A volume of 40 x 34 x 20 elements that begins at (-3, 5, 7).
+/// The volume has 40 x 34 x 20 elements and begins at (-3, 5, 7).
 const ORIGIN: [i64; 3] = [-3, 5, 7];
 const SHAPE: [usize; 3] = [40, 34, 20];
 
@@ -20,12 +20,12 @@ fn elements() -> ArrayD<u16> {
     ArrayD::from_shape_fn(IxDyn(&SHAPE), |at| u16::try_from(at[0] + 50 * at[1] + 1800 * at[2]).expect("small"))
 }
 
-/// The bytes of an array in F order.
+/// Returns the bytes of an array in F order.
 fn bytes(array: &ArrayD<u16>) -> Vec<u8> {
     array.t().iter().flat_map(|element| element.to_le_bytes()).collect()
 }
 
-/// The region of the volume that begins and ends so far from its bounds, as `--bbox` takes it.
+/// Returns the value of `--bbox` for ranges that are relative to the volume's origin.
 fn region(of: [(isize, isize); 3]) -> String {
     let axis = |(axis, (start, stop)): (usize, (isize, isize))| {
         let at = |coordinate: isize| ORIGIN[axis] + i64::try_from(coordinate).expect("small");
@@ -39,10 +39,10 @@ fn download(scene: &Scene, volume: &Path, name: &str, more: &[&str]) -> Value {
     run(command.args(more)).expect_code(0).json()
 }
 
-/// A Precomputed volume, downloaded, changed from Python with the lines that `download` prints, uploaded again at a region that cuts
-/// through chunks, and copied to Zarr.
+/// Downloads a region of a Precomputed volume, changes it in Python with the lines that `download` prints, uploads it where it cuts
+/// through chunks, and copies the volume to Zarr.
 #[test]
-fn precomputed_volume_is_changed_from_numpy_stored_and_copied_to_zarr() {
+fn precomputed_volume_is_edited_and_copied_to_zarr() {
     let Some(python) = std::env::var_os("NDSHM_TEST_PYTHON") else {
         not_run("the change from NumPy", "it needs NDSHM_TEST_PYTHON, a Python with numpy (scripts/test)");
         return;
@@ -69,7 +69,7 @@ fn precomputed_volume_is_changed_from_numpy_stored_and_copied_to_zarr() {
     part += 7;
     part.index_axis_mut(Axis(0), 0).fill(9);
 
-    // The region cuts through chunks, which is an error unless they may be changed.
+    // The region cuts through chunks, which is an error without `--read-modify-write`.
     let upload = |more: &[&str]| -> Finished {
         let mut command =
             scene.ndshm(["upload", "part", text(&precomputed), "--bbox", &bbox, "--order", "f", "--quiet"]);
@@ -95,15 +95,15 @@ fn precomputed_volume_is_changed_from_numpy_stored_and_copied_to_zarr() {
     assert_eq!(scene.files(), [""; 0]);
 }
 
-/// As in a container with Docker's default for shared memory: too much is an error in words and no SIGBUS, nothing is left of it, what was
-/// there stays, and files take what shared memory does not.
+/// Docker gives a container 64 MiB of shared memory by default. A larger array is an error, not a SIGBUS: it leaves nothing behind,
+/// existing arrays stay, and emulated shared memory has room for it.
 #[cfg(target_os = "linux")]
 #[test]
-fn in_64_mib_of_shared_memory_too_much_is_an_error_and_files_take_it() {
+fn too_large_array_in_64_mib_is_an_error() {
     use crate::scene::with_mounts;
 
     let scene = Scene::new();
-    // 80 MiB of background, of which nothing is stored.
+    // 80 MiB of background. No chunk is stored.
     fs::create_dir(scene.volume()).expect("made");
     let metadata = serde_json::json!({
         "zarr_format": 2, "shape": [80, 1024, 1024], "chunks": [16, 256, 256], "dtype": "|u1", "compressor": null, "fill_value": 7,
@@ -124,9 +124,9 @@ fn in_64_mib_of_shared_memory_too_much_is_an_error_and_files_take_it() {
         before=$(cksum /dev/shm/small)
         too_much --bbox 0:30,:,: --processes --workers 2
         [ "$(ls -A /dev/shm)" = small ] || failed "left behind: $(ls -A /dev/shm)"
-        [ "$(cksum /dev/shm/small)" = "$before" ] || failed "what was there has changed"
+        [ "$(cksum /dev/shm/small)" = "$before" ] || failed "the existing array has changed"
         EMULATE_SHM=1 "$NDSHM" download "$VOLUME" --quiet --location large
-        [ "$(stat -c %s "$NDSHM_EMULATED_DIR/large")" = 83886080 ] || failed "not all of it"
+        [ "$(stat -c %s "$NDSHM_EMULATED_DIR/large")" = 83886080 ] || failed "wrong size"
         "$NDSHM" unlink small
         EMULATE_SHM=1 "$NDSHM" unlink large
     "#;
@@ -135,7 +135,7 @@ fn in_64_mib_of_shared_memory_too_much_is_an_error_and_files_take_it() {
     let ndshm = scene.ndshm_in_shm([""; 0]);
     job.env("NDSHM", ndshm.get_program()).env("VOLUME", scene.volume()).env("SAID", scene.temporary().join("said"));
     job.envs(ndshm.get_envs().filter_map(|(name, value)| Some((name, value?)))).env_remove("EMULATE_SHM");
-    let test = "in_64_mib_of_shared_memory_too_much_is_an_error_and_files_take_it";
+    let test = "too_large_array_in_64_mib_is_an_error";
     let Some(mut job) = with_mounts(test, "mount -t tmpfs -o size=64m none /dev/shm", &job) else { return };
     run(&mut job).expect_code(0);
     assert_eq!(scene.files(), [""; 0]);

@@ -1,4 +1,4 @@
-//! The scripts of docs/scale.md, run as they are, with `ndshm` in the PATH: tasks of a SLURM array one after the other, and Dask.
+//! The scripts of docs/scale.md, run unchanged with `ndshm` in the PATH: tasks of a SLURM array one after the other, and Dask.
 
 use std::ffi::OsString;
 use std::fs;
@@ -16,7 +16,7 @@ use crate::scene::{Scene, names_in, run};
 
 const SHAPE: [u64; 3] = [50, 40, 60];
 
-/// The source's chunks are others than the target's.
+/// Returns a source. Its chunk shape differs from the target's.
 fn spec() -> DemoSpec {
     DemoSpec::new(&SHAPE, &[16, 20, 30], DType::U16)
 }
@@ -44,7 +44,7 @@ fn expected() -> ArrayD<u16> {
     spec().expected(&ndarray_shm_volume::Bbox::whole(&SHAPE)).expect("all of it")
 }
 
-/// A program that finds the tested `ndshm`, in this scene.
+/// Returns a command for a program that finds the tested `ndshm` and uses this scene.
 fn command(scene: &Scene, program: impl Into<OsString>, python: Option<&Path>) -> Command {
     let ndshm = scene.ndshm([""; 0]);
     let mut command = Command::new(program.into());
@@ -65,18 +65,18 @@ fn script(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/scale").join(name)
 }
 
-/// The Python that has Dask and NumPy; without it says so, past the test runner's capture.
+/// Returns the Python that has Dask and NumPy. If there is none, prints that the test did not run, past the harness's capture.
 fn python(test: &str) -> Option<PathBuf> {
     use std::io::Write as _;
     let python = std::env::var_os("NDSHM_TEST_PYTHON").map(PathBuf::from);
     if python.is_none() {
-        let _told =
+        let _ =
             writeln!(std::io::stderr(), "NOT RUN: {test} needs NDSHM_TEST_PYTHON, a Python with dask (scripts/test)");
     }
     python
 }
 
-/// Sets what SLURM sets for a task of `--array=0-3`.
+/// Sets the variables that SLURM sets for a task of `--array=0-3`.
 fn as_task(command: &mut Command, task: u32) -> &mut Command {
     command.env("SLURM_ARRAY_TASK_ID", task.to_string()).envs([
         ("SLURM_ARRAY_JOB_ID", "4711"),
@@ -88,7 +88,7 @@ fn as_task(command: &mut Command, task: u32) -> &mut Command {
 }
 
 #[test]
-fn tasks_of_a_slurm_array_upload_one_file_in_any_order() {
+fn slurm_tasks_upload_one_file_in_any_order() {
     let scene = Scene::new();
     let target = make_target(&scene);
     let (file, markers) = (scene.temporary().join("elements"), scene.temporary().join("markers"));
@@ -98,7 +98,7 @@ fn tasks_of_a_slurm_array_upload_one_file_in_any_order() {
         command.arg(script("slurm.sh")).env("FILE", file).env("TARGET", &target).env("MARKERS", &markers);
         run(as_task(&mut command, task))
     };
-    // One part fails, and is not marked.
+    // A failed part gets no marker.
     assert_ne!(task(1, &scene.temporary().join("nothing")).code, Some(0));
     assert!(!markers.exists() || names_in(&markers).is_empty());
     for number in [2, 0, 0, 3] {
@@ -109,7 +109,7 @@ fn tasks_of_a_slurm_array_upload_one_file_in_any_order() {
         ["part-00000-of-00004.json", "part-00002-of-00004.json", "part-00003-of-00004.json"]
     );
     assert_ne!(read(&scene, &target), expected());
-    // Submitted again, parts that are done end at once: their objects stay as they are.
+    // In a second submission, tasks of finished parts end at once and do not write their objects again.
     let chunk = target.join("c/0/0/0");
     let before = fs::metadata(&chunk).expect("a chunk").modified().expect("a time");
     for number in 0..4 {
@@ -121,7 +121,7 @@ fn tasks_of_a_slurm_array_upload_one_file_in_any_order() {
 }
 
 #[test]
-fn tasks_of_a_slurm_array_process_parts_in_shared_memory() {
+fn slurm_tasks_process_parts_in_shared_memory() {
     let Some(python) = python("the SLURM array that processes") else { return };
     let scene = Scene::new();
     demo::write_volume(&scene.volume(), &spec()).expect("a volume");
@@ -138,7 +138,7 @@ fn tasks_of_a_slurm_array_process_parts_in_shared_memory() {
     )
     .expect("a program");
     run(Command::new("chmod").arg("+x").arg(&run_it)).expect_code(0);
-    // The last one has nothing to do: there are 30 objects.
+    // The last task has nothing to do: there are only 30 objects.
     for number in [3, 1, 0, 2, 2, 31] {
         let mut command = command(&scene, "bash", Some(&python));
         command.arg(script("slurm_process.sh")).env("PARTS", if number == 31 { "32" } else { "4" });
@@ -150,7 +150,7 @@ fn tasks_of_a_slurm_array_process_parts_in_shared_memory() {
 }
 
 #[test]
-fn dask_copies_a_volume_in_parts_and_does_only_what_is_missing() {
+fn dask_copies_a_volume_and_repeats_only_failed_parts() {
     let Some(python) = python("Dask") else { return };
     let scene = Scene::new();
     demo::write_volume(&scene.volume(), &spec().complete(true)).expect("a volume");
@@ -165,7 +165,7 @@ fn dask_copies_a_volume_in_parts_and_does_only_what_is_missing() {
     let intact = fs::read(&broken).expect("a chunk");
     fs::write(&broken, b"no chunk").expect("a broken chunk");
     let failed = copy().expect_code(1);
-    // Two of the parts need the broken chunk; all others are done nevertheless.
+    // Two parts need the broken chunk. All other parts are done in spite of that.
     for part in ["part 0/6: ndshm download", "part 1/6: ndshm download", "c/3/0/0", "4 of 6 parts are done"] {
         assert!(failed.err.contains(part) || failed.out.contains(part), "{part}: {failed:?}");
     }

@@ -1,5 +1,5 @@
-//! A place of its own for each test: an emulated directory, a directory for volumes and temporary files, and names in
-//! real shared memory that are removed in the end.
+//! A scene for each test: an emulated directory, a directory for volumes and temporary files, and names in real shared memory.
+//! All of it is removed at the end.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -13,7 +13,7 @@ use serde_json::Value;
 use sysinfo::{Pid, ProcessRefreshKind, ProcessStatus, ProcessesToUpdate, Signal, System, UpdateKind};
 use tempfile::TempDir;
 
-/// Longer than anything here takes on a slow machine; reaching it is a failure.
+/// The timeout of every wait. Nothing takes so long even on a slow machine, so reaching it is a failure.
 pub(crate) const PATIENCE: Duration = Duration::from_mins(10);
 
 /// The environment variable that says where temporary files are.
@@ -36,49 +36,49 @@ impl Scene {
         scene
     }
 
-    /// The emulated directory, which is empty at first.
+    /// Returns the path of the emulated directory, which is empty at first.
     pub(crate) fn emulated(&self) -> PathBuf {
         self.root.path().join("emulated")
     }
 
-    /// Sets which users may use the emulated directory; at first only this one.
+    /// Sets the permission bits of the emulated directory, which are 0700 at first.
     #[cfg(unix)]
     pub(crate) fn set_mode_of_emulated(&self, mode: u32) {
         use std::os::unix::fs::PermissionsExt as _;
         fs::set_permissions(self.emulated(), fs::Permissions::from_mode(mode)).expect("ours");
     }
 
-    /// What the program takes for the directory for temporary files.
+    /// Returns the program's directory for temporary files.
     pub(crate) fn temporary(&self) -> PathBuf {
         self.root.path().join("temporary")
     }
 
-    /// A path for a volume.
+    /// Returns a path for a volume.
     pub(crate) fn volume(&self) -> PathBuf {
         self.root.path().join("volume")
     }
 
-    /// Where a manager listens, if there is one.
+    /// Returns the path of the manager's socket.
     pub(crate) fn socket(&self) -> PathBuf {
         self.root.path().join("manager.sock")
     }
 
-    /// The emulated directory as a backend.
+    /// Returns the emulated directory as a backend.
     pub(crate) fn backend(&self) -> Directory {
         Directory::new("emulated", self.emulated())
     }
 
-    /// The names of all files in the emulated directory.
+    /// Returns the names of all files in the emulated directory.
     pub(crate) fn files(&self) -> Vec<String> {
         names_in(&self.emulated())
     }
 
-    /// The files with names of their own. Windows keeps what is mapped and has lost its name under a hidden one.
+    /// Returns the names of all files except those that Windows hides: unlinked files that are still mapped.
     pub(crate) fn names(&self) -> Vec<String> {
         self.files().into_iter().filter(|file| !(cfg!(windows) && file.starts_with(".ndshm-gone-"))).collect()
     }
 
-    /// A name in real shared memory that no other test has; whatever gets it is removed in the end.
+    /// Returns a name in real shared memory that no other test uses. The scene removes it at the end.
     #[cfg(target_os = "linux")]
     pub(crate) fn shm_name(&mut self) -> String {
         use std::sync::atomic::{AtomicU32, Ordering};
@@ -89,14 +89,14 @@ impl Scene {
         name
     }
 
-    /// The program with emulated shared memory.
+    /// Returns a command for the program with emulated shared memory.
     pub(crate) fn ndshm<A: AsRef<OsStr>>(&self, arguments: impl IntoIterator<Item = A>) -> Command {
         let mut command = self.ndshm_in_shm(arguments);
         command.env("EMULATE_SHM", "1");
         command
     }
 
-    /// The program with real shared memory, where there is any.
+    /// Returns a command for the program with real shared memory, on platforms that have it.
     pub(crate) fn ndshm_in_shm<A: AsRef<OsStr>>(&self, arguments: impl IntoIterator<Item = A>) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_ndshm"));
         command
@@ -104,7 +104,7 @@ impl Scene {
             .env_remove("EMULATE_SHM")
             .env("NDSHM_EMULATED_DIR", self.emulated())
             .env(TEMPORARY_DIRECTORY, self.temporary())
-            // These tests use no manager of the user; those about it name a socket of their own.
+            // No test uses the user's manager. Tests of the manager use the scene's socket.
             .env("NDSHM_MANAGER", "off")
             .env("NDSHM_MANAGER_SOCKET", self.socket())
             .stdin(Stdio::null());
@@ -114,7 +114,7 @@ impl Scene {
 
 impl Drop for Scene {
     fn drop(&mut self) {
-        let _none = ndarray_shm::manager::stop(Some(&self.socket()));
+        let _ = ndarray_shm::manager::stop(Some(&self.socket())); // few scenes have a manager
         let Ok(shm) = Directory::shm() else { return };
         for name in &self.names {
             let _ = shm.unlink(name);
@@ -123,7 +123,7 @@ impl Drop for Scene {
     }
 }
 
-/// Lists a directory, sorted.
+/// Returns the names in a directory, sorted.
 pub(crate) fn names_in(directory: &Path) -> Vec<String> {
     let mut names: Vec<String> = fs::read_dir(directory)
         .expect("a directory")
@@ -133,7 +133,7 @@ pub(crate) fn names_in(directory: &Path) -> Vec<String> {
     names
 }
 
-/// A program that ended.
+/// Exit code and output of a program that has ended.
 #[derive(Debug)]
 pub(crate) struct Finished {
     pub(crate) code: Option<i32>,
@@ -142,7 +142,7 @@ pub(crate) struct Finished {
 }
 
 impl Finished {
-    /// Demands an exit code.
+    /// Asserts the exit code, and that the program did not panic.
     #[track_caller]
     pub(crate) fn expect_code(self, code: i32) -> Self {
         assert_eq!(self.code, Some(code), "{self:#?}");
@@ -162,7 +162,7 @@ pub(crate) fn run(command: &mut Command) -> Finished {
     Running::start(command).finish()
 }
 
-/// A program that runs; dropped, it is killed.
+/// A running program. Dropping this kills it.
 pub(crate) struct Running {
     child: Child,
     output: Option<thread::JoinHandle<(String, String)>>,
@@ -187,12 +187,12 @@ impl Running {
         self.child.try_wait().expect("a child").is_none()
     }
 
-    /// Kills it, without giving it time for anything.
+    /// Kills it. It has no time to clean up.
     pub(crate) fn kill(&mut self) {
         self.child.kill().expect("the process is there");
     }
 
-    /// The worker processes it has now.
+    /// Returns the worker processes that it has at this moment.
     pub(crate) fn workers(&self) -> Vec<Pid> {
         let mut system = System::new();
         let refresh = ProcessRefreshKind::nothing().with_cmd(UpdateKind::Always).without_tasks();
@@ -206,7 +206,7 @@ impl Running {
             .collect()
     }
 
-    /// Waits for the end.
+    /// Waits for its end.
     pub(crate) fn finish(mut self) -> Finished {
         let start = Instant::now();
         let status = loop {
@@ -228,10 +228,10 @@ impl Drop for Running {
     }
 }
 
-/// Returns the same command with SIGHUP at its default: programs started under `nohup` ignore it, and so would the tests' children.
+/// Returns the same command with the default action for SIGHUP. Under `nohup` the tests' children would inherit that it is ignored.
 #[cfg(unix)]
 pub(crate) fn heeding_hangup(command: &Command) -> Command {
-    // Only GNU's `env` has the option. Elsewhere the tests are not to be run under `nohup`.
+    // Only GNU's `env` has the option. On other platforms, do not run the tests under `nohup`.
     let mut heeding = if cfg!(target_os = "linux") {
         let mut env = Command::new("env");
         env.arg("--default-signal=HUP").arg(command.get_program());
@@ -249,7 +249,8 @@ pub(crate) fn heeding_hangup(command: &Command) -> Command {
     heeding
 }
 
-/// Returns the command in a mount namespace of its own, after a script has mounted what it needs; where this user gets none, says so.
+/// Returns the command in a mount namespace of its own, where `script` runs first. Returns `None`, and prints that the test did not
+/// run, if this user cannot create one.
 #[cfg(target_os = "linux")]
 pub(crate) fn with_mounts(test: &str, script: &str, command: &Command) -> Option<Command> {
     const WAYS: [&[&str]; 2] = [&["-m", "--propagation", "private"], &["-U", "-r", "-m", "--propagation", "private"]];
@@ -259,14 +260,15 @@ pub(crate) fn with_mounts(test: &str, script: &str, command: &Command) -> Option
         tried.is_ok_and(|output| output.status.success())
     });
     let Some(way) = way else {
-        not_run(test, "private mounts cannot be had");
+        not_run(test, "this user cannot create private mounts");
         return None;
     };
     let script = format!("{script}\nexec \"$0\" \"$@\"");
     Some(wrapped(command, "unshare", &[way, &["sh", "-e", "-c", &script]].concat()))
 }
 
-/// Returns the command for a process that file rights bind even if it is root's; where that cannot be had, says so.
+/// Returns the command for a process that must obey file permissions even if it is root's. Returns `None`, and prints that the test
+/// did not run, if `setpriv` fails.
 #[cfg(target_os = "linux")]
 pub(crate) fn bound_by_rights(test: &str, command: &Command) -> Option<Command> {
     const LESS: &[&str] = &["--bounding-set", "-dac_override,-dac_read_search"];
@@ -277,17 +279,17 @@ pub(crate) fn bound_by_rights(test: &str, command: &Command) -> Option<Command> 
     if tried.is_ok_and(|output| output.status.success()) {
         return Some(wrapped(command, "setpriv", LESS));
     }
-    not_run(test, "setpriv, which takes rights away from root, cannot be had");
+    not_run(test, "it needs setpriv, which takes permissions from root");
     None
 }
 
-/// Says that a test did not run, past the test runner's capture.
+/// Prints that a test did not run, past the test harness's capture.
 pub(crate) fn not_run(test: &str, reason: &str) {
     use std::io::Write as _;
-    let _told = writeln!(std::io::stderr(), "NOT RUN: {test}: {reason}");
+    let _ = writeln!(std::io::stderr(), "NOT RUN: {test}: {reason}");
 }
 
-/// Returns a program that runs the command, in its environment.
+/// Returns a command that runs `program` with the command as its last arguments, in the same environment.
 #[cfg(target_os = "linux")]
 fn wrapped(command: &Command, program: &str, arguments: &[&str]) -> Command {
     let mut wrapped = Command::new(program);
@@ -301,12 +303,12 @@ fn wrapped(command: &Command, program: &str, arguments: &[&str]) -> Command {
     wrapped
 }
 
-/// Sends a signal to a process; on Windows only killing it is one. `false` if the process is not there.
+/// Sends a signal to a process; Windows has only `Kill`. Returns `false` if the process does not exist.
 pub(crate) fn signal(pid: Pid, signal: Signal) -> bool {
     look_at(pid).process(pid).is_some_and(|process| process.kill_with(signal).expect("a signal of this platform"))
 }
 
-/// Whether a process does something still: a zombie does not.
+/// Returns whether a process is running. A zombie is not.
 pub(crate) fn is_running(pid: Pid) -> bool {
     let gone = [ProcessStatus::Zombie, ProcessStatus::Dead];
     look_at(pid).process(pid).is_some_and(|process| !gone.contains(&process.status()))
@@ -328,12 +330,12 @@ fn read(stream: &mut impl std::io::Read) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// Waits until something is true.
+/// Waits until `is_true` returns `true`, or panics after [`PATIENCE`].
 #[track_caller]
 pub(crate) fn wait_until(what: &str, mut is_true: impl FnMut() -> bool) {
     let start = Instant::now();
     while !is_true() {
-        assert!(start.elapsed() < PATIENCE, "{what} did not come");
+        assert!(start.elapsed() < PATIENCE, "timed out waiting for {what}");
         thread::sleep(Duration::from_micros(500));
     }
 }

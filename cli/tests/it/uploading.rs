@@ -1,4 +1,4 @@
-//! Uploads: into new volumes and such that are there, and what is refused.
+//! Uploads into new and existing volumes, and refused uploads.
 
 use std::fs;
 use std::path::Path;
@@ -11,14 +11,14 @@ use crate::downloading::{assert_whole, download};
 use crate::scene::{Finished, Scene, run, text};
 use crate::volume::{self, SHAPE};
 
-/// Uploads the array of the whole volume.
+/// Uploads the array `x`.
 pub(crate) fn upload(scene: &Scene, to: &Path, arguments: &[&str]) -> Finished {
     let mut command = scene.ndshm(["upload", "x", text(to), "--json", "--quiet"]);
     run(command.args(arguments))
 }
 
 #[test]
-fn an_array_goes_up_into_a_new_volume_and_comes_down_again() {
+fn uploaded_array_is_downloaded_unchanged() {
     let scene = Scene::new();
     volume::write(&scene.volume());
     run(&mut download(&scene, "x", &[])).expect_code(0);
@@ -37,7 +37,7 @@ fn an_array_goes_up_into_a_new_volume_and_comes_down_again() {
         assert_eq!(report["bytes"], SHAPE.iter().product::<usize>() * 2);
         assert!(report["stored"].as_u64().expect("a number") > 10, "{report:#}");
         assert_whole(&scene, &to);
-        // The same command again does the same again.
+        // Repeating the command uploads the same again.
         let again = upload(&scene, &to, &create).expect_code(0).json();
         assert_eq!((&again["stored"], &again["background"]), (&report["stored"], &report["background"]));
         let other = ["--create", "--ignore-description", "--dtype", "int16", "--shape", &shape, "--order", "c"];
@@ -52,7 +52,7 @@ fn an_array_goes_up_into_a_new_volume_and_comes_down_again() {
 }
 
 #[test]
-fn type_that_does_not_fit_the_array_is_advised_about_before_a_volume_is_made() {
+fn mismatched_type_is_refused_before_a_volume_exists() {
     let scene = Scene::new();
     let to = scene.temporary().join("new");
     fs::write(scene.emulated().join("x"), [7u8; 64]).expect("written");
@@ -61,10 +61,10 @@ fn type_that_does_not_fit_the_array_is_advised_about_before_a_volume_is_made() {
     let refused = upload(&scene, &to, &create("uint16")).expect_code(2);
     let advice = refused.json()["advice"].as_str().expect("advice").to_owned();
     assert!(advice.contains("of 1 byte each, but --dtype is <u2"), "{refused:?}");
-    assert!(!to.exists(), "no volume without elements is left");
+    assert!(!to.exists(), "no empty volume is left");
     upload(&scene, &to, &create("uint8")).expect_code(0);
 
-    // The same where the volume is there already, and for arrays that say what they are.
+    // The same for an existing volume, and for arrays that describe themselves.
     fs::write(scene.emulated().join("x"), [7u8; 128]).expect("written");
     let refused = upload(&scene, &to, &["--order", "c"]).expect_code(2);
     assert!(refused.err.contains("of 2 bytes each, but the volume's are of type |u1"), "{refused:?}");
@@ -81,7 +81,7 @@ fn type_that_does_not_fit_the_array_is_advised_about_before_a_volume_is_made() {
 }
 
 #[test]
-fn all_options_that_create_misses_are_named_at_once() {
+fn create_names_all_missing_options_at_once() {
     let scene = Scene::new();
     let to = scene.temporary().join("new");
     fs::write(scene.emulated().join("x"), [7u8; 64]).expect("written");
@@ -98,15 +98,15 @@ fn all_options_that_create_misses_are_named_at_once() {
     assert!(!to.exists());
 }
 
-/// An empty side is the bound of the volume, also of one that is only being made.
+/// An empty side stands for the volume's bound, also while the volume is being created.
 #[test]
-fn region_with_open_sides_is_resolved_against_the_volume() {
+fn open_sides_of_a_region_are_the_volume_bounds() {
     let scene = Scene::new();
     let to = scene.temporary().join("new");
     fs::write(scene.emulated().join("x"), [7u8; 32]).expect("written");
     let create = ["--create", "--format", "zarr3", "--dtype", "uint8", "--chunk", "4,4", "--order", "c"];
     let refused = upload(&scene, &to, &[&create[..], &["--bbox", ":,4:"]].concat()).expect_code(2);
-    assert!(refused.err.contains("open end") && refused.err.contains("--shape says how large"), "{refused:?}");
+    assert!(refused.err.contains("open end") && refused.err.contains("give --shape, the size"), "{refused:?}");
     let report =
         upload(&scene, &to, &[&create[..], &["--bbox", ":,4:", "--shape", "8,8"]].concat()).expect_code(0).json();
     assert_eq!(report["bbox"], "0:8,4:8");
@@ -119,7 +119,7 @@ fn region_with_open_sides_is_resolved_against_the_volume() {
 }
 
 #[test]
-fn a_cutout_touches_nothing_else_and_cut_objects_are_changed_only_if_that_is_said() {
+fn cutout_changes_cut_objects_only_with_read_modify_write() {
     let scene = Scene::new();
     let to = scene.temporary().join("new");
     fs::write(scene.emulated().join("x"), [7u8; 8 * 8]).expect("written");
@@ -132,7 +132,7 @@ fn a_cutout_touches_nothing_else_and_cut_objects_are_changed_only_if_that_is_sai
     let expected: Vec<u8> = (0..64).map(|at| if at < 32 && (2..6).contains(&(at % 8)) { 7 } else { 0 }).collect();
     assert_eq!(fs::read(scene.emulated().join("back")).expect("there"), expected);
 
-    // A file of the elements is as good as an array.
+    // A file with the elements can be the source instead of an array.
     let file = scene.temporary().join("elements");
     fs::write(&file, [9u8; 16]).expect("written");
     let mut command = scene.ndshm(["upload", text(&file), text(&to), "--file", "--bbox", "4:8,4:8", "--quiet"]);
@@ -144,7 +144,7 @@ fn a_cutout_touches_nothing_else_and_cut_objects_are_changed_only_if_that_is_sai
 }
 
 #[test]
-fn uploads_that_make_no_sense_say_why() {
+fn invalid_uploads_report_the_reason() {
     let scene = Scene::new();
     fs::write(scene.emulated().join("x"), [7u8; 64]).expect("written");
     let to = scene.temporary().join("new");
@@ -213,7 +213,7 @@ fn scales_and_channels_are_chosen() {
 }
 
 #[test]
-fn a_volume_that_is_another_is_not_taken_for_the_one_that_is_to_be_made() {
+fn create_refuses_an_existing_volume_that_differs() {
     let scene = Scene::new();
     let file = scene.temporary().join("x.raw");
     fs::write(&file, vec![7; 64 * 32 * 32]).expect("a file");
@@ -224,10 +224,10 @@ fn a_volume_that_is_another_is_not_taken_for_the_one_that_is_to_be_made() {
     };
     for (to, format, encoding) in [("a", "precomputed", "jpeg"), ("b", "precomputed", "raw"), ("c", "zarr3", "zstd")] {
         put(to, format, encoding).expect_code(0);
-        // The same command again does the same again.
+        // Repeating the command opens the existing volume.
         put(to, format, encoding).expect_code(0);
     }
-    // So is what is asked to keep less.
+    // A volume with another JPEG quality is another volume too.
     let asks = |to: &str, quality: &str| {
         let mut command = scene.ndshm(["upload", text(&file), text(&scene.temporary().join(to)), "--file", "--quiet"]);
         command.args(["--create", "--dtype", "uint8", "--shape", "64,32,32", "--chunk", "40,32,32", "--order", "c"]);
@@ -240,14 +240,14 @@ fn a_volume_that_is_another_is_not_taken_for_the_one_that_is_to_be_made() {
     asks("e", "0").expect_code(2);
     let info = fs::read_to_string(scene.temporary().join("d/info")).expect("a description");
     assert!(info.contains("\"jpeg_quality\": 30"), "{info}");
-    // What would be lossless would be stored with loss, what would be found by one program would not.
+    // With another encoding, elements could be stored with loss. In another format, programs would not find the volume.
     put("a", "precomputed", "raw").expect_code(1);
     put("b", "precomputed", "jpeg").expect_code(1);
     put("c", "zarr3", "raw").expect_code(1);
     put("c", "zarr2", "zstd").expect_code(1);
 }
 
-/// Without the order the elements of what was downloaded in F order would change places in silence.
+/// Without its order, an array that was downloaded in F order would be uploaded with permuted elements and no error.
 #[test]
 fn upload_of_a_plain_array_needs_its_order() {
     let scene = Scene::new();
@@ -274,7 +274,7 @@ fn upload_of_a_plain_array_needs_its_order() {
     }
 }
 
-/// Both orders are the same where at most one axis is longer than 1.
+/// If at most one axis is longer than 1, both orders are the same.
 #[test]
 fn array_with_one_long_axis_needs_no_order() {
     let scene = Scene::new();
@@ -293,7 +293,7 @@ fn array_with_one_long_axis_needs_no_order() {
 }
 
 #[test]
-fn an_order_that_is_not_the_array_s_own_is_refused() {
+fn contradicting_order_is_refused() {
     let scene = Scene::new();
     let options = CreateOptions::<RefcountedArray<u8, _>>::new().backend(scene.backend());
     let array = options.create_with("x", (2, 4).f(), |mut view| view.fill(7)).expect("a new array");

@@ -1,5 +1,5 @@
-//! A volume written by hand, byte by byte: Zarr version 2, gzip, many chunks, some of them missing. Nothing of ours had
-//! a hand in it, so what is read from it can be checked against the formula.
+//! A volume in Zarr version 2 with gzip and many chunks, some of them missing. It is written without this project's code, so
+//! elements read from it can be checked against the formula.
 
 use std::fs;
 use std::io::Write as _;
@@ -12,7 +12,7 @@ use flate2::write::GzEncoder;
 
 const CHUNK: [usize; 3] = [40, 48, 56];
 const GRID: [usize; 3] = [6, 6, 5];
-/// The last chunk of each axis reaches beyond the volume by so much.
+/// Number of elements by which the last chunk of each axis reaches beyond the volume.
 const OVERHANG: [usize; 3] = [3, 0, 7];
 const FILL: u16 = 4242;
 const KINDS: usize = 7;
@@ -20,29 +20,29 @@ const KINDS: usize = 7;
 /// Length of each axis.
 pub(crate) const SHAPE: [usize; 3] =
     [CHUNK[0] * GRID[0] - OVERHANG[0], CHUNK[1] * GRID[1] - OVERHANG[1], CHUNK[2] * GRID[2] - OVERHANG[2]];
-/// How many chunks the whole volume has.
+/// Number of chunks of the whole volume, including missing ones.
 pub(crate) const CHUNKS: usize = GRID[0] * GRID[1] * GRID[2];
 
-/// Which bytes the chunk at a grid position has; `None` for one that is not stored.
+/// Returns which bytes the chunk at a grid position has; `None` if it is not stored.
 fn kind(at: [usize; 3]) -> Option<usize> {
     let number = (at[0] * GRID[1] + at[1]) * GRID[2] + at[2];
     (number % 29 != 5).then_some((number * 5 + at[1]) % KINDS)
 }
 
-/// The element at an offset within a chunk of a kind: smooth enough to compress, different everywhere.
+/// Returns the element at an offset within a chunk of a kind: smooth enough to compress, different everywhere.
 fn element(kind: usize, within: [usize; 3]) -> u16 {
     let offset = (within[0] * CHUNK[1] + within[1]) * CHUNK[2] + within[2];
     let mixed = offset.wrapping_mul(2_654_435_761) >> 7;
     u16::try_from((mixed ^ (kind * 9_973)) & 0x3fff).expect("14 bits")
 }
 
-/// The element of the volume at a position.
+/// Returns the element of the volume at a position.
 pub(crate) fn expected_at(at: [usize; 3]) -> u16 {
     let chunk = [at[0] / CHUNK[0], at[1] / CHUNK[1], at[2] / CHUNK[2]];
     kind(chunk).map_or(FILL, |kind| element(kind, [at[0] % CHUNK[0], at[1] % CHUNK[1], at[2] % CHUNK[2]]))
 }
 
-/// The bytes that a region must have in shared memory, in C or F order.
+/// Returns the bytes that a region must have in shared memory, in C or F order.
 pub(crate) fn expected(region: &[Range<usize>; 3], c_order: bool) -> Vec<u8> {
     let [z, y, x] = region.clone();
     let mut bytes = Vec::with_capacity(z.len() * y.len() * x.len() * 2);
@@ -62,7 +62,7 @@ pub(crate) fn expected(region: &[Range<usize>; 3], c_order: bool) -> Vec<u8> {
     bytes
 }
 
-/// The bytes of all of it in C order, which take a while to compute.
+/// Returns the bytes of the whole volume in C order. They are computed once, because that takes a while.
 pub(crate) fn expected_whole() -> &'static [u8] {
     static WHOLE: OnceLock<Vec<u8>> = OnceLock::new();
     WHOLE.get_or_init(|| expected(&SHAPE.map(|length| 0..length), true))

@@ -17,14 +17,14 @@ SHAPES = [(), (1,), (7,), (0,), (5, 4), (3, 0, 2), (17, 13, 11), (2, 3, 4, 5)]
 
 
 def elements(shape, dtype):
-    """Random bits: every value, NaNs and infinities included."""
+    """Returns random bits: any value, including NaNs and infinities."""
     dtype = np.dtype(dtype)
     count = int(np.prod(shape))
     return np.frombuffer(RANDOM.bytes(count * dtype.itemsize), dtype).reshape(shape)
 
 
 def same(found, expected):
-    """Whether both have the same bits, which is more than equality where there are NaNs."""
+    """Returns whether both have the same bits. Unlike equality, this also compares NaNs."""
     assert found.shape == expected.shape, (found.shape, expected.shape)
     native = expected.dtype.newbyteorder("=")
     return found.dtype == native and found.tobytes() == expected.astype(native).tobytes()
@@ -42,13 +42,13 @@ def write(directory):
             for order in "CF":
                 save(f"{dtype}-{number}-{order}", np.asarray(elements(shape, dtype), order=order))
         if np.dtype(dtype).itemsize > 1:
-            # The bits are what is compared, so NumPy may not touch them on the way.
+            # Bits are compared, so NumPy must not convert the elements.
             save(f"{dtype}-big-endian", elements((9, 8, 7), dtype).view(np.dtype(dtype).newbyteorder(">")))
     save("version-2", elements((4, 5), "u2"), version=(2, 0))
     save("version-3", elements((4, 5), "u2"), version=(3, 0))
     save("bool", elements((30, 3), "u1") > 100, dtype="uint8")
     save("bfloat16", elements((6, 5), "u2").view(ml_dtypes.bfloat16), dtype="bfloat16")
-    # More than one block of a reader or writer that works in blocks.
+    # Larger than one block of a reader or writer.
     save("large", elements((5 << 20,), "u1").view("<u4").reshape(1280, 1024).T)
 
 

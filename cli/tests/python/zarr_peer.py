@@ -15,7 +15,7 @@ RANDOM = np.random.default_rng(20261121)
 
 
 def values(shape, dtype):
-    """Hash-like elements that use every bit of the type, but are no NaNs, which equal nothing."""
+    """Returns random elements: integers of the whole range, or floats without NaNs, which equal nothing."""
     dtype = np.dtype(dtype)
     if dtype.kind in "iu":
         limits = np.iinfo(dtype)
@@ -39,7 +39,7 @@ def v2(shape, chunks, dtype, compressor, **more):
 ZSTD, GZIP = ZstdCodec(level=3), GzipCodec(level=4)
 BLOSC = BloscCodec(cname="zstd", clevel=5, shuffle="bitshuffle")
 
-# Name, how it is made, and which chunks (by their first element) are left out, so that the fill value stands there.
+# Name, arguments of create_array, and the first element of each chunk that is not stored, so that it reads as the fill value.
 VOLUMES = [
     ("v3-zstd-u16", v3((70, 65, 33), (32, 32, 16), "uint16", ZSTD, fill_value=7), [(32, 0, 16)]),
     ("v3-blosc-f32", v3((50, 40, 30), (20, 16, 30), "float32", BLOSC, fill_value=-1.5), []),
@@ -62,7 +62,7 @@ def write(directory):
         path = f"{directory}/{name}"
         array = zarr.create_array(store=path, **how)
         array[...] = values(array.shape, array.dtype)
-        # A chunk that is all fill value is not stored: the same file layout as one that was never written.
+        # zarr does not store a chunk of fill values, as if the chunk had never been written.
         pieces = array.shards or array.chunks
         for start in missing:
             array[tuple(slice(at, at + length) for at, length in zip(start, pieces))] = array.fill_value
