@@ -1,8 +1,8 @@
 //! Downloads by worker processes, some of which are killed, fail, or never start.
 //!
-//! This binary is also the worker: with [`WORKER`] in the environment it joins a download instead of running tests. A `marked` worker
-//! locks a file of its own; the lock tells a test whether the worker still runs. A `held` worker does so too, paints one chunk, and
-//! continues when it is told to stop.
+//! This binary is also the worker: with [`WORKER`] in the environment it joins a download instead of running tests. A `marked`
+//! worker locks a file of its own; the lock tells a test whether the worker still runs. A `held` worker does so too, paints one
+//! chunk, and continues when it is told to stop.
 
 mod place;
 

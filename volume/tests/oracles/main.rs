@@ -114,8 +114,8 @@ fn trials(world: &Arc<World>) -> Vec<Trial> {
     trials
 }
 
-/// Returns a row's volumes and their stores: every element type in files, and one type in each other store. The one type differs from
-/// row to row.
+/// Returns a row's volumes and their stores: every element type in files, and one type in each other store. The one type differs
+/// from row to row.
 fn cells(dtypes: usize, turn: usize) -> Vec<(Kept, usize)> {
     let mut cells: Vec<_> = (0..dtypes).map(|number| (Kept::Files, number)).collect();
     cells.push((Kept::S3, turn % dtypes));

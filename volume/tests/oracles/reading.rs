@@ -41,8 +41,8 @@ pub(crate) fn check(world: &World, row: &Row, number: usize, kept: Kept) -> Resu
     for (count, (name, bbox)) in regions.iter().enumerate() {
         let (region, others) = rest.split_at(bbox.shape().iter().product::<usize>() * meta.dtype.size());
         rest = others;
-        // The first region, which is the whole volume, is read in both orders. Each other region is read in one; the order alternates
-        // with the element types of a row.
+        // The first region, which is the whole volume, is read in both orders. Each other region is read in one; the order
+        // alternates with the element types of a row.
         for order in [Order::C, Order::F] {
             if count > 0 && (order == Order::C) != (count + number).is_multiple_of(2) {
                 continue;

@@ -42,7 +42,7 @@ pub(crate) fn check(outcomes: &[Outcome]) -> Result<(), String> {
     let old = fs::read_to_string(&path).map_err(|error| format!("{}: {error}", path.display()))?;
     let parts = old.split_once(BEGIN).and_then(|(before, rest)| Some((before, rest.split_once(END)?.1)));
     let Some((before, after)) = parts else {
-        return Err(format!("{}: the table's markers are missing", path.display()));
+        return Err(format!("{}: no table markers", path.display()));
     };
     let new = format!("{before}{BEGIN}\n{}\n{END}{after}", table(outcomes));
     if new == old {
