@@ -41,9 +41,7 @@ pub(crate) fn check(outcomes: &[Outcome]) -> Result<(), String> {
     let path = page();
     let old = fs::read_to_string(&path).map_err(|error| format!("{}: {error}", path.display()))?;
     let parts = old.split_once(BEGIN).and_then(|(before, rest)| Some((before, rest.split_once(END)?.1)));
-    let Some((before, after)) = parts else {
-        return Err(format!("{}: no table markers", path.display()));
-    };
+    let Some((before, after)) = parts else { return Err(format!("{}: no table markers", path.display())) };
     let new = format!("{before}{BEGIN}\n{}\n{END}{after}", table(outcomes));
     if new == old {
         return Ok(());
