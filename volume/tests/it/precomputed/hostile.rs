@@ -263,7 +263,7 @@ fn shard_is_read_and_damage_is_an_error_naming_it() {
 
     let far = u64::MAX - 3;
     for (at, value) in [
-        // The range of the minishard's index: past the end, backwards, beyond any file, cut in the middle of an entry.
+        // The range of the minishard's index: past the end, backwards, beyond any file, longer than any file, cut in an entry.
         (0, 1 << 40),
         (1, 1 << 40),
         (1, 3),
