@@ -58,7 +58,7 @@ pub(crate) fn shard_stored_meanwhile_is_not_removed_as_background() {
     assert_eq!(read(&*open_volume(&url).expect("the volume"), "4:8,4:8"), filled(&[4, 4], 7));
 }
 
-/// Rewriting the description, as adding a scale does, does not change the volume's identity for locks: the objects are the same.
+/// Rewriting the description, as adding a scale does, must not change the locks: the volume's objects are the same.
 pub(crate) fn rewritten_description_keeps_the_same_locks() {
     for format in [VolumeFormat::Zarr, VolumeFormat::Precomputed] {
         let place = Place::new();

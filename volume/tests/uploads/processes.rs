@@ -264,7 +264,7 @@ fn upload_slowly() -> usize {
     0
 }
 
-/// Kills an upload that has stored a number of objects and then waits, so that the kill never comes too late.
+/// Kills an upload that has stored a number of objects. Until the kill it waits, having stored one more at most.
 fn kill_at(place: &Place, raw: &Raw, objects: usize) {
     let mut child = actor("upload", place).env(HELD, objects.to_string()).spawn().expect("a process");
     let since = Instant::now();

@@ -29,7 +29,7 @@ pub(crate) struct Raw {
     pub(crate) together: usize,
     /// A file that a store creates before it writes; the store continues when the file is removed.
     pub(crate) gate: Option<PathBuf>,
-    /// This many objects are stored at once, the rest only after the flag is raised.
+    /// This many objects are stored without waiting, the rest only after the flag is raised.
     pub(crate) held: Option<(usize, StopFlag)>,
     /// The name of the object whose encoding panics.
     pub(crate) panicking: Option<String>,
