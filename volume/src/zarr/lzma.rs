@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_come_back_from_every_format() {
+    fn bytes_round_trip_in_every_format() {
         let bytes: Vec<u8> = (0..70_000u32).flat_map(|at| (at.wrapping_mul(at) / 7).to_le_bytes()).collect();
         for lzma in all() {
             let packed = lzma.pack(&bytes).expect("packed");

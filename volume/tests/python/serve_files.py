@@ -2,9 +2,9 @@
 
 Usage: serve_files.py DIRECTORY [tags] [lengthless] [plain] [rangeless]
 
-`tags`: answers have an ETag. `lengthless`: answers have no Content-Length (chunked), as those of dynamic servers. If a file is missing
-and `NAME.gz` exists, the server sends that with Content-Encoding gzip; with `plain` the file is missing. `rangeless`: files are sent
-whole, whatever range is requested.
+`tags`: answers have an ETag. `lengthless`: answers have no Content-Length (chunked), as those of dynamic servers. If NAME is
+missing and `NAME.gz` exists, the server sends that with Content-Encoding gzip; with `plain` it answers 404. `rangeless`: files are
+sent whole, whatever range is requested.
 """
 
 import os

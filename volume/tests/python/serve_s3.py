@@ -2,9 +2,9 @@
 
 Usage: serve_s3.py PORT [DIRECTORY]
 
-It prints its port when it answers. It starts with the objects DIRECTORY/BUCKET/KEY, so that a server that was killed has them again when
-it is restarted. A KEY that ends in `.gz` is stored without the ending, with Content-Encoding gzip, as CloudVolume does. The bucket
-`test` always exists.
+It prints its port when it answers. It starts with the objects DIRECTORY/BUCKET/KEY, so that a restarted server has them again. A
+KEY that ends in `.gz` is stored without the ending, with Content-Encoding gzip, as CloudVolume does. The bucket `test` always
+exists.
 """
 
 import logging
