@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bomb_is_an_error_that_takes_no_memory() {
+    fn a_bomb_is_an_error_and_takes_no_memory() {
         let bomb = pack(&vec![0; 50 << 20]).expect("packed");
         let mut into = Vec::new();
         for lie in [None, Some(10u32), Some(u32::MAX)] {

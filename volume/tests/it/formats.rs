@@ -24,7 +24,7 @@ fn check(spec: &DemoSpec) {
 }
 
 #[test]
-fn every_element_type_arrives_in_both_versions_and_byte_orders() {
+fn every_type_arrives_in_both_versions_and_byte_orders() {
     for dtype in DType::ALL {
         for pattern in [Pattern::Smooth, Pattern::Noise, Pattern::Labels] {
             check(&DemoSpec::new(&[9, 10, 11], &[4, 5, 6], *dtype).pattern(pattern));

@@ -1,4 +1,4 @@
-//! Downloads of volumes whose elements are all known, and of files that are no volume.
+//! Downloads of volumes with known elements, and of files that are no volume.
 
 #[path = "../place/mod.rs"]
 mod place;

@@ -133,7 +133,7 @@ fn damaged_metadata_is_an_error() {
 }
 
 #[test]
-fn error_says_what_a_path_is_instead_of_a_volume() {
+fn error_describes_a_path_without_a_volume() {
     let place = Place::new();
     let message = |path: &Path, kind: ErrorKind| {
         let error = open_volume(VolumeUrl::local(path)).expect_err("no volume");

@@ -14,7 +14,7 @@ use ndarray_shm_volume::{Bbox, ChunkSource, Error, Fetched, Result, Scratch, Sto
 
 use crate::place::Place;
 
-/// A volume whose chunks take a while to arrive. It records the requests.
+/// A volume with slow fetches. It records the requests.
 #[derive(Debug)]
 struct Remote<'a> {
     volume: &'a dyn ChunkSource,

@@ -68,7 +68,7 @@ struct Noting {
     volume: Box<dyn ChunkSource>,
     is_remote: bool,
     log: fs::File,
-    /// The array whose fetches stop when three quarters of its chunks are painted.
+    /// Backend and location of an array: fetches for it stop when three quarters of its chunks are painted.
     held: Option<(Directory, Location)>,
 }
 

@@ -1,4 +1,4 @@
-//! Downloads whose process group is killed midway. Linux only: the tests signal a process group and use `/dev/shm`.
+//! Downloads that are killed midway. Linux only: the tests signal a process group and use `/dev/shm`.
 
 #[cfg(target_os = "linux")]
 mod downloads;

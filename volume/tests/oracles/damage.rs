@@ -4,7 +4,7 @@
 //! from a fixed seed; `NDSHM_TEST_CORRUPTIONS` sets how often.
 //!
 //! Elements may change for every reader where no checksum covers them: blosc, zstd as it is usually written,
-//! `compressed_segmentation` without gzip, and JPEG, whose changed bits may be other elements. Raw is not tested: any bytes are
+//! `compressed_segmentation` without gzip, and JPEG, where changed bits may be other elements. Raw is not tested: any bytes are
 //! elements.
 
 use std::fs;

@@ -153,7 +153,7 @@ pub(crate) fn rows() -> Vec<Row> {
         rows.push(Row { oracle: Tensorstore, format, encoding, dtypes: theirs, channels: &[] });
         rows.push(Row { oracle: ZarrPython, format, encoding, dtypes: HALVES[(turn + 1) % 2], channels: &[] });
     }
-    // Chunks that are left out and whose elements are not 0; two codecs in a shard.
+    // Chunks that are left out because they hold the fill value, which is not 0; two codecs in a shard.
     for (format, encoding, dtypes) in [
         (Zarr2, "fill value", HALVES[0]),
         (Zarr3, "fill value", HALVES[0]),
@@ -229,7 +229,7 @@ pub(crate) fn written() -> Vec<Written> {
         // CloudVolume knows int64, tensorstore does not.
         precomputed("raw", INTEGERS, &[1, 3, 2], &[CloudVolume]),
         precomputed("raw", OF_TENSORSTORE, &[3, 2, 1], &[CloudVolume, Tensorstore]),
-        // Only CloudVolume reads files whose names end in `.gz`; tensorstore does not find them.
+        // Only CloudVolume reads files with names in `.gz`; tensorstore does not find them.
         precomputed("gzip", OF_CLOUDVOLUME, &[2, 1, 3], &[CloudVolume]),
         precomputed("jpeg", &["uint8"], &[1], &[CloudVolume, Tensorstore]),
         precomputed("jpeg", &["uint8"], &[3], &[Tensorstore]),

@@ -95,7 +95,7 @@ pub(crate) fn downloaded(
     bbox: &Bbox,
     order: Order,
 ) -> Result<Vec<u8>, String> {
-    // Writers leave out chunks whose elements are all 0.
+    // Writers leave out chunks of zeros.
     let options = DownloadOptions::new()
         .order(order)
         .workers(Workers::Threads(2))

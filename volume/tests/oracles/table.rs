@@ -25,7 +25,7 @@ pub(crate) enum Direction {
     WrittenIntoTheirs,
 }
 
-/// A volume whose regions were all found equal.
+/// A volume of which every region was found equal.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Outcome {
     pub(crate) format: Format,

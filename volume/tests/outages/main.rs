@@ -187,7 +187,7 @@ impl Case {
     }
 }
 
-/// Whether a request is for a chunk or a shard: an object whose name begins with a digit.
+/// Whether a request is for a chunk or a shard: their names begin with a digit.
 fn is_chunk(request: &Request) -> bool {
     let name = request.path.rsplit('/').next().unwrap_or_default();
     request.method == "GET" && name.starts_with(|first: char| first.is_ascii_digit())

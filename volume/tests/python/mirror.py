@@ -1,6 +1,6 @@
 """Copies volumes between a directory and an S3 server, for oracles that read and write only files.
 
-A file whose name ends in `.gz` becomes an object with Content-Encoding gzip and without the ending, as CloudVolume stores it.
+A file NAME.gz becomes the object NAME with Content-Encoding gzip, as CloudVolume stores it, and the other way round.
 """
 
 import functools

@@ -36,7 +36,7 @@ def url(place):
 
 def open_volume(volume, info=None):
     compress = "gzip" if volume["encoding"] in ("gzip", "compressed_segmentation") else False
-    # Chunks whose elements are all 0 are left out when writing, and read as 0.
+    # Chunks of zeros are left out when writing, as the tests expect, and read as 0.
     fill = info is None
     return CloudVolume(url(volume["place"]), info=info, compress=compress, progress=False, cache=False, parallel=1,
                        fill_missing=fill, delete_black_uploads=True)

@@ -149,12 +149,12 @@ impl HttpServer {
         }
     }
 
-    /// Starts a server like [`start`](Self::start)'s whose answers have no tag.
+    /// Starts a server like [`start`](Self::start)'s that sends no tags.
     pub fn without_tags(directory: &Path) -> Self {
         Self { served: Served::start("serve_files.py", &[directory]), _scratch: None }
     }
 
-    /// Starts a server whose answers have neither a tag nor a length.
+    /// Starts a server that sends neither tags nor lengths.
     pub fn without_lengths(directory: &Path) -> Self {
         Self { served: Served::start("serve_files.py", &[directory, Path::new("lengthless")]), _scratch: None }
     }
@@ -164,7 +164,7 @@ impl HttpServer {
         Self { served: Served::start("serve_files.py", &[directory, Path::new("rangeless")]), _scratch: None }
     }
 
-    /// Starts nginx, which compresses every answer whose encoding the client accepts. Returns `None`, with a message, where nginx
+    /// Starts nginx, which compresses every answer if the client accepts that. Returns `None`, with a message, where nginx
     /// is not installed.
     pub fn nginx(directory: &Path) -> Option<Self> {
         let places = ["/usr/sbin/nginx", "/usr/bin/nginx", "/usr/local/sbin/nginx", "/opt/homebrew/bin/nginx"];

@@ -116,7 +116,7 @@ pub(crate) fn four_tasks_write_the_whole_array_in_any_order() {
     assert_eq!(ends(other), Some(0));
     assert_eq!(missing(), [0, 1], "the killed task's part is not marked");
 
-    // All tasks run again: those whose part is done end at once.
+    // All tasks run again: tasks with a finished part end at once.
     let again: Vec<Child> = (0..TASKS).rev().map(|task| submit(&place, task)).collect();
     assert_eq!(again.into_iter().map(ends).collect::<Vec<_>>(), [Some(7), Some(7), Some(0), Some(0)]);
     assert_eq!(missing(), [0; 0]);

@@ -84,7 +84,7 @@ fn play(role: &str, place: &Place) -> Child {
     actor(role, place).spawn().expect("a process")
 }
 
-/// Opens a volume whose objects each lie half in the left and half in the right region.
+/// Opens a volume in which each object lies half in the left and half in the right region.
 fn halves(directory: &Path) -> Raw {
     let mut meta = VolumeMeta::new(&[8, 64], &[2, 64], DType::U16);
     meta.fill = Some(vec![0, 0]);

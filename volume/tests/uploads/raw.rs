@@ -31,7 +31,7 @@ pub(crate) struct Raw {
     pub(crate) gate: Option<PathBuf>,
     /// This many objects are stored without waiting, the rest only after the flag is raised.
     pub(crate) held: Option<(usize, StopFlag)>,
-    /// The name of the object whose encoding panics.
+    /// The name of an object: encoding it panics.
     pub(crate) panicking: Option<String>,
     /// A suffix of the identity.
     pub(crate) suffix: String,

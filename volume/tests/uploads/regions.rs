@@ -53,7 +53,7 @@ fn upload(place: &Place, raw: &Raw, region: &str, options: &UploadOptions<'_>) -
     upload_from_shared_memory(raw, &bbox(region), &place.location, options)
 }
 
-/// Returns the part `part` of an array whose region is `all`.
+/// Returns the region `part` of an array that holds the region `all`.
 fn window<'a, T>(array: &'a ArrayD<T>, all: &Bbox, part: &Bbox) -> ArrayViewD<'a, T> {
     let mut view = array.view();
     for (axis, (all, part)) in all.ranges().iter().zip(part.ranges()).enumerate() {

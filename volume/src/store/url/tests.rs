@@ -113,7 +113,7 @@ fn urls_of_servers_are_normalized() {
 }
 
 #[test]
-fn invalid_urls_are_errors_that_say_why() {
+fn error_for_an_invalid_url_gives_the_reason() {
     for (text, word) in [
         ("ftp://host/em", "`ftp://` is not known"),
         ("precomputed://graphene://https://host", "`graphene://` is not known"),

@@ -13,7 +13,7 @@ use super::{attributes, dataset, open};
 use crate::place::Place;
 use crate::refused::chain;
 
-/// Writes a scale whose first two axes are 1, 1/2, 1/4, .. of the first scale's, with more attributes.
+/// Writes a scale with more attributes. Its first two axes are 1, 1/2, 1/4, .. of those of scale 0.
 fn scale(group: &Path, name: &str, mip: u32, more: &Value) {
     let mut json = dataset(&[64 >> mip, 32 >> mip, 16], &[16, 16, 16], &json!({"type": "gzip"}));
     for (name, value) in more.as_object().expect("attributes") {

@@ -57,7 +57,7 @@ fn whole_numbers_may_be_written_as_floats() {
 }
 
 #[test]
-fn error_says_what_is_wrong_with_a_description() {
+fn error_names_the_fault_of_a_description() {
     let place = Place::new();
     assert!(changed(&place, |_| {}).contains("Precomputed, raw"));
     for (member, value, says) in [

@@ -243,7 +243,7 @@ fn sharded(place: &Place, shard: &[u64], chunks: &[u8]) -> PathBuf {
 }
 
 #[test]
-fn shard_is_read_and_damage_is_an_error_naming_it() {
+fn damaged_shards_are_errors_naming_the_shard() {
     let place = Place::new();
     let chunks: Vec<u8> = (0..16).collect();
     // After the shard's index come two chunks of 8 bytes, then the minishard's index: chunks 0 and 2.

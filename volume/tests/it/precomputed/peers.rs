@@ -111,7 +111,7 @@ fn cloudvolume_and_tensorstore_read_written_volumes() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// Writes a volume whose size is no multiple of its chunks', reads it back, and returns its description.
+/// Writes a volume that ends within chunks, reads it back, and returns its description.
 fn written(path: &Path, number: usize, dtype: DType, encoding: Encoding, channels: u64) -> Value {
     let shape = [19, 23, 11, channels];
     let mut new = NewVolume::new(VolumeFormat::Precomputed, &shape, &[8, 16, 5, channels], dtype);

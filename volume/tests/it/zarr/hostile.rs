@@ -96,7 +96,7 @@ fn error_for_a_wrong_index_names_the_shard() {
 }
 
 #[test]
-fn index_at_the_start_is_not_read_as_a_chunk() {
+fn leading_index_is_not_read_as_a_chunk() {
     let place = Place::new();
     let path = place.path("volume");
     let _ = volume(&path, 3, true, Encoding::Raw);

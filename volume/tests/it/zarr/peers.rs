@@ -154,7 +154,7 @@ fn peers_read_volumes_with_foreign_metadata() {
     assert_eq!(answer(&volumes).len(), 2);
 }
 
-/// Writes a volume whose size is no multiple of its chunks', reads it back, and returns its description.
+/// Writes a volume that ends within chunks, reads it back, and returns its description.
 fn written(path: &Path, dtype: DType, version: u8, sharded: bool, encoding: Encoding) -> Value {
     let shape = [11, 9, 14];
     let mut new = NewVolume::new(VolumeFormat::Zarr, &shape, &[4, 3, 5], dtype);

@@ -99,7 +99,7 @@ fn fill_value_chunks_are_left_out_of_shards() {
 }
 
 #[test]
-fn sinks_read_what_each_other_stored() {
+fn sinks_read_chunks_of_each_other() {
     let place = Place::new();
     for sharded in [false, true] {
         let url = VolumeUrl::local(place.path(&format!("volume-{sharded}")));
