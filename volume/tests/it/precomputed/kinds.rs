@@ -49,7 +49,7 @@ fn new_volume_has_the_given_or_implied_type() {
         assert_eq!(sink.meta().kind, Some(expected), "{new:?}");
         assert_eq!(open(&path).expect("a volume").meta().kind, Some(expected));
         assert_eq!(VolumeOptions::new().scales(&url).expect("its scales")[0].meta.kind, Some(expected));
-        // A volume of the other type is not alike.
+        // `is_like` tells volumes of different types apart.
         assert!(new.is_like(sink.meta()), "{new:?}");
         let mut other = new.clone();
         other.kind = Some(if expected == Image { Segmentation } else { Image });
