@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn every_element_arrives_at_its_place_in_both_orders() {
+    fn every_element_is_copied_correctly_in_both_orders() {
         let shapes: [&[usize]; 14] = [
             &[5, 70, 9, 1],
             &[],
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn views_in_which_no_axis_is_contiguous_are_copied_too() {
+    fn non_contiguous_views_are_copied() {
         let value = |at: IxDyn| u16::try_from((at[0] * 70 + at[1]) * 12 + at[2]).expect("small");
         let block = ArrayD::from_shape_fn(IxDyn(&[20, 70, 12]), value);
         for axes in [[0, 1, 2], [1, 0, 2], [1, 2, 0], [2, 0, 1]] {

@@ -429,7 +429,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn debug_is_the_name_the_advice_and_the_causes_in_one_line() {
+    fn debug_shows_name_message_and_causes_in_one_line() {
         let error = Error::volume(ErrorKind::Damaged, "v/info", "it is cut short").because("EOF");
         assert_eq!(format!("{error:?}"), "Source(Damaged): `v/info` is damaged: it is cut short: EOF");
         let error = Error::from(ndarray_shm::Error::NotFound { location: "x".into() });

@@ -85,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn a_point_is_one_cell_and_nothing_is_none() {
+    fn a_point_has_one_cell_and_emptiness_none() {
         assert_eq!(Cells::new(&Bbox::whole(&[]), &[], &[]).collect::<Vec<_>>(), [Vec::new()]);
         assert_eq!(Cells::new(&Bbox::whole(&[0, 4]), &[0, 0], &[2, 2]).count(), 0);
     }

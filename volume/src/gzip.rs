@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_packed_comes_back() {
+    fn packed_bytes_round_trip() {
         for length in [0, 1, 100, 70_000] {
             let packed = pack(&text(length)).expect("packed");
             assert!(is_gzip(&packed));
@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn members_are_put_together() {
+    fn members_are_concatenated() {
         for (first, second) in [(100, 100), (5, 70_000), (70_000, 5), (0, 9), (9, 0)] {
             let packed = [pack(&text(first)).expect("packed"), pack(&text(second)).expect("packed")].concat();
             let mut into = Vec::new();
@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bomb_is_an_error_that_takes_no_memory() {
+    fn a_bomb_is_an_error_and_takes_no_memory() {
         let bomb = pack(&vec![0; 50 << 20]).expect("packed");
         let mut into = Vec::new();
         for lie in [None, Some(10u32), Some(u32::MAX)] {
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn stream_that_is_cut_short_is_called_so_whatever_it_ends_with() {
+    fn truncated_stream_is_reported_as_cut_short() {
         let packed = pack(&text(70_000)).expect("packed");
         for end in 0..packed.len() {
             let error = unpack(&packed[..end], 70_000, &mut Vec::new()).expect_err("cut").to_string();

@@ -163,7 +163,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_value_is_read_as_its_type_has_it_or_refused() {
+    fn fill_value_is_parsed_by_type_or_refused() {
         let bytes = |text: &str, dtype| FillValue::parse(text, dtype).expect(text).bytes;
         assert_eq!(bytes("255", DType::U8), [255]);
         assert_eq!(bytes(" -2 ", DType::I32), (-2i32).to_ne_bytes());
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn what_missing_means_depends_on_what_the_volume_says() {
+    fn missing_element_depends_on_option_and_volume() {
         let mut meta = VolumeMeta::new(&[4], &[2], DType::I16);
         let seven = Missing::FillWith(FillValue::of(7i16));
         assert_eq!(Missing::AsStored.element(&meta).expect("no question of types"), None);

@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_are_disjoint_aligned_balanced_and_all_of_the_region() {
+    fn parts_are_disjoint_aligned_balanced_and_complete() {
         let mut numbers = RandomNumbers(7);
         for _ in 0..2000 {
             let (meta, bbox) = volume(&mut numbers);
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn slabs_along_the_slowest_axis_where_that_is_no_worse() {
+    fn slowest_axis_is_divided_unless_that_is_worse() {
         let texts = |meta: &VolumeMeta, count: usize| -> Vec<String> {
             let parts = plan(meta, &meta.domain(), count).expect("a plan");
             parts.iter().map(|part| part.as_ref().map_or("-".to_owned(), ToString::to_string)).collect()
@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_divided_says_so() {
+    fn impossible_divisions_are_errors() {
         let meta = VolumeMeta::new(&[8], &[2], DType::U8);
         assert!(plan(&meta, &meta.domain(), 0).is_err());
         assert!(plan(&meta, &meta.domain(), MOST_PARTS + 1).is_err());

@@ -170,7 +170,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_block_is_seen_through_its_window_whatever_its_alignment() {
+    fn a_blocks_window_is_read_at_any_alignment() {
         let values: Vec<u16> = (0..12).collect();
         // One byte in front makes at least one of the two blocks misaligned.
         for skip in [0, 1] {
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn a_source_that_hands_over_nonsense_gets_an_error() {
+    fn invalid_blocks_of_a_source_are_errors() {
         let mut scratch = Scratch::new();
         assert!(scratch.elements::<u8>(&[0..2, 0..3]).is_err());
         scratch.fill(&[1, 2, 3]);

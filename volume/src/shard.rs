@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn a_part_is_read_as_it_is_written() {
+    fn a_part_parses_from_its_own_text() {
         for text in ["0/1", "3/4", "15/16"] {
             assert_eq!(text.parse::<Shard>().expect(text).to_string(), text);
         }
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn a_task_of_a_slurm_array_knows_its_part() {
+    fn a_slurm_task_finds_its_part() {
         assert_eq!(array("0", "0", "3", "4", "1", None).expect("the first"), "0/4");
         assert_eq!(array("3", "0", "3", "4", "", None).expect("the last, without a step"), "3/4");
         assert_eq!(array("7", "4", "7", "4", "1", Some(4)).expect("from 4 on"), "3/4");
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_guessed() {
+    fn ambiguous_environments_are_errors() {
         let message = |found: Result<String>| match found.expect_err("it is not clear") {
             Error::Shard { part, reason } => format!("{part} {reason}"),
             error => panic!("{error}"),

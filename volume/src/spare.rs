@@ -51,7 +51,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn memory_is_used_again_by_the_same_thread() {
+    fn memory_is_reused_by_the_same_thread() {
         assert_eq!(take(1).capacity(), 0);
         let piece = vec![7; 1000];
         let address = piece.as_ptr();

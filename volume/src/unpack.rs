@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_packed_comes_back_whatever_was_in_the_memory() {
+    fn packed_bytes_round_trip_into_reused_memory() {
         let bytes: Vec<u8> = (0..70_000u32).flat_map(|at| (at.wrapping_mul(at) / 7).to_le_bytes()).collect();
         for packing in ALL.iter().copied() {
             let packed = pack(packing, &bytes);
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn another_length_is_an_error_and_a_bomb_takes_no_memory() {
+    fn wrong_length_is_an_error_and_takes_no_memory() {
         let bomb = vec![0; 8 << 20];
         for packing in ALL.iter().copied() {
             let packed = pack(packing, &bomb);
@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn damaged_streams_are_errors_and_never_take_more_memory_than_they_may() {
+    fn damaged_streams_are_errors_with_bounded_memory() {
         let bytes: Vec<u8> = (0..20_000u32).map(|at| u8::try_from(at * at / 7 % 251).expect("small")).collect();
         for packing in ALL.iter().copied() {
             let packed = pack(packing, &bytes);
@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn blosc_has_the_size_that_it_says_or_is_an_error_whatever_packs_inside() {
+    fn blosc_of_another_size_is_an_error() {
         use BloscCompressor::{BloscLZ, LZ4, LZ4HC, Snappy, Zlib, Zstd};
 
         /// Where a buffer says how many bytes it becomes, and of how many a block has.
@@ -285,7 +285,7 @@ mod tests {
 
     #[cfg(feature = "codecs")]
     #[test]
-    fn xz_that_asks_for_much_memory_is_refused() {
+    fn xz_with_a_huge_dictionary_is_refused() {
         let mut options = liblzma::stream::LzmaOptions::new_preset(0).expect("options");
         options.dict_size(1 << 30);
         let mut filters = liblzma::stream::Filters::new();

@@ -1,8 +1,8 @@
 //! Downloads by worker processes, some of which are killed, fail, or never start.
 //!
-//! The binary is its own worker: started with [`WORKER`] in the environment it joins a download instead of running tests.
-//! A marked worker holds a lock on a file of its own, by which a test learns whether it still runs. A held one paints one chunk, and goes
-//! on when it is told to stop.
+//! This binary is also the worker: with [`WORKER`] in the environment it joins a download instead of running tests. A `marked`
+//! worker locks a file of its own; the lock tells a test whether the worker still runs. A `held` worker does so too, paints one
+//! chunk, and continues when it is told to stop.
 
 mod place;
 
@@ -25,15 +25,17 @@ use ndarray_shm_volume::{
 
 use self::place::{Place, corrupt};
 
-/// Set: be a worker. Its value is what to do when [`CHUNK`] has come.
+/// Makes this process a worker. The value names what it does at its chunk number [`CHUNK`].
 const WORKER: &str = "VOLUME_TEST_WORKER";
-/// The number of the chunk, counted from 1 by each worker, at which it does so; 0 is never.
+/// A chunk's number, counted from 1 by each worker; 0 means never.
 const CHUNK: &str = "VOLUME_TEST_CHUNK";
-/// The volume, the directory of the arrays, the array's location.
+/// The volume's path.
 const VOLUME: &str = "VOLUME_TEST_VOLUME";
+/// The directory of the arrays.
 const ARRAYS: &str = "VOLUME_TEST_ARRAYS";
+/// The array's location.
 const LOCATION: &str = "VOLUME_TEST_LOCATION";
-/// A directory that the first to make it gets killed for; or one in which every worker has a file.
+/// A directory. The worker that creates it is killed; or every marked worker has a file in it.
 const MARK: &str = "VOLUME_TEST_MARK";
 
 fn main() -> ExitCode {
@@ -50,23 +52,23 @@ fn main() -> ExitCode {
         trial("worker_processes_paint_the_same_as_threads", worker_processes_paint_the_same_as_threads),
         #[cfg(target_os = "linux")]
         trial("worker_processes_paint_real_shared_memory", worker_processes_paint_real_shared_memory),
-        trial("a_killed_worker_is_a_warning_and_others_paint_its_chunk", a_killed_worker_is_a_warning),
-        trial("a_chunk_that_a_killed_worker_did_not_tell_of_is_counted", a_chunk_nobody_told_of_is_counted),
-        trial("when_all_workers_are_killed_the_same_call_resumes", when_all_workers_are_killed),
-        trial("workers_that_cannot_be_started_are_an_error", workers_that_cannot_be_started),
-        trial("a_worker_that_cannot_be_started_is_a_warning", a_worker_that_cannot_be_started),
+        trial("killed_worker_is_only_a_warning", killed_worker_is_only_a_warning),
+        trial("killed_workers_unreported_chunk_is_counted", killed_workers_unreported_chunk_is_counted),
+        trial("same_call_resumes_after_all_workers_are_killed", same_call_resumes_after_all_workers_are_killed),
+        trial("download_fails_if_no_worker_starts", download_fails_if_no_worker_starts),
+        trial("worker_that_does_not_start_is_a_warning", worker_that_does_not_start_is_a_warning),
         trial("workers_that_give_up_are_quoted", workers_that_give_up_are_quoted),
-        trial("a_program_that_is_no_worker_is_an_error", a_program_that_is_no_worker),
-        trial("a_broken_chunk_is_named_as_with_threads", a_broken_chunk_is_named),
-        trial("a_stopped_download_leaves_no_process_and_no_file", a_stopped_download_leaves_nothing),
+        trial("program_other_than_a_worker_is_an_error", program_other_than_a_worker_is_an_error),
+        trial("broken_chunk_is_named_in_the_error", broken_chunk_is_named_in_the_error),
+        trial("stopped_download_leaves_no_process_or_file", stopped_download_leaves_no_process_or_file),
         trial("a_worker_ends_when_its_parent_is_gone", a_worker_ends_when_its_parent_is_gone),
         trial("a_worker_for_another_volume_refuses", a_worker_for_another_volume_refuses),
-        trial("no_more_processes_than_chunks_are_started", no_more_processes_than_chunks),
+        trial("no_more_workers_start_than_chunks", no_more_workers_start_than_chunks),
     ];
     libtest_mimic::run(&Arguments::from_args(), tests).exit_code()
 }
 
-/// A volume that does something unusual when it has decoded a number of chunks.
+/// A volume that misbehaves at the given number of decoded chunks.
 #[derive(Debug)]
 struct Unusual {
     volume: Box<dyn ChunkSource>,
@@ -105,7 +107,7 @@ impl ChunkSource for Unusual {
     }
 }
 
-/// SIGKILL, or where there are no signals a fault, with a chunk claimed.
+/// Kills this process: by SIGKILL, or by an abort where there are no signals.
 fn kill_myself() {
     if cfg!(not(unix)) {
         std::process::abort();
@@ -114,7 +116,7 @@ fn kill_myself() {
     panic!("still alive after kill: {killed:?}");
 }
 
-/// How a worker that killed itself ended, in the words of its exit status.
+/// The text of the exit status of a worker that killed itself.
 const KILLED: &str = if cfg!(unix) { "signal: 9" } else { "exit code: 0xc0000409" };
 
 fn variable(name: &str) -> PathBuf {
@@ -125,8 +127,8 @@ fn worker(behaviour: &str) -> ExitCode {
     let stop = StopFlag::new();
     stop.stop_when_stdin_ends();
     let _mark = matches!(behaviour, "marked" | "held").then(|| {
-        let mark = fs::File::create_new(variable(MARK).join(std::process::id().to_string())).expect("a file of my own");
-        mark.try_lock().expect("a lock as long as I live");
+        let mark = fs::File::create_new(variable(MARK).join(std::process::id().to_string())).expect("a new mark file");
+        mark.try_lock().expect("the lock of a new file");
         mark
     });
     let volume = match open_volume(VolumeUrl::local(variable(VOLUME))) {
@@ -152,7 +154,7 @@ fn worker(behaviour: &str) -> ExitCode {
     }
 }
 
-/// Dies between finishing its first chunk and telling so.
+/// Dies after it has finished its first chunk and before it reports the chunk.
 fn paint_one_and_die(backend: &Directory, location: &Location) {
     let buffer = RenderOptions::new().backend(backend.clone() as _).open::<u16, IxDyn>(location).expect("the buffer");
     let NextClaim::Chunk(mut claim) = buffer.claim_next().expect("a claim") else { panic!("no chunk is left") };
@@ -179,7 +181,7 @@ fn command(place: &Place, behaviour: &str, chunk: usize) -> Command {
     command
 }
 
-/// Makes workers that do something unusual at their `chunk`th chunk.
+/// Returns workers with this behaviour at their `chunk`th chunk.
 fn workers(place: &Place, count: usize, behaviour: &str, chunk: usize) -> Workers {
     let (directory, backend, location) =
         (place.path("volume"), place.backend.path().to_owned(), place.location.clone());
@@ -237,32 +239,32 @@ fn worker_processes_paint_real_shared_memory() {
     check(&place, &place.download(&*volume, &region(), &options).expect("a download"));
 }
 
-fn a_killed_worker_is_a_warning() {
+fn killed_worker_is_only_a_warning() {
     for chunk in [1, 2, 3] {
         let place = Place::new();
         let volume = place.volume(&spec());
         let options = place.options().workers(workers(&place, 4, "die-once", chunk));
-        let done = place.download(&*volume, &region(), &options).expect("the others go on");
+        let done = place.download(&*volume, &region(), &options).expect("the other workers finish");
         assert_eq!((done.painted, done.chunks), (CHUNKS, CHUNKS));
-        // A worker that came late may never have had that many chunks; then none was killed.
+        // No worker is killed if none reaches its `chunk`th chunk.
         let killed = usize::from(place.path("mark").exists());
         assert_eq!(done.warnings.len(), killed, "{:?}", done.warnings);
         assert!(done.warnings.iter().all(|warning| warning.contains(KILLED)), "{:?}", done.warnings);
-        assert!(chunk > 1 || killed == 1, "every worker that came had a first chunk");
+        assert!(chunk > 1 || killed == 1, "some worker decoded a first chunk");
         check(&place, &done);
     }
 }
 
-fn a_chunk_nobody_told_of_is_counted() {
+fn killed_workers_unreported_chunk_is_counted() {
     let place = Place::new();
     let volume = place.volume(&spec());
     let options = place.options().workers(workers(&place, 2, "die-untold", 0));
-    let done = place.download(&*volume, &region(), &options).expect("the other goes on");
+    let done = place.download(&*volume, &region(), &options).expect("the other worker finishes");
     assert_eq!((done.painted, done.chunks, done.warnings.len()), (CHUNKS, CHUNKS, 1), "{:?}", done.warnings);
     check(&place, &done);
 }
 
-fn when_all_workers_are_killed() {
+fn same_call_resumes_after_all_workers_are_killed() {
     for place in Place::of_each_kind() {
         let volume = place.volume(&spec());
         let options = place.options().workers(workers(&place, 3, "die", 4));
@@ -279,7 +281,7 @@ fn when_all_workers_are_killed() {
     }
 }
 
-fn workers_that_cannot_be_started() {
+fn download_fails_if_no_worker_starts() {
     let place = Place::new();
     let volume = place.volume(&spec());
     let none = ProcessWorkers::new(2, || Command::new("/nowhere/a-worker"));
@@ -290,7 +292,7 @@ fn workers_that_cannot_be_started() {
     assert_eq!(place.left(), []);
 }
 
-fn a_worker_that_cannot_be_started() {
+fn worker_that_does_not_start_is_a_warning() {
     let place = Place::new();
     let volume = place.volume(&spec());
     let first = std::sync::atomic::AtomicBool::new(true);
@@ -306,7 +308,7 @@ fn a_worker_that_cannot_be_started() {
         command
     });
     let options = place.options().workers(Workers::Processes(some));
-    let done = place.download(&*volume, &region(), &options).expect("the other one paints");
+    let done = place.download(&*volume, &region(), &options).expect("the other worker paints");
     assert_eq!(done.warnings.len(), 1, "{:?}", done.warnings);
     check(&place, &done);
 }
@@ -322,8 +324,8 @@ fn workers_that_give_up_are_quoted() {
     assert_eq!(place.left(), PARTIAL, "nothing is wrong with the volume");
 }
 
-fn a_program_that_is_no_worker() {
-    // Listing its tests this program succeeds, with a nonsensical argument it fails.
+fn program_other_than_a_worker_is_an_error() {
+    // With `--list` this program succeeds, with an unknown argument it fails.
     for argument in ["--list", "--paint"] {
         let place = Place::new();
         let volume = place.volume(&spec());
@@ -339,7 +341,7 @@ fn a_program_that_is_no_worker() {
     }
 }
 
-fn a_broken_chunk_is_named() {
+fn broken_chunk_is_named_in_the_error() {
     let place = Place::new();
     let volume = place.volume(&spec().codec(Codec::Zstd).complete(true));
     let chunk = place.path("volume/c/1/1/0");
@@ -351,7 +353,7 @@ fn a_broken_chunk_is_named() {
     assert_eq!(place.left(), []);
 }
 
-fn a_stopped_download_leaves_nothing() {
+fn stopped_download_leaves_no_process_or_file() {
     for keep in [false, true] {
         let place = Place::new();
         let volume = place.volume(&spec());
@@ -361,7 +363,7 @@ fn a_stopped_download_leaves_nothing() {
         let options = place.options().workers(workers(&place, 2, "held", 0)).stop(&stop).keep_partial(keep);
         let error = std::thread::scope(|scope| {
             scope.spawn(|| {
-                // Not before there is something to leave behind.
+                // Stops only when there is something that could be left behind.
                 until("a chunk is painted", || {
                     render::ledger(&place.backend, &place.location).is_ok_and(|ledger| ledger.done > 0)
                 });
@@ -388,7 +390,7 @@ fn a_worker_ends_when_its_parent_is_gone() {
     let place = Place::new();
     let volume = place.volume(&spec());
     fs::create_dir(place.path("mark")).expect("a directory");
-    // A buffer that is begun, and the line in its ledger, by a download that is stopped at once.
+    // A download that is stopped at once leaves a new buffer and the line in its ledger.
     let stop = StopFlag::new();
     stop.stop();
     let options = place.options().stop(&stop).keep_partial(true);
@@ -419,7 +421,7 @@ fn a_worker_for_another_volume_refuses() {
     assert!(said.contains("being painted with another volume"), "{said}");
 }
 
-fn no_more_processes_than_chunks() {
+fn no_more_workers_start_than_chunks() {
     let place = Place::new();
     let volume = place.volume(&spec());
     fs::create_dir(place.path("mark")).expect("a directory");
@@ -431,11 +433,11 @@ fn no_more_processes_than_chunks() {
     assert!(started <= 2, "{started} workers for two chunks");
 }
 
-/// Waits, but not for ever.
+/// Waits for a condition, but at most two minutes.
 fn until(what: &str, mut condition: impl FnMut() -> bool) {
     let begin = Instant::now();
     while !condition() {
-        assert!(begin.elapsed() < Duration::from_mins(2), "waited in vain: {what}");
+        assert!(begin.elapsed() < Duration::from_mins(2), "timed out waiting: {what}");
         std::thread::sleep(Duration::from_millis(5));
     }
 }
@@ -445,7 +447,7 @@ struct Guarded(Child);
 
 impl Drop for Guarded {
     fn drop(&mut self) {
-        let _ended = self.0.kill();
-        let _status = self.0.wait();
+        let _ = self.0.kill();
+        let _ = self.0.wait();
     }
 }

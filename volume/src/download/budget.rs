@@ -100,7 +100,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn fetches_wait_for_room_except_the_only_one() {
+    fn only_the_first_fetch_never_waits() {
         let (stop, never) = (StopFlag::new(), StopFlag::new());
         let budget = Budget::new(100, 1000);
         let mut large = budget.reserve([&never, &stop]).expect("the only one");

@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn the_region_is_read_from_the_line_of_the_same_volume_only() {
+    fn region_is_read_only_from_the_same_volumes_line() {
         let location = Location::new("a-name").expect("a location");
         let volume = named(&[8, 8], "somewhere\nelse order=F");
         let bbox: Bbox = "1:5,0:8".parse().expect("a box");
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_identity_is_shortened_but_still_tells_volumes_apart() {
+    fn shortened_identities_still_distinguish_volumes() {
         let long = "ü".repeat(3000);
         let (a, b) = (one_line(&format!("{long}a")), one_line(&format!("{long}b")));
         assert!(a.len() < LONGEST_IDENTITY + 64);

@@ -167,7 +167,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_worker_tells_is_what_it_did() {
+    fn worker_totals_round_trip_through_a_line() {
         let tally = DownloadTally::default();
         tally.painted(false);
         tally.painted(true);

@@ -136,7 +136,7 @@ mod tests {
     const CHUNKS: usize = 3000;
 
     #[test]
-    fn only_what_others_had_is_asked_for_again() {
+    fn only_busy_chunks_are_claimed_again() {
         let directory = tempfile::tempdir().expect("a temporary directory");
         let backend = Directory::new("test", directory.path());
         let options = RenderOptions::new().backend(backend);

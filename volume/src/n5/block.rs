@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn elements_become_native_whatever_was_in_the_memory() {
+    fn elements_become_native_in_reused_memory() {
         let layout = layout(&[3, 2], DType::U32, BlockPacking::Raw);
         for (shape, mode) in [([3, 2], 0), ([2, 2], 0), ([1, 1], 1)] {
             let mut stored = header(mode, &shape);
@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn headers_that_lie_are_errors_before_memory_is_taken() {
+    fn wrong_headers_are_errors_before_allocation() {
         let deep = layout(&[1 << 20, 1 << 20, 1 << 20], DType::U64, BlockPacking::Packed(Packing::Gzip));
         let flat = layout(&[4, 4], DType::U8, BlockPacking::Raw);
         let varlength = [header(1, &[2, 2]), 5_u32.to_be_bytes().to_vec(), vec![0; 5]].concat();

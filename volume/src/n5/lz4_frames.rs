@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn checksums_are_those_of_xxhash() {
+    fn checksums_equal_those_of_xxhash() {
         let long: Vec<u8> = (0..768_u32).map(|at| u8::try_from(at % 256).expect("a byte")).collect();
         let odd = [&b"0123456789abcdef"[..], b"0123456789abcdef", b"xyz"].concat();
         for (bytes, ours, plain) in [
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn frames_that_lie_take_no_memory() {
+    fn wrong_frames_take_no_memory() {
         let end = frame(RAW, b"", 0, 0);
         let most = usize::try_from(1_u64 << 30).expect("an address");
         for (stream, size, said) in [

@@ -315,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn transforms_are_turned_from_c_order() {
+    fn transforms_in_c_order_are_reversed() {
         let transform = json!({"axes": ["z", "y", "x"], "units": ["nm", "nm", "nm"], "scale": [40, 4.5, 4], "translate": [1, 2, 3]});
         let expected = AxesInfo {
             axes: ["x", "y", "z"].map(str::to_owned).to_vec(),
@@ -332,13 +332,13 @@ mod tests {
     }
 
     #[test]
-    fn axes_without_names_are_called_by_the_convention() {
+    fn unnamed_axes_get_names_by_convention() {
         assert_eq!(default_names(5), ["x", "y", "z", "d3", "d4"]);
         assert_eq!(geometry(&json!({"axes": ["x", ""]}), None, 2).axes, ["x", "y"]);
     }
 
     #[test]
-    fn paths_that_lead_out_of_the_group_are_known() {
+    fn paths_out_of_the_group_are_detected() {
         assert!(is_within("s0") && is_within("volumes/raw/s0"));
         for path in ["", "/", "/etc", "..", "a/../b", "a//b", ".", r"a\b", "C:", "a\0"] {
             assert!(!is_within(path), "{path:?}");

@@ -87,7 +87,7 @@ fn made(new: &[NewVolume]) -> (Vec<bool>, Vec<f64>) {
 }
 
 #[test]
-fn of_several_who_make_different_volumes_one_has_made_it() {
+fn one_of_several_different_concurrent_creations_succeeds() {
     for (format, version) in [(VolumeFormat::Zarr, 3), (VolumeFormat::Zarr, 2), (VolumeFormat::Precomputed, 1)] {
         for _ in 0..10 {
             let new = [4, 8, 12, 16].map(|length| {
@@ -105,7 +105,7 @@ fn of_several_who_make_different_volumes_one_has_made_it() {
 }
 
 #[test]
-fn several_who_make_the_same_volume_all_have_it() {
+fn concurrent_creations_of_the_same_volume_all_succeed() {
     for (format, version) in [(VolumeFormat::Zarr, 3), (VolumeFormat::Zarr, 2), (VolumeFormat::Precomputed, 1)] {
         let mut new = NewVolume::new(format, &[8; 3], &[4; 3], DType::U16);
         new.version = version;

@@ -177,7 +177,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn chunks_are_packed_where_every_reader_learns_it_or_where_it_is_asked_for() {
+    fn chunk_packing_depends_on_encoding_and_store() {
         for (encoding, in_directory, on_server) in [
             (Encoding::Raw, false, false),
             (Encoding::Gzip, true, true),

@@ -91,7 +91,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn chunks_are_told_from_other_files() {
+    fn chunk_names_differ_from_other_file_names() {
         assert_eq!(layout_of("0-64_-10-54_128-130"), Some(NameLayout::Flat));
         assert_eq!(layout_of("0-64/-10--4/128-130"), Some(NameLayout::Nested));
         for name in [
@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn a_chunk_is_called_by_its_coordinates() {
+    fn chunk_names_are_made_of_coordinates() {
         let named = |layout| chunk("8_8_40/", &[0..64, -10..54, 128..130, 0..1], layout);
         assert_eq!(named(NameLayout::Flat), "8_8_40/0-64_-10-54_128-130");
         assert_eq!(named(NameLayout::Nested), "8_8_40/0-64/-10-54/128-130");

@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn a_healthy_volume_costs_one_request_for_each_chunk() {
+    fn healthy_volume_costs_one_request_per_chunk() {
         let files = [chunks(0, 50, ""), chunks(0, 50, PACKED), nested(0, 50, ""), nested(0, 50, PACKED)];
         for (first, files) in (1..).zip(files) {
             let (web, names) = (FakeWebServer::of(&files), Names::default());
@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn chunk_is_found_in_either_layout_while_none_was_found() {
+    fn first_chunk_is_found_in_either_layout() {
         let (web, names) = (FakeWebServer::of(&nested(500, 1, PACKED)), Names::default());
         for number in 0..500 {
             assert!(names.get(&web, &key(number), 9).expect("an answer").is_none());
@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn scale_of_both_layouts_is_read_once_both_were_seen() {
+    fn scale_with_both_layouts_is_read_completely() {
         let files = [chunks(0, 1, ""), nested(ENOUGH, 1, ""), chunks(500, 1, ""), nested(900, 1, "")].concat();
         let (web, names) = (FakeWebServer::of(&files), Names::default());
         for number in 0..=900 {
@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_that_refuses_to_look_is_asked_once() {
+    fn refusing_server_gets_one_request() {
         let (mut web, names) = (FakeWebServer::of(&[]), Names::default());
         web.refuses_to_look = true;
         for number in 0..5 {
@@ -285,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn a_packing_that_cannot_be_read_is_looked_for_a_few_times() {
+    fn unreadable_packings_are_requested_only_a_few_times() {
         let (web, names) = (FakeWebServer::of(&chunks(0, 1, ".br")), Names::default());
         assert_eq!(names.other(&web, "0").expect("an answer"), Some((".br", "brotli")));
         let _first = web.asked();

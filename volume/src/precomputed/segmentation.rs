@@ -310,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn labels_come_back_whatever_their_number_and_the_edges() {
+    fn any_number_of_labels_round_trips() {
         for shape in [[1, 1, 1, 1], [8, 8, 8, 1], [9, 17, 5, 2], [64, 3, 10, 1], [16, 16, 16, 3]] {
             for block in [[8, 8, 8], [4, 5, 6], [1, 1, 1], [64, 64, 64]] {
                 for kinds in [1, 2, 3, 9, 200, 70_000] {

@@ -151,7 +151,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_hash_is_the_one_that_others_compute() {
+    fn the_hash_equals_that_of_other_programs() {
         // From the Python package mmh3: hash64(number.to_bytes(8, "little"), x64arch=False).
         for (number, hash) in [
             (0, 5_148_371_408_780_832_321),
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn a_code_takes_bits_of_each_axis_only_as_long_as_it_has_some() {
+    fn morton_code_skips_axes_without_bits_left() {
         assert_eq!(morton([1, 0, 0], [4, 4, 4]), 0b1);
         assert_eq!(morton([0, 1, 0], [4, 4, 4]), 0b10);
         assert_eq!(morton([2, 3, 1], [4, 4, 4]), 0b1_1110);

@@ -259,14 +259,14 @@ mod tests {
     }
 
     #[test]
-    fn an_index_is_read_from_differences() {
+    fn an_index_is_decoded_from_differences() {
         let entries = chunk_entries(&index([&[3, 2], &[10, 0], &[5, 7]]), 100).expect("an index");
         assert_eq!(entries, [IndexEntry { id: 3, start: 110, end: 115 }, IndexEntry { id: 5, start: 115, end: 122 }]);
         assert_eq!(chunk_entries(&[], 100), Ok(Vec::new()));
     }
 
     #[test]
-    fn an_index_that_lies_is_an_error() {
+    fn a_wrong_index_is_an_error() {
         let huge = u64::MAX - 50;
         for columns in [
             [&[3, 0][..], &[0, 0], &[1, 1]],
@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn many_threads_that_want_one_index_read_it_once() {
+    fn concurrent_threads_read_an_index_once() {
         use std::sync::atomic::{AtomicUsize, Ordering};
 
         let sharding = serde_json::json!({
@@ -315,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn indexes_beyond_the_limit_are_forgotten_the_oldest_first() {
+    fn oldest_indexes_beyond_the_limit_are_evicted() {
         let mut cache = Cache::default();
         for shard in 0..100 {
             let key = Key::Minishard { shard, number: 0 };

@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn one_at_a_time_has_an_object_and_no_name_is_left() {
+    fn object_locks_are_exclusive_and_leave_no_name() {
         let volume = format!("a test of locks {}", std::process::id());
         let (inside, rounds) = (AtomicUsize::new(0), AtomicUsize::new(0));
         thread::scope(|scope| {
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn who_gives_up_waiting_gets_nothing_and_a_failure_frees_the_lock() {
+    fn abandoned_wait_takes_no_lock_and_failure_releases_it() {
         let volume = format!("another test of locks {}", std::process::id());
         let region = [0..1_i64, 0..1];
         let (locks, others) = (Locks::new(volume.clone()), Locks::new(volume.clone()));
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn the_name_of_locks_is_removed_when_nobody_has_one() {
+    fn lock_name_is_removed_with_the_last_lock() {
         let volume = format!("a third test of locks {}", std::process::id());
         let (place, name) = (place().expect("a place"), name(&volume).expect("a name"));
         assert!(

@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn no_more_bytes_wait_than_the_limit_and_all_arrive() {
+    fn queued_bytes_stay_within_the_limit_and_arrive() {
         let queue = PackedQueue::new(100, 2);
         let (now, most, all) = (AtomicUsize::new(0), AtomicUsize::new(0), AtomicUsize::new(0));
         thread::scope(|scope| {
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_larger_than_the_limit_goes_alone_and_who_gives_up_gets_away() {
+    fn oversized_object_goes_alone_and_waits_can_stop() {
         let queue = PackedQueue::new(10, 1);
         assert!(queue.give(packed(50), &|| false));
         assert!(!queue.give(packed(1), &|| true), "there is no room");

@@ -409,7 +409,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_slab_of_a_window_is_what_lies_around_it() {
+    fn the_slab_encloses_its_window() {
         let slab_of = |window: [Range<usize>; 3], order| {
             let slab = slab(&[4, 5, 6], order, &window, DType::U16)?;
             Some((slab.bytes, slab.shape, slab.window))

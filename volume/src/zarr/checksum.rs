@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn sums_are_those_of_numcodecs() {
+    fn sums_equal_those_of_numcodecs() {
         // Of `numcodecs.CRC32().encode(b"123456789")` and so on.
         let known = [("crc32", 0xcbf4_3926u32), ("crc32c", 0xe306_9283), ("adler32", 0x091e_01de)];
         for (name, sum) in known {
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_come_back_and_damage_is_noticed() {
+    fn bytes_round_trip_and_damage_is_detected() {
         for name in NAMES {
             for length in [0, 1, 2, 719, 720, 721, 5552, 100_001] {
                 let bytes: Vec<u8> = (0..length).map(|at: u64| (at * at / 7).to_le_bytes()[0]).collect();
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn place_is_where_the_configuration_says() {
+    fn checksum_is_at_the_configured_location() {
         let first = Checksum::new(&json!({"sum": "crc32", "location": "start"})).expect("a place");
         let last = Checksum::new(&json!({"sum": "crc32", "location": "end"})).expect("a place");
         assert_eq!((first, first.added(&[7])[4], last.added(&[7])[0]), (checksum("crc32"), 7, 7));

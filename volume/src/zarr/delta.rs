@@ -366,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn differences_are_those_of_numcodecs() {
+    fn differences_equal_those_of_numcodecs() {
         let filter = delta("<i2", "<i1");
         let numbers: Vec<u8> = (100..120i16).step_by(2).flat_map(i16::to_ne_bytes).collect();
         assert_eq!(filter.subtract(&numbers), [100, 2, 2, 2, 2, 2, 2, 2, 2, 2]);
@@ -377,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn whole_numbers_come_back_whatever_they_are() {
+    fn all_whole_numbers_round_trip() {
         let bytes: Vec<u8> = (0..4096u32).map(|at| (at * at / 7).to_le_bytes()[0]).collect();
         for (dtype, astype) in
             [("<u1", "<u1"), ("<i2", "<i8"), ("<u4", ">u4"), ("<u8", "<i8"), ("<i1", ">i4"), ("<u8", ">u8")]

@@ -97,7 +97,7 @@ mod tests {
     use crate::error::Error;
 
     #[test]
-    fn an_index_is_fetched_once_by_many_and_again_when_it_was_forgotten() {
+    fn an_index_is_fetched_once_until_evicted() {
         let (indexes, fetched) = (Indexes::new(64), AtomicUsize::new(0));
         let get = |shard: u64| {
             indexes.get(&[shard, 7], || {
@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn the_oldest_goes_when_there_are_too_many_and_an_error_is_not_kept() {
+    fn oldest_index_is_evicted_and_errors_are_not_cached() {
         let indexes = Indexes::new(ROOM / 4);
         let failed = || indexes.get(&[1], || Err(Error::bbox("x", "y")));
         assert!(failed().is_err() && failed().is_err());

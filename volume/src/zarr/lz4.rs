@@ -32,7 +32,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn size_that_lies_is_an_error_and_takes_no_memory() {
+    fn wrong_size_is_an_error_and_takes_no_memory() {
         let bytes = vec![3; 100_000];
         let packed = pack(&bytes).expect("packed");
         let mut into = vec![1; 9];

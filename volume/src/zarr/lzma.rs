@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_come_back_from_every_format() {
+    fn bytes_round_trip_in_every_format() {
         let bytes: Vec<u8> = (0..70_000u32).flat_map(|at| (at.wrapping_mul(at) / 7).to_le_bytes()).collect();
         for lzma in all() {
             let packed = lzma.pack(&bytes).expect("packed");
@@ -295,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn bomb_is_an_error_that_takes_no_memory() {
+    fn bomb_is_an_error_and_takes_no_memory() {
         let zeros = vec![0; 2 << 20];
         for lzma in all() {
             let bomb = lzma.pack(&zeros).expect("packed");
@@ -314,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn filters_that_are_not_supported_or_too_large_are_refused() {
+    fn unsupported_and_oversized_filters_are_refused() {
         let of = |filters: Value| Lzma::new(&json!({"format": 3, "filters": filters}));
         let error = of(json!([{"id": 4}, {"id": 0x21}])).expect_err("a filter for programs");
         assert!(

@@ -60,7 +60,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_come_back_and_other_counts_are_errors() {
+    fn numbers_round_trip_and_wrong_counts_are_errors() {
         let numbers: Vec<u32> = (0..70_001u32).map(|at| at.wrapping_mul(at) / 7).collect();
         let bytes: &[u8] = bytemuck::cast_slice(&numbers);
         let packed = simple_compress(&numbers, &ChunkConfig::default()).expect("packed");
@@ -77,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn bomb_unpacks_into_no_more_than_there_may_be() {
+    fn bomb_unpacks_into_bounded_memory() {
         let bomb = simple_compress(&vec![7u64; 4 << 20], &ChunkConfig::default()).expect("packed");
         assert!(bomb.len() < 1 << 14, "{}", bomb.len());
         let error = unpack(&bomb, DType::U64, 800).expect_err("a bomb").to_string();

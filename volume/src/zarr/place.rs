@@ -66,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_block_is_put_where_it_belongs_in_both_orders() {
+    fn a_block_is_placed_correctly_in_both_orders() {
         let mut whole = filled(&[3, 4], &[9, 9]).expect("small");
         put(&[1, 10, 2, 20, 3, 30, 4, 40], &[2, 2], Order::C, &mut whole, &[3, 4], &[1..3, 2..4]).expect("it fits");
         put(&[5, 50, 6, 60], &[2, 1], Order::F, &mut whole, &[3, 4], &[0..2, 0..1]).expect("it fits");
@@ -77,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_an_error() {
+    fn a_misfitting_block_is_an_error() {
         let mut whole = filled(&[3, 4], &[0]).expect("small");
         assert_eq!(whole, [0; 12]);
         assert!(put(&[1; 4], &[2, 2], Order::C, &mut whole, &[3, 4], &[2..4, 0..2]).is_err());

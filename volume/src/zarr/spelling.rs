@@ -349,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn index_of_shards_has_one_axis_more() {
+    fn the_index_of_shards_has_one_more_axis() {
         let transpose = json!({"name": "transpose", "configuration": {"order": "F"}});
         let shards = json!({"name": "sharding_indexed", "configuration": {"codecs": [&transpose], "index_codecs": [&transpose]}});
         let spelled = codec_v3(&shards, U16).expect("known");
@@ -376,14 +376,14 @@ mod tests {
     }
 
     #[test]
-    fn names_of_this_crate_are_no_names_in_documents() {
+    fn names_internal_to_the_crate_are_refused() {
         let refused = codec_v3(&json!({"name": extensions::DELTA}), U16).expect_err("a private name");
         assert!(refused.kind == ErrorKind::Unsupported && refused.reason.contains(extensions::DELTA), "{refused:?}");
     }
 
     #[cfg(not(feature = "codecs"))]
     #[test]
-    fn codec_that_is_not_built_in_names_its_feature() {
+    fn error_for_a_missing_codec_names_its_feature() {
         for id in ["lz4", "lzma", "pcodec"] {
             let refused = codec_v3(&json!({"name": format!("numcodecs.{id}")}), U16).expect_err("not built in");
             assert_eq!(refused.kind, ErrorKind::NotBuiltIn);

@@ -1,4 +1,4 @@
-//! What a downloaded array says about itself: type, shape, order, and where it comes from, without a secret.
+//! Descriptions of downloaded arrays: type, shape, order and source, without secrets.
 
 use ndarray_shm::array::Description;
 use ndarray_shm::{DType, Directory, Order};
@@ -11,7 +11,7 @@ fn described(place: &Place) -> Option<Description> {
     place.backend.description(&place.location).expect("a plain array")
 }
 
-/// Whether arrays describe themselves in this directory; on Linux they do, wherever tests run.
+/// Whether this directory stores descriptions of arrays; on Linux every directory of the tests does.
 fn describes(directory: &Directory) -> bool {
     let describes = directory.can_describe().expect("a test file");
     assert_eq!(describes, cfg!(target_os = "linux"), "{directory:?}");
@@ -23,7 +23,7 @@ fn source_of(place: &Place, format: &str, path: &str) -> String {
 }
 
 #[test]
-fn downloads_say_where_they_come_from() {
+fn downloaded_array_describes_its_source() {
     for place in Place::of_each_kind() {
         let spec = DemoSpec::new(&[40, 30, 20], &[16, 16, 16], DType::U16);
         let volume = place.volume(&spec);
@@ -38,10 +38,10 @@ fn downloads_say_where_they_come_from() {
 }
 
 #[test]
-fn resolution_and_unit_come_along() {
+fn description_contains_resolution_and_unit() {
     let place = Place::new();
     if !describes(&place.backend) {
-        return; // what is the same there, the test above holds
+        return; // without descriptions only the test above applies
     }
     for (format, name) in [(VolumeFormat::Precomputed, "precomputed"), (VolumeFormat::Zarr, "zarr")] {
         let mut new = NewVolume::new(format, &[8, 8, 8, 1], &[8, 8, 8, 1], DType::U8);
@@ -61,8 +61,8 @@ fn resolution_and_unit_come_along() {
 
 #[cfg(feature = "http")]
 #[test]
-fn a_signature_stays_out_of_the_description() {
-    let Some(_python) = crate::servers::python("a_signature_stays_out_of_the_description") else {
+fn description_omits_secrets_of_the_url() {
+    let Some(_python) = crate::servers::python("description_omits_secrets_of_the_url") else {
         panic!("NDSHM_TEST_PYTHON is not set: run scripts/test")
     };
     let place = Place::new();

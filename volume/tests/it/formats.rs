@@ -1,4 +1,4 @@
-//! Every element type, codec, byte order and layout that a volume may be stored in arrives as the same elements.
+//! Volumes of every element type, codec, byte order and layout: each must be read as the same elements.
 
 use ndarray_shm::{DType, with_element};
 use ndarray_shm_volume::Bbox;
@@ -6,7 +6,7 @@ use ndarray_shm_volume::demo::{Codec, DemoSpec, Format, Pattern};
 
 use crate::place::Place;
 
-/// Downloads all of a volume, and a region that fits no chunk.
+/// Downloads a whole volume, and a region that is not aligned to chunks.
 fn check(spec: &DemoSpec) {
     let place = Place::new();
     let source = place.volume(spec);
@@ -24,7 +24,7 @@ fn check(spec: &DemoSpec) {
 }
 
 #[test]
-fn every_element_type_arrives_in_both_versions_and_byte_orders() {
+fn every_type_arrives_in_both_versions_and_byte_orders() {
     for dtype in DType::ALL {
         for pattern in [Pattern::Smooth, Pattern::Noise, Pattern::Labels] {
             check(&DemoSpec::new(&[9, 10, 11], &[4, 5, 6], *dtype).pattern(pattern));
@@ -69,11 +69,11 @@ fn shards_are_painted_by_their_inner_chunks() {
 }
 
 #[test]
-fn shards_that_are_packed_once_more_are_painted_whole() {
+fn shards_with_an_outer_codec_are_painted_whole() {
     let place = Place::new();
     let spec = DemoSpec::new(&[20, 20], &[4, 5], DType::U8).shards(&[8, 10]).codec(Codec::Uncompressed).complete(true);
     place.volume(&spec);
-    // What was written is packed again, file by file, and the metadata says so.
+    // Every shard gets a checksum at its end, and the metadata gets the codec for it.
     let path = place.path("volume");
     let text = std::fs::read_to_string(path.join("zarr.json")).expect("the metadata");
     let mut json: serde_json::Value = serde_json::from_str(&text).expect("a document");

@@ -1,4 +1,4 @@
-//! Downloads that are stopped, fail or meet each other: what is left, and how they go on.
+//! Downloads that are stopped, fail or run concurrently: what they leave, and how they resume.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -17,7 +17,7 @@ use crate::place::{Place, corrupt};
 
 const PARTIAL: [EntryKind; 2] = [EntryKind::Ledger, EntryKind::Partial];
 
-/// A volume that raises a flag when a number of its chunks were decoded.
+/// A volume that stops the download at the given number of decoded chunks.
 #[derive(Debug)]
 struct Stopping<'a> {
     volume: &'a dyn ChunkSource,
@@ -84,7 +84,7 @@ fn a_stopped_download_leaves_nothing() {
 }
 
 #[test]
-fn what_is_kept_is_resumed_and_only_the_rest_is_painted() {
+fn kept_chunks_are_resumed_and_only_the_rest_painted() {
     let places = || Place::of_each_kind().into_iter();
     for (place, order) in places().map(|place| (place, Order::C)).chain(places().map(|place| (place, Order::F))) {
         let volume = place.volume(&spec());
@@ -101,7 +101,7 @@ fn what_is_kept_is_resumed_and_only_the_rest_is_painted() {
     }
 }
 
-/// Goes on for four chunks and is stopped again.
+/// Resumes for four chunks and is stopped again.
 fn begin_again(place: &Place, volume: &dyn ChunkSource, order: Order) {
     let source = Stopping::after(4, volume);
     let options = place.options().stop(&source.stop).keep_partial(true).order(order).workers(Workers::Threads(1));
@@ -110,11 +110,11 @@ fn begin_again(place: &Place, volume: &dyn ChunkSource, order: Order) {
 }
 
 #[test]
-fn a_download_that_only_lacks_its_name_is_finished() {
+fn painted_download_without_its_name_is_finished() {
     let place = Place::new();
     let volume = place.volume(&spec());
     begin(&place, &*volume, 24, Order::C, true);
-    // The last chunk is painted by a worker that does not finish.
+    // A worker paints the last chunk; workers do not give the array its name.
     let painted =
         ndarray_shm_volume::paint_as_worker(&*volume, place.backend.clone(), &place.location, &StopFlag::new());
     assert_eq!(painted.expect("one chunk"), 1);
@@ -125,7 +125,7 @@ fn a_download_that_only_lacks_its_name_is_finished() {
 }
 
 #[test]
-fn another_region_order_or_volume_under_the_same_name_is_a_mismatch() {
+fn different_work_under_the_same_name_is_a_mismatch() {
     let place = Place::new();
     let volume = place.volume(&spec());
     begin(&place, &*volume, 3, Order::C, true);
@@ -141,7 +141,7 @@ fn another_region_order_or_volume_under_the_same_name_is_a_mismatch() {
     let other = open_volume(VolumeUrl::local(&other)).expect("the other volume");
     refused(&*other, "0:40,0:40", &place.options());
 
-    // The same path, shape and type, but written anew.
+    // A new volume with the same path, shape and type.
     std::fs::remove_dir_all(place.path("volume")).expect("the volume");
     let anew = place.volume(&spec());
     assert_ne!(anew.identity(), volume.identity());
@@ -150,12 +150,12 @@ fn another_region_order_or_volume_under_the_same_name_is_a_mismatch() {
     assert!(matches!(error, Err(Error::Array(ndarray_shm::Error::Mismatch { .. }))));
 
     assert_eq!(place.left(), PARTIAL);
-    let done = place.download(&*volume, &all(), &place.options()).expect("the first work goes on");
+    let done = place.download(&*volume, &all(), &place.options()).expect("the first work is resumed");
     assert_eq!((done.resumed, done.painted), (3, 22));
 }
 
 #[test]
-fn a_worker_needs_something_to_join() {
+fn worker_needs_an_unfinished_download() {
     let place = Place::new();
     let volume = place.volume(&spec());
     let join = || {
@@ -168,7 +168,7 @@ fn a_worker_needs_something_to_join() {
 }
 
 #[test]
-fn what_was_painted_before_a_broken_chunk_is_kept_on_request() {
+fn broken_chunk_keeps_painted_chunks_on_request() {
     let place = Place::new();
     let volume = place.volume(&spec().complete(true));
     let chunk = place.path("volume/c/4/4");
@@ -187,7 +187,7 @@ fn what_was_painted_before_a_broken_chunk_is_kept_on_request() {
     assert_eq!(array.read().expect("a guard").view(), expected);
 }
 
-/// A volume that notes who decoded its chunks, and decodes none before each of two has begun.
+/// A volume that counts the chunks decoded by each of two downloads. It decodes none before both downloads have begun.
 #[derive(Debug)]
 struct Shared<'a> {
     volume: &'a dyn ChunkSource,
@@ -206,7 +206,7 @@ impl ChunkSource for Shared<'_> {
         self.decoded[self.number].fetch_add(1, Ordering::SeqCst);
         let begin = Instant::now();
         while self.decoded.iter().any(|count| count.load(Ordering::SeqCst) == 0) {
-            assert!(begin.elapsed() < Duration::from_mins(1), "the other one does not take part");
+            assert!(begin.elapsed() < Duration::from_mins(1), "the other download does not take part");
             std::thread::sleep(Duration::from_millis(1));
         }
         self.volume.decode(region, fetched, scratch)
@@ -214,7 +214,7 @@ impl ChunkSource for Shared<'_> {
 }
 
 #[test]
-fn two_downloads_of_the_same_work_share_it() {
+fn concurrent_downloads_of_the_same_work_share_it() {
     let place = Place::new();
     let volume = place.volume(&spec());
     let decoded = [AtomicUsize::new(0), AtomicUsize::new(0)];

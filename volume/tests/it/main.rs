@@ -1,4 +1,4 @@
-//! Downloads of volumes of which every element is known, and of much that is no volume.
+//! Downloads of volumes with known elements, and of files that are no volume.
 
 #[path = "../place/mod.rs"]
 mod place;

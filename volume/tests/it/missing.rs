@@ -1,4 +1,4 @@
-//! Chunks that are not stored: what becomes of them is said by the volume or by the caller.
+//! Missing chunks: the volume or the caller decides how they are read.
 
 use ndarray::IxDyn;
 use ndarray_shm::DType;
@@ -17,7 +17,7 @@ fn all() -> Bbox {
     Bbox::whole(&[12, 12])
 }
 
-/// A volume of nine chunks, the middle one of which is missing; what a missing element is read as must be at its places.
+/// Downloads a volume of nine chunks without the middle one; the elements of the missing chunk must have the expected value.
 fn check(missing: Missing, expected: i16) {
     let place = Place::new();
     let volume = place.volume(&spec());
@@ -30,7 +30,7 @@ fn check(missing: Missing, expected: i16) {
 }
 
 #[test]
-fn a_missing_chunk_has_the_volume_s_value_or_the_caller_s() {
+fn missing_chunk_has_the_volumes_or_callers_value() {
     check(Missing::AsStored, 7);
     check(Missing::Fill, 7);
     check(Missing::FillWith(FillValue::of(-3i16)), -3);
@@ -38,7 +38,7 @@ fn a_missing_chunk_has_the_volume_s_value_or_the_caller_s() {
 }
 
 #[test]
-fn a_missing_chunk_is_an_error_where_the_caller_says_so() {
+fn missing_chunk_is_an_error_on_request() {
     let place = Place::new();
     let volume = place.volume(&spec());
     place.download(&*volume, &all(), &place.options().missing(Missing::Error)).expect("nothing is missing");
@@ -49,9 +49,9 @@ fn a_missing_chunk_is_an_error_where_the_caller_says_so() {
     assert_eq!(place.left(), [EntryKind::Ledger, EntryKind::Partial, EntryKind::Array]);
 }
 
-/// What an earlier run filled is not known any more: the count is of this run.
+/// The chunks that an earlier run filled are not recorded, so the count covers this run only.
 #[test]
-fn filled_chunks_are_those_of_this_run() {
+fn only_chunks_filled_in_this_run_count() {
     let place = Place::new();
     let volume = place.volume(&spec());
     for chunk in ["0/0", "1/1", "2/2"] {
@@ -71,7 +71,7 @@ fn filled_chunks_are_those_of_this_run() {
 }
 
 #[test]
-fn a_value_of_another_type_is_refused_before_anything_is_made() {
+fn fill_value_of_another_type_is_refused_early() {
     let place = Place::new();
     let volume = place.volume(&spec());
     let options = place.options().missing(Missing::FillWith(FillValue::of(0u8)));
@@ -92,12 +92,12 @@ fn two_different_backgrounds_are_never_mixed() {
         let error = place.download(&*volume, &all(), &place.options().missing(other)).expect_err("another background");
         assert!(matches!(error, Error::Array(ndarray_shm::Error::Mismatch { .. })), "{error}");
     }
-    // 7 is what the volume says: however it is said, it is the same work.
+    // 7 is also the volume's own fill value, so the default options describe the same work.
     place.download(&*volume, &all(), &place.options()).expect("the same");
 }
 
 #[test]
-fn used_memory_shows_no_stale_element_whatever_missing_means() {
+fn reused_memory_never_shows_stale_elements() {
     for (missing, expected) in [(Missing::AsStored, 7), (Missing::FillWith(FillValue::of(0i16)), 0)] {
         let place = Place::new();
         let volume = place.volume(&spec());

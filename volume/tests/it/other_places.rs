@@ -1,4 +1,4 @@
-//! Downloads to other places than a name that stays: arrays without a name, files at any path.
+//! Downloads to arrays without a name, and to files at any path.
 
 use std::path::Path;
 
@@ -28,7 +28,7 @@ fn names(directory: &Path) -> Vec<String> {
 
 #[cfg(target_os = "linux")]
 #[test]
-fn a_private_array_has_no_name_and_is_an_ordinary_array() {
+fn private_array_has_no_name_and_takes_guards() {
     for (place, order) in Place::of_each_kind().into_iter().zip([Order::C, Order::F]) {
         let volume = place.volume(&spec());
         let before = names(place.backend.path());
@@ -45,7 +45,7 @@ fn a_private_array_has_no_name_and_is_an_ordinary_array() {
 }
 
 #[test]
-fn a_private_array_of_another_type_is_refused_before_it_is_painted() {
+fn private_array_of_another_type_is_refused() {
     let place = Place::new();
     let volume = place.volume(&spec());
     let error = download::<i16, Ix2>(&*volume, &region(), &place.options()).expect_err("another type");
@@ -55,7 +55,7 @@ fn a_private_array_of_another_type_is_refused_before_it_is_painted() {
 }
 
 #[test]
-fn a_private_download_that_fails_leaves_nothing() {
+fn failed_private_download_leaves_nothing() {
     let place = Place::new();
     let volume = place.volume(&spec().complete(true));
     corrupt(&place.path("volume/c/2/1"));
@@ -65,7 +65,7 @@ fn a_private_download_that_fails_leaves_nothing() {
 }
 
 #[test]
-fn a_file_has_the_elements_and_nothing_else() {
+fn file_contains_the_elements_and_nothing_else() {
     let place = Place::new();
     let volume = place.volume(&spec());
     let expected = spec().expected::<u16>(&region()).expect("the region");
@@ -88,14 +88,14 @@ fn a_file_has_the_elements_and_nothing_else() {
     let error = download_to_file(&*volume, &region(), &place.path("region.raw"), &DownloadOptions::new())
         .expect_err("it is there");
     assert!(matches!(error, Error::Array(ndarray_shm::Error::AlreadyExists { .. })), "{error}");
-    // A directory in memory would not be where the file is.
+    // A backend in the options contradicts the file's path.
     let error =
         download_to_file(&*volume, &region(), &place.path("other.raw"), &place.options()).expect_err("two places");
     assert!(matches!(error, Error::Array(ndarray_shm::Error::InvalidSetting { .. })), "{error}");
 }
 
 #[test]
-fn a_file_that_was_not_finished_is_resumed() {
+fn unfinished_file_is_resumed() {
     let place = Place::new();
     let volume = place.volume(&spec());
     let file = place.path("region.raw");
@@ -103,7 +103,7 @@ fn a_file_that_was_not_finished_is_resumed() {
     stop.stop();
     let options = DownloadOptions::new().stop(&stop).keep_partial(true);
     download_to_file(&*volume, &region(), &file, &options).expect_err("it was stopped");
-    assert!(!file.exists(), "no half of a file has the name");
+    assert!(!file.exists(), "an unfinished file does not have the name");
     let (backend, location) = ndarray_shm_volume::file_location(&file).expect("its directory");
     let painted = ndarray_shm_volume::paint_as_worker(&*volume, backend, &location, &StopFlag::new());
     assert_eq!(painted.expect("all of it"), 6);
@@ -113,7 +113,7 @@ fn a_file_that_was_not_finished_is_resumed() {
 }
 
 #[test]
-fn a_path_that_cannot_be_a_file_s_says_why() {
+fn unusable_file_path_is_refused_with_a_reason() {
     let place = Place::new();
     let volume = place.volume(&spec());
     let to =

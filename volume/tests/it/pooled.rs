@@ -1,4 +1,4 @@
-//! Downloads into a pool: the results are right, the memory comes back, and so does the name.
+//! Downloads into a pool: the elements are right, and the memory and the name are released.
 
 use ndarray::Ix3;
 use ndarray_shm::pool::PoolOptions;
@@ -9,16 +9,16 @@ use ndarray_shm_volume::{Bbox, Error};
 use crate::place::Place;
 use crate::regions::downloads_with_one_chunk_missing;
 
-/// Whether memory is used again on this system.
+/// Whether pools reuse memory on this system.
 const RECYCLES: bool = cfg!(target_os = "linux");
 
 #[test]
-fn one_download_after_the_other_has_the_memory_of_the_last() {
+fn each_download_reuses_the_memory_of_the_last() {
     for place in Place::of_each_kind() {
         let spec = DemoSpec::new(&[40, 40, 40], &[16, 16, 16], DType::U16).pattern(Pattern::Noise);
         let source = place.volume(&spec);
         let pool = PoolOptions::new().backend(place.backend.clone()).create().expect("a pool");
-        // Of equal size, and the last smaller: all of it is painted over.
+        // Regions of equal size and smaller ones: every element of the reused memory is painted over.
         for text in ["0:20,:,:", "20:40,:,:", ":,0:20,:", "7:27,:,:", ":,:,20:40", "0:10,3:40,:"] {
             let bbox = Bbox::parse(text, &Bbox::whole(spec.shape())).expect(text);
             let done = place.download(&*source, &bbox, &place.options().pool(&pool)).expect("a download");
@@ -30,7 +30,7 @@ fn one_download_after_the_other_has_the_memory_of_the_last() {
                 "{text}"
             );
             drop(done);
-            assert_eq!(place.left().len(), 1, "a clone has it");
+            assert_eq!(place.left().len(), 1, "a clone keeps the name");
             drop(same);
             assert_eq!(place.left(), []);
             assert!(array.read().is_err(), "the name has gone");
@@ -43,7 +43,7 @@ fn one_download_after_the_other_has_the_memory_of_the_last() {
 }
 
 #[test]
-fn chunks_that_were_never_written_have_the_fill_value_in_used_memory_too() {
+fn missing_chunks_have_the_fill_value_in_reused_memory() {
     let place = Place::new();
     let pool = PoolOptions::new().backend(place.backend.clone()).create().expect("a pool");
     pool.take::<i16, _>((10, 10)).expect("memory").view_mut().fill(-1);
@@ -52,7 +52,7 @@ fn chunks_that_were_never_written_have_the_fill_value_in_used_memory_too() {
 }
 
 #[test]
-fn a_pool_that_is_elsewhere_is_refused_and_a_failed_download_leaves_nothing() {
+fn pool_of_another_backend_is_refused() {
     let place = Place::new();
     let spec = DemoSpec::new(&[10, 10], &[5, 5], DType::I16);
     let source = place.volume(&spec);

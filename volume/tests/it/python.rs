@@ -1,11 +1,11 @@
-//! The Python side of tests that compare with the programs of others.
+//! Runs the Python programs that tests compare this crate with.
 
 use std::ffi::OsStr;
 use std::io::Write as _;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
-/// Runs a script, which needs these packages, and returns what it prints; `scripts/test` makes the environment.
+/// Runs a script that needs these packages, and returns its output; `scripts/test` makes the environment.
 pub(crate) fn run(script: &str, packages: &str, arguments: &[impl AsRef<OsStr>], input: &str) -> String {
     let interpreter = std::env::var_os("NDSHM_TEST_PYTHON").unwrap_or_else(|| {
         panic!("NDSHM_TEST_PYTHON names a Python with {packages}: run scripts/test, which makes one")
@@ -19,11 +19,11 @@ pub(crate) fn run(script: &str, packages: &str, arguments: &[impl AsRef<OsStr>],
         .stderr(Stdio::piped())
         .spawn()
         .expect("Python starts");
-    child.stdin.take().expect("piped").write_all(input.as_bytes()).expect("Python listens");
+    child.stdin.take().expect("piped").write_all(input.as_bytes()).expect("Python reads its input");
     succeeded(&child.wait_with_output().expect("Python ends"))
 }
 
-/// Demands that a program succeeded, and returns what it printed.
+/// Asserts that a program succeeded, and returns its output.
 pub(crate) fn succeeded(output: &Output) -> String {
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     assert!(output.status.success(), "{}{}", text(&output.stdout), text(&output.stderr));

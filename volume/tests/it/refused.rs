@@ -1,4 +1,4 @@
-//! What is no volume, no region, or no chunk gets an error that says what it is, and leaves nothing behind.
+//! Invalid volumes, regions and chunks: the error must say what is wrong, and nothing may be left behind.
 
 use std::fs;
 use std::ops::Range;
@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 use crate::place::{Place, corrupt};
 
-/// Writes an error and its causes in one line.
+/// Returns the text of an error and its causes in one line.
 pub(crate) fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
@@ -24,12 +24,12 @@ pub(crate) fn chain(error: &dyn std::error::Error) -> String {
     with_slashes(&text)
 }
 
-/// Writes paths as they are shown on every platform but Windows.
+/// Replaces the backslashes of Windows paths by slashes.
 pub(crate) fn with_slashes(text: &str) -> String {
     text.replace('\\', "/")
 }
 
-/// Writes a volume, changes its metadata, and returns what opening it answers.
+/// Writes a volume, changes its metadata, and returns the error of opening it.
 fn with_metadata(spec: &DemoSpec, change: impl FnOnce(&mut Value)) -> Error {
     let place = Place::new();
     let path = place.path("volume");
@@ -51,7 +51,7 @@ fn v3() -> DemoSpec {
 }
 
 #[test]
-fn element_types_that_cannot_be_shared_are_named() {
+fn unsupported_element_types_are_named() {
     for (dtype, name) in [
         (json!("<U4"), "<U4"),
         (json!("|S3"), "|S3"),
@@ -75,7 +75,7 @@ fn element_types_that_cannot_be_shared_are_named() {
 }
 
 #[test]
-fn codecs_and_grids_that_are_not_supported_are_named() {
+fn unsupported_codecs_and_grids_are_named() {
     let error = with_metadata(&v3(), |json| json["codecs"][1] = json!({"name": "squash", "configuration": {}}));
     assert!(error.kind() == Some(ErrorKind::Unsupported) && chain(&error).contains("squash"), "{}", chain(&error));
     let error = with_metadata(&v2(), |json| json["compressor"] = json!({"id": "zfpy", "mode": 4}));
@@ -133,7 +133,7 @@ fn damaged_metadata_is_an_error() {
 }
 
 #[test]
-fn what_is_no_volume_is_called_what_it_is() {
+fn error_describes_a_path_without_a_volume() {
     let place = Place::new();
     let message = |path: &Path, kind: ErrorKind| {
         let error = open_volume(VolumeUrl::local(path)).expect_err("no volume");
@@ -174,9 +174,9 @@ fn what_is_no_volume_is_called_what_it_is() {
     }
 }
 
-/// What bioformats2raw makes: a group with a group for each image, which `OME` lists.
+/// The container is a group as bioformats2raw makes it, with a group for each image; the group `OME` lists the images.
 #[test]
-fn container_of_images_leads_to_the_first_one() {
+fn error_for_a_container_names_its_first_image() {
     let layout = r#""bioformats2raw.layout": 3"#;
     let v3 = |attributes: &str| {
         ("zarr.json", format!(r#"{{"zarr_format": 3, "node_type": "group", "attributes": {attributes}}}"#))
@@ -213,7 +213,7 @@ fn container_of_images_leads_to_the_first_one() {
             assert_eq!(error.kind(), Some(ErrorKind::NotAVolume), "{number}: {error}");
             chain(&error)
         };
-        // An image that is not there is no advice.
+        // The error does not suggest an image that does not exist.
         assert!(refused().contains("this is a Zarr group, not an array"), "{number}: {}", refused());
         if let Some(listing) = listing {
             make("OME", listing);
@@ -240,7 +240,7 @@ fn regions_must_have_elements_and_lie_in_the_volume() {
         assert!(matches!(error, Error::Bbox { .. }) && error.to_string().contains(reason), "{error}");
     }
     assert_eq!(place.left(), []);
-    // Sources are public: they refuse what the painters never ask for.
+    // The trait's methods are public: sources must also refuse regions that painters never request.
     let mut scratch = Scratch::new();
     for region in [vec![0..8, 0..4], vec![0..0, 0..4], vec![7..9, 0..1], vec![]] {
         assert!(matches!(source.read(&region, &mut scratch), Err(Error::Bbox { .. })), "{region:?}");
@@ -263,10 +263,10 @@ fn a_volume_without_elements_has_no_region() {
 }
 
 #[test]
-fn a_volume_larger_than_its_place_is_refused_before_anything_is_taken() {
+fn volume_larger_than_free_space_is_refused_early() {
     let place = Place::new();
     let error_of = |name: &str, shape: &[u64], chunk: &[u64]| {
-        // No chunk is ever written.
+        // The volume has no chunks.
         let path = place.path(name);
         demo::write_volume(&path, &DemoSpec::new(&vec![0; shape.len()], chunk, DType::F64)).expect("a volume");
         let mut json: Value =
@@ -276,11 +276,11 @@ fn a_volume_larger_than_its_place_is_refused_before_anything_is_taken() {
         let source = open_volume(VolumeUrl::local(&path)).expect("a large volume");
         place.download(&*source, &Bbox::whole(shape), &place.options()).expect_err("it cannot fit")
     };
-    let rows = place.backend.available().expect("how much there is") / (8 << 12) * 2 + 1;
+    let rows = place.backend.available().expect("the free space") / (8 << 12) * 2 + 1;
     let error = error_of("large", &[rows, 1 << 12], &[1 << 12, 1 << 12]);
-    // Wine, where a file takes no room by growing, fails at mapping more than there is memory.
+    // Under Wine growing a file takes no space; a mapping larger than the memory fails instead.
     let is_out_of_memory = cfg!(windows) && matches!(&error, Error::Array(ndarray_shm::Error::Os { .. }));
-    // With 32 bits there may be more room than addresses.
+    // With 32 bits there may be more space than addresses.
     let is_too_large = usize::BITS == 32 && matches!(&error, Error::Array(ndarray_shm::Error::TooLarge { .. }));
     let is_refused = matches!(&error, Error::Array(ndarray_shm::Error::NoSpace { .. }));
     assert!(is_refused || is_out_of_memory || is_too_large, "{error}");
@@ -290,7 +290,7 @@ fn a_volume_larger_than_its_place_is_refused_before_anything_is_taken() {
 }
 
 #[test]
-fn a_chunk_that_cannot_be_decoded_is_named_and_nothing_is_left() {
+fn undecodable_chunk_is_named_and_leaves_nothing() {
     for codec in [Codec::Zstd, Codec::Blosc, Codec::Gzip] {
         for sharded in [false, true] {
             let spec = DemoSpec::new(&[64, 64], &[16, 16], DType::U32).codec(codec).complete(true);
@@ -302,7 +302,7 @@ fn a_chunk_that_cannot_be_decoded_is_named_and_nothing_is_left() {
                 fs::write(&chunk, &whole[..length]).expect("the chunk");
                 let error = place.download(&*source, &Bbox::whole(&[64, 64]), &place.options()).expect_err("cut short");
                 let Error::Chunk { chunk: named, .. } = &error else { panic!("{}", chain(&error)) };
-                // Of a chunk in a shard both are named.
+                // For a chunk in a shard, the error names both.
                 let (of_shard, file) = named.split_once(" in ").unwrap_or(("", named));
                 assert!(dunce::canonicalize(&chunk).expect("the chunk") == Path::new(file), "{named}");
                 let is_number = |part: &str| part.parse::<u64>().is_ok();
@@ -314,14 +314,14 @@ fn a_chunk_that_cannot_be_decoded_is_named_and_nothing_is_left() {
 }
 
 #[test]
-fn a_chunk_larger_than_memory_is_read_in_part_or_refused() {
+fn chunk_larger_than_memory_is_an_error_or_filled() {
     for codec in [Codec::Uncompressed, Codec::Zstd, Codec::Blosc, Codec::Gzip] {
         let place = Place::new();
         let spec = DemoSpec::new(&[100, 100], &[100, 100], DType::U32).codec(codec).complete(true);
         demo::write_volume(&place.path("volume"), &spec).expect("a volume");
         let metadata = place.path("volume/zarr.json");
         let mut json: Value = serde_json::from_slice(&fs::read(&metadata).expect("metadata")).expect("a document");
-        // What an address of 32 bits cannot reach is no volume there.
+        // With 32 bits, a chunk beyond the address space would not be opened at all.
         let length = 1u64 << if usize::BITS == 32 { 13 } else { 20 };
         json["chunk_grid"]["configuration"]["chunk_shape"] = json!([length, length]);
         fs::write(&metadata, json.to_string()).expect("metadata");
@@ -336,7 +336,7 @@ fn a_chunk_larger_than_memory_is_read_in_part_or_refused() {
 }
 
 #[test]
-fn damaged_bytes_are_noticed_by_codecs_that_can() {
+fn codecs_with_checksums_detect_damaged_bytes() {
     for codec in [Codec::Zstd, Codec::Gzip] {
         let place = Place::new();
         let source = place.volume(&DemoSpec::new(&[64, 64], &[16, 16], DType::U32).codec(codec).complete(true));
@@ -361,7 +361,7 @@ fn an_uncompressed_chunk_of_another_length_is_an_error() {
 }
 
 #[test]
-fn a_chunk_that_cannot_be_read_is_not_taken_for_a_missing_one() {
+fn unreadable_chunk_is_not_treated_as_missing() {
     let place = Place::new();
     let source = place.volume(&v3().complete(true));
     fs::remove_file(place.path("volume/c/0/1")).expect("the chunk");
@@ -371,7 +371,7 @@ fn a_chunk_that_cannot_be_read_is_not_taken_for_a_missing_one() {
     assert_eq!(place.left(), []);
 }
 
-/// A source that breaks its promises.
+/// A source that violates its contract.
 #[derive(Debug)]
 struct Broken {
     meta: VolumeMeta,
@@ -397,7 +397,7 @@ fn broken(chunk_shape: &[u64], how: fn(&mut Scratch)) -> Broken {
 }
 
 #[test]
-fn a_source_that_breaks_its_promises_gets_an_error_and_not_the_array() {
+fn source_violating_its_contract_gets_an_error() {
     let place = Place::new();
     let hows: [fn(&mut Scratch); 4] = [
         |_| {},
@@ -420,7 +420,7 @@ fn a_source_that_breaks_its_promises_gets_an_error_and_not_the_array() {
 }
 
 #[test]
-fn a_source_that_panics_becomes_an_error() {
+fn panic_in_a_source_becomes_an_error() {
     let place = Place::new();
     let source = broken(&[4, 4], |_| panic!("a decoder that panics"));
     let error = place.download(&source, &Bbox::whole(&[8, 8]), &place.options()).expect_err("a panic");
@@ -430,7 +430,7 @@ fn a_source_that_panics_becomes_an_error() {
 }
 
 #[test]
-fn demo_volumes_that_cannot_be_are_refused() {
+fn impossible_demo_volumes_are_refused() {
     let place = Place::new();
     for (number, spec) in [
         DemoSpec::new(&[8, 8], &[4], DType::U8),

@@ -1,4 +1,4 @@
-//! Regions of volumes: those that fit chunks and those that do not, what is missing, what is asked for, which workers paint.
+//! Regions of volumes: aligned and unaligned ones, missing chunks, options, numbers of workers.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -16,7 +16,7 @@ use ndarray_shm_volume::{
 use crate::place::Place;
 
 #[test]
-fn regions_that_fit_no_chunk_arrive() {
+fn aligned_and_unaligned_regions_arrive() {
     let place = Place::new();
     let spec = DemoSpec::new(&[40, 50, 60], &[16, 20, 24], DType::U16).pattern(Pattern::Noise);
     let source = place.volume(&spec);
@@ -48,12 +48,12 @@ fn real_shared_memory_takes_the_array_in_both_orders() {
 }
 
 #[test]
-fn chunks_that_were_never_written_have_the_fill_value() {
+fn missing_chunks_have_the_fill_value() {
     let place = Place::new();
     downloads_with_one_chunk_missing(&place, &place.options());
 }
 
-/// Downloads a volume of 10 by 10 elements, of which one chunk is missing.
+/// Downloads a volume of 10 by 10 elements with one missing chunk.
 pub(crate) fn downloads_with_one_chunk_missing(place: &Place, options: &DownloadOptions<'_>) {
     let spec = DemoSpec::new(&[10, 10], &[5, 5], DType::I16).complete(true);
     let source = place.volume(&spec);
@@ -83,7 +83,7 @@ fn any_number_of_threads_paints_the_same() {
 }
 
 #[test]
-fn the_name_must_be_free_unless_it_may_be_replaced() {
+fn existing_name_is_an_error_unless_replaced() {
     let place = Place::new();
     let spec = DemoSpec::new(&[6, 6], &[3, 3], DType::U8);
     let source = place.volume(&spec);
@@ -101,14 +101,14 @@ fn the_name_must_be_free_unless_it_may_be_replaced() {
 }
 
 #[test]
-fn what_was_downloaded_can_be_opened_as_what_it_is_only() {
+fn array_opens_only_with_its_type_and_shape() {
     let place = Place::new();
     let source = place.volume(&DemoSpec::new(&[6, 4], &[3, 3], DType::U16));
     let done = place.download(&*source, &Bbox::whole(&[6, 4]), &place.options().order(Order::F)).expect("a download");
     assert_eq!((done.shape.as_slice(), done.order, done.dtype), ([6, 4].as_slice(), Order::F, DType::U16));
     assert!(matches!(done.open::<i16, Ix2>(), Err(Error::Array(ndarray_shm::Error::DTypeMismatch { .. }))));
     assert!(matches!(done.open::<u16, Ix3>(), Err(Error::Array(ndarray_shm::Error::ShapeMismatch { .. }))));
-    let array: SharedArray<u16, Ix2> = done.open().expect("what it is");
+    let array: SharedArray<u16, Ix2> = done.open().expect("the array with its own type and shape");
     assert_eq!(array.order(), Order::F);
 }
 
@@ -139,20 +139,20 @@ impl ChunkSource for Counting {
 }
 
 #[test]
-fn every_chunk_is_decoded_once_wherever_the_region_begins() {
+fn every_chunk_is_decoded_exactly_once() {
     let place = Place::new();
     let (shape, chunk_shape) = (vec![64, 64], vec![16, 10]);
     let meta = VolumeMeta::new(&shape, &chunk_shape, DType::U8);
     let source = Counting { meta, decoded: Mutex::default() };
     let done = place.download(&source, &"15:49,9:41".parse().expect("a region"), &place.options()).expect("a download");
     let decoded = source.decoded.into_inner().expect("the counts");
-    // Rows 0 to 3 and columns 0 to 4 of the grid, at the first and last of which only one line is wanted.
+    // Rows 0 to 3 and columns 0 to 4 of the grid; of the first and last ones the region has only one line each.
     assert_eq!((done.chunks, decoded.len()), (20, 20));
     assert!(decoded.values().all(|count| *count == 1), "{decoded:?}");
 }
 
 #[test]
-fn progress_begins_with_nothing_and_ends_with_everything() {
+fn progress_starts_at_zero_and_ends_at_the_total() {
     #[derive(Debug, Default)]
     struct Heard(Mutex<Vec<DownloadProgress>>);
     impl Progress for Heard {

@@ -1,4 +1,4 @@
-//! Volumes behind a network, as the pipeline sees them: many fetches at a time, bounded bytes, errors and wishes to stop.
+//! The pipeline for remote volumes: concurrent fetches, bounded bytes in flight, errors, stopping.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -14,18 +14,18 @@ use ndarray_shm_volume::{Bbox, ChunkSource, Error, Fetched, Result, Scratch, Sto
 
 use crate::place::Place;
 
-/// A volume with chunks that take a while to arrive. It records the requests.
+/// A volume with slow fetches. It records the requests.
 #[derive(Debug)]
 struct Remote<'a> {
     volume: &'a dyn ChunkSource,
     delay: Duration,
-    /// Bytes that each fetch brings.
+    /// Bytes that each fetch returns.
     packed: usize,
-    /// With this one the server goes away: what is asked for afterwards fails too.
+    /// The request at which the server disappears: this one and later ones fail.
     fails_at: Option<usize>,
     failed: AtomicUsize,
     stops_at: Option<(usize, StopFlag)>,
-    /// No answer comes before so many requests were under way at a time.
+    /// No answer comes before this many requests were in progress at once.
     together: usize,
     requests: Gauge,
     bytes: Gauge,
@@ -33,7 +33,7 @@ struct Remote<'a> {
     decoded: AtomicUsize,
 }
 
-/// How many there are now, and how many there were at most.
+/// A current count and its maximum.
 #[derive(Debug, Default)]
 struct Gauge(AtomicUsize, AtomicUsize);
 
@@ -67,7 +67,7 @@ impl<'a> Remote<'a> {
         }
     }
 
-    /// How often each region was fetched.
+    /// Returns how often each region was fetched.
     fn fetched(&self) -> HashMap<String, usize> {
         self.fetched.lock().expect("the list").clone()
     }
@@ -128,7 +128,7 @@ fn all() -> Bbox {
 const CHUNKS: usize = 64;
 
 #[test]
-fn as_many_requests_as_are_allowed_are_under_way_at_a_time() {
+fn concurrent_requests_reach_but_never_exceed_the_limit() {
     let place = Place::new();
     let volume = place.volume(&spec());
     for requests in [1, 5, 16] {
@@ -137,7 +137,7 @@ fn as_many_requests_as_are_allowed_are_under_way_at_a_time() {
         let options = place.options().requests(requests).workers(Workers::Threads(2)).replace(true);
         let done = place.download(&remote, &all(), &options).expect("a download");
         assert_eq!((done.painted, done.fetched), (CHUNKS, 100 * CHUNKS as u64));
-        assert_eq!(remote.requests.most(), requests, "no more, and at some time as many");
+        assert_eq!(remote.requests.most(), requests, "the limit is reached and not exceeded");
         assert!(remote.fetched().values().all(|count| *count == 1));
         let array = done.open::<u16, IxDyn>().expect("the array");
         assert!(array.read().expect("a guard").view() == spec().expected::<u16>(&all()).expect("all of it"));
@@ -146,22 +146,23 @@ fn as_many_requests_as_are_allowed_are_under_way_at_a_time() {
 }
 
 #[test]
-fn bytes_on_their_way_are_bounded_and_one_chunk_always_fits() {
+fn bytes_in_flight_are_bounded_but_one_chunk_fits() {
     let place = Place::new();
     let volume = place.volume(&spec());
-    // The limit, and the most there may be: what is being decoded counts until it is painted.
+    // The limit, and the most bytes that may be in flight: a chunk that is being decoded counts until it is painted.
     for (limit, most) in [(2000, 2000), (1000, 1000), (1, 1000)] {
         let remote = Remote::new(&*volume, Duration::from_millis(1), 1000);
         let options = place.options().requests(16).in_flight(limit).workers(Workers::Threads(2)).replace(true);
         place.download(&remote, &all(), &options).expect("a download");
-        // The first fetches reserve a chunk's own bytes, since nothing better is known. All of them may come when the rest is full.
+        // The first fetches reserve the size of an unpacked chunk, since nothing better is known. They may arrive when the rest is
+        // full.
         let guesses = (usize::try_from(limit).expect("small") / 128).min(16);
         assert!(remote.bytes.most() <= most + guesses * (1000 - 128), "{} of {limit}", remote.bytes.most());
     }
 }
 
 #[test]
-fn one_slow_decoder_does_not_let_the_fetched_pile_up() {
+fn slow_decoder_bounds_the_fetched_chunks() {
     let place = Place::new();
     let volume = place.volume(&spec());
     let remote = Remote::new(&*volume, Duration::ZERO, 128);
@@ -171,7 +172,7 @@ fn one_slow_decoder_does_not_let_the_fetched_pile_up() {
 }
 
 #[test]
-fn a_request_that_fails_ends_the_download_and_what_was_fetched_is_kept_on_request() {
+fn failed_request_ends_download_and_keeps_fetched_chunks() {
     let place = Place::new();
     let volume = place.volume(&spec());
     let mut remote = Remote::new(&*volume, Duration::from_millis(3), 10);
@@ -180,9 +181,9 @@ fn a_request_that_fails_ends_the_download_and_what_was_fetched_is_kept_on_reques
     let error = place.download(&remote, &all(), &options).expect_err("the server is gone");
     assert!(matches!(&error, Error::Chunk { chunk, .. } if chunk == "far/away"), "{error}");
     let first = remote.fetched();
-    // What failed was not painted; all others that were fetched are, also those that came after the failure.
+    // Failed chunks are not painted. All other fetched chunks are, also those that arrive after the failure.
     let failed = remote.failed.load(Ordering::SeqCst);
-    assert!((1..=4).contains(&failed), "each asks once at most: {failed}");
+    assert!((1..=4).contains(&failed), "each fetching thread fails once at most: {failed}");
     let painted = first.values().sum::<usize>() - failed;
     assert!((29..=32).contains(&painted), "{painted}");
     assert_eq!(remote.decoded.load(Ordering::SeqCst), painted);
@@ -190,16 +191,16 @@ fn a_request_that_fails_ends_the_download_and_what_was_fetched_is_kept_on_reques
     let again = Remote::new(&*volume, Duration::ZERO, 10);
     let done = place.download(&again, &all(), &place.options()).expect("the rest");
     assert_eq!((done.resumed, done.painted), (painted, CHUNKS - painted));
-    assert_eq!(again.fetched().len(), CHUNKS - painted, "only what was missing");
+    assert_eq!(again.fetched().len(), CHUNKS - painted, "only the missing chunks");
     assert_eq!(
         again.fetched().keys().filter(|region| first.contains_key(*region)).count(),
         failed,
-        "only what failed twice"
+        "only failed chunks are fetched twice"
     );
 }
 
 #[test]
-fn a_download_is_stopped_within_one_request() {
+fn download_stops_within_one_request() {
     let place = Place::new();
     let volume = place.volume(&spec());
     let stop = StopFlag::new();
@@ -208,12 +209,12 @@ fn a_download_is_stopped_within_one_request() {
     let options = place.options().requests(4).stop(&stop).keep_partial(true);
     let error = place.download(&remote, &all(), &options).expect_err("it was stopped");
     let Error::Interrupted { done, total: CHUNKS } = error else { panic!("{error}") };
-    assert_eq!(done, remote.fetched().len(), "what was fetched is painted");
-    assert!((8..=11).contains(&done), "each of the other requests at most: {done}");
+    assert_eq!(done, remote.fetched().len(), "fetched chunks are painted");
+    assert!((8..=11).contains(&done), "the other requests may finish: {done}");
     assert_eq!(place.left(), [EntryKind::Ledger, EntryKind::Partial]);
 }
 
-/// Panics while it decodes.
+/// A volume that panics while it decodes.
 #[derive(Debug)]
 struct Panicking<'a>(Remote<'a>);
 
@@ -237,12 +238,12 @@ impl ChunkSource for Panicking<'_> {
 }
 
 #[test]
-fn decoders_that_panic_end_the_fetchers_too() {
+fn panicking_decoders_also_end_the_fetchers() {
     for workers in [1, 3] {
         let place = Place::new();
         let volume = place.volume(&spec());
         let source = Panicking(Remote::new(&*volume, Duration::ZERO, 1000));
-        // Fetchers wait for room: without decoders they never get more of it.
+        // Fetchers wait for space in the budget, which only decoders free.
         let options = place.options().requests(8).in_flight(4000).workers(Workers::Threads(workers));
         let error = place.download(&source, &all(), &options).expect_err("no thread decodes");
         assert!(matches!(&error, Error::Painting { report, .. } if report.contains("on purpose")), "{error}");

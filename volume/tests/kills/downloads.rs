@@ -1,6 +1,6 @@
-//! Downloads, killed in the middle: the same command paints the rest and fetches only that.
+//! Downloads that are killed midway: the same command, run again, fetches and paints only the rest.
 //!
-//! The binary is the command, too: started with [`COMMAND`] in the environment it downloads instead of running tests.
+//! This binary is also the command: with [`COMMAND`] in the environment it downloads instead of running tests.
 
 use std::collections::HashMap;
 use std::fs;
@@ -22,13 +22,15 @@ use ndarray_shm_volume::{
 
 use crate::place::Place;
 
-/// Set: be a command. `threads`, `remote` and `processes` download; `worker` is what `processes` starts.
+/// Makes this process a command. `threads`, `remote` and `processes` download; `worker` is what `processes` starts.
 const COMMAND: &str = "KILL_TEST_COMMAND";
-/// The volume, the array's location, the file in which every fetch is noted.
+/// The volume's path.
 const VOLUME: &str = "KILL_TEST_VOLUME";
+/// The array's location.
 const LOCATION: &str = "KILL_TEST_LOCATION";
+/// The file that logs every fetch.
 const LOG: &str = "KILL_TEST_LOG";
-/// Set: paint no more than three quarters, and wait to be killed.
+/// Makes the command stop fetching at three quarters and wait to be killed.
 const HELD: &str = "KILL_TEST_HELD";
 
 /// Requests at a time of the remote volume.
@@ -53,20 +55,20 @@ pub(crate) fn main() -> ExitCode {
         })
     };
     let tests = vec![
-        trial("threads_killed_in_the_middle_are_resumed", "threads"),
-        trial("a_remote_volume_s_download_killed_in_the_middle_fetches_only_the_rest", "remote"),
-        trial("processes_killed_in_the_middle_are_resumed", "processes"),
+        trial("killed_download_by_threads_is_resumed", "threads"),
+        trial("killed_remote_download_fetches_only_the_rest", "remote"),
+        trial("killed_download_by_processes_is_resumed", "processes"),
     ];
     libtest_mimic::run(&Arguments::from_args(), tests).exit_code()
 }
 
-/// A volume that is slow, and notes every fetch before it begins.
+/// A slow volume that logs every fetch before it begins.
 #[derive(Debug)]
 struct Noting {
     volume: Box<dyn ChunkSource>,
     is_remote: bool,
     log: fs::File,
-    /// Where an array is of which no more is to be fetched when three quarters are painted.
+    /// Backend and location of an array: fetches for it stop when three quarters of its chunks are painted.
     held: Option<(Directory, Location)>,
 }
 
@@ -157,7 +159,7 @@ fn killed_in_the_middle(command: &str) {
     let group = format!("-{}", child.0.id());
     assert!(Command::new("kill").args(["-9", "--", &group]).status().expect("kill").success());
     assert!(!child.0.wait().expect("its end").success());
-    until_nobody_paints(&place);
+    wait_until_painting_stops(&place);
     assert_eq!(place.left(), [EntryKind::Ledger, EntryKind::Partial]);
     let kept = render::ledger(&place.backend, &place.location).expect("the ledger").done;
     assert!((CHUNKS / 2..CHUNKS).contains(&kept), "{kept} of {CHUNKS}");
@@ -178,12 +180,12 @@ fn killed_in_the_middle(command: &str) {
     assert_eq!(fetched.len(), CHUNKS);
     assert!(fetched.values().all(|count| *count <= 2), "nothing is fetched three times");
     let twice = fetched.values().filter(|count| **count == 2).count();
-    // What was under way when it was killed: with each fetching thread, in the queue, and with each decoding one.
+    // Chunks in progress at the kill: one per fetching thread, those in the queue, and one per decoding thread.
     let under_way = if command == "remote" { REQUESTS + 2 * WORKERS } else { WORKERS };
     assert!(twice <= under_way, "{twice} chunks were fetched twice");
 }
 
-fn until_nobody_paints(place: &Place) {
+fn wait_until_painting_stops(place: &Place) {
     let begin = Instant::now();
     let mut before = None;
     loop {
@@ -201,7 +203,7 @@ fn until_nobody_paints(place: &Place) {
 struct Guarded(Child);
 
 impl Guarded {
-    /// Waits for its end, and returns what it said.
+    /// Waits until the process ends, and returns its standard output.
     fn said(mut self) -> String {
         let mut said = String::new();
         let mut stdout = self.0.stdout.take().expect("its standard output");
@@ -213,8 +215,8 @@ impl Guarded {
 
 impl Drop for Guarded {
     fn drop(&mut self) {
-        let _ended = self.0.kill();
-        let _status = self.0.wait();
+        let _ = self.0.kill();
+        let _ = self.0.wait();
     }
 }
 

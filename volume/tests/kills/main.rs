@@ -1,4 +1,4 @@
-//! Downloads: their whole process group is killed in the middle. Signals to a group of processes, and shared memory, are Linux's.
+//! Downloads that are killed midway. Linux only: the tests signal a process group and use `/dev/shm`.
 
 #[cfg(target_os = "linux")]
 mod downloads;
@@ -17,6 +17,6 @@ fn main() -> ExitCode {
 fn main() -> ExitCode {
     use libtest_mimic::{Arguments, Trial};
 
-    let absent = Trial::test("downloads_killed_in_the_middle_are_resumed", || Ok(())).with_ignored_flag(true);
+    let absent = Trial::test("killed_downloads_are_resumed", || Ok(())).with_ignored_flag(true);
     libtest_mimic::run(&Arguments::from_args(), vec![absent]).exit_code()
 }

@@ -1,10 +1,11 @@
-//! Random damage of what is stored: an error that names the chunk, or the elements that another program reads, too.
+//! Random damage of stored objects. A damaged chunk must be an error that names it, or the elements that another program reads too.
 //!
-//! Each test is one encoding. One stored object at a time is cut, or some of its bits or bytes are changed, taken away or put in, from a
-//! fixed seed; `NDSHM_TEST_CORRUPTIONS` says how often.
+//! Each test is one encoding. One stored object at a time is cut, or some of its bits or bytes are changed, removed or inserted,
+//! from a fixed seed; `NDSHM_TEST_CORRUPTIONS` sets how often.
 //!
-//! Elements may change for every reader where no checksum covers them: blosc, zstd as it is usually written, `compressed_segmentation` that
-//! is not wrapped in gzip, and JPEG, whose changed bits may be other elements. Not here: raw, where any bytes are elements.
+//! Elements may change for every reader where no checksum covers them: blosc, zstd as it is usually written,
+//! `compressed_segmentation` without gzip, and JPEG, where changed bits may be other elements. Raw is not tested: any bytes are
+//! elements.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -20,7 +21,7 @@ use crate::reading::{compare, elements_of, in_full, read_by_oracle};
 /// How often an object of each encoding is damaged, unless the environment says otherwise.
 const CORRUPTIONS: usize = 200;
 
-/// An encoding of a format, and the program that writes it and is asked about damage that we do not see.
+/// An encoding of a format, and the program that writes it and also reads the damaged volume.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Damaged {
     pub(crate) format: Format,
@@ -28,15 +29,15 @@ pub(crate) struct Damaged {
     oracle: Oracle,
     pub(crate) dtype: &'static str,
     pub(crate) channels: u64,
-    /// How far elements may be from the other program's.
+    /// Largest difference from the other program's elements.
     tolerance: u8,
 }
 
-/// Of how many elements one may be further off, in pictures: a damaged block may have numbers that no picture has, and what is far off the scale
-/// becomes black in one program and white in another.
+/// In pictures, fewer than one in this many elements may differ by more than the tolerance. A damaged block may hold values that no
+/// picture has; what is far off the scale becomes black in one program and white in another.
 const PICTURE_ELEMENTS: usize = 100;
 
-/// Every encoding that says more than its elements.
+/// Returns every encoding that can show damage: all but raw.
 pub(crate) fn all() -> Vec<Damaged> {
     use Format::{Precomputed, Zarr2, Zarr3};
     use Oracle::{CloudVolume, Tensorstore, ZarrPython};
@@ -45,7 +46,8 @@ pub(crate) fn all() -> Vec<Damaged> {
         of(Precomputed, "gzip", CloudVolume, "uint16"),
         of(Precomputed, "compressed_segmentation", CloudVolume, "uint64"),
         of(Precomputed, "compressed_segmentation", Tensorstore, "uint32"),
-        // Decoders round the cosine transform in their own ways, and colours once more: the more, the further they are off the scale.
+        // Decoders round the cosine transform differently, and colours once more. The difference grows with the distance from the
+        // scale.
         Damaged { tolerance: 3, ..of(Precomputed, "jpeg", Tensorstore, "uint8") },
         Damaged { channels: 3, tolerance: 6, ..of(Precomputed, "jpeg", Tensorstore, "uint8") },
         of(Precomputed, "png", Tensorstore, "uint8"),
@@ -61,7 +63,7 @@ pub(crate) fn all() -> Vec<Damaged> {
 }
 
 impl Damaged {
-    /// Says how our elements of a damaged volume differ from those of the other program, if they do.
+    /// Fails with the difference if this crate and the other program read different elements from a damaged volume.
     fn compare(self, ours: &[u8], theirs: &[u8]) -> Result<(), String> {
         compare(ours, theirs, self.tolerance).or_else(|wrong| {
             let count = ours.iter().zip(theirs).filter(|(a, b)| a.abs_diff(**b) > self.tolerance).count();
@@ -71,23 +73,23 @@ impl Damaged {
     }
 }
 
-/// What became of damage.
+/// The results of damage.
 #[derive(Debug, Default)]
 struct Count {
     refused: usize,
     unchanged: usize,
-    /// Other elements than before, which the other program reads, too.
+    /// Changed elements that the other program reads too.
     as_theirs: usize,
 }
 
-/// Damages a volume again and again.
+/// Damages a volume repeatedly, and checks what is read each time.
 pub(crate) fn check(world: &World, damaged: Damaged) -> Result<(), String> {
     let corruptions = match std::env::var("NDSHM_TEST_CORRUPTIONS") {
         Ok(text) => text.parse().map_err(|_| format!("NDSHM_TEST_CORRUPTIONS={text} is no number"))?,
         Err(_) => CORRUPTIONS,
     };
     let Damaged { format, encoding, oracle, dtype, channels, .. } = damaged;
-    // Of the size that volumes have outside of files; they are in files, where they can be changed.
+    // The volume has the size of those on S3, but it is in files, which the test can damage.
     let described = Described::new(format, encoding, &[dtype], &[channels], 0, Kept::S3);
     let kind = if matches!(encoding, "jpeg" | "png") { "smooth" } else { "noise" };
     let (place, _) = world.place(Kept::Files);
@@ -135,7 +137,7 @@ pub(crate) fn check(world: &World, damaged: Damaged) -> Result<(), String> {
     if silent.is_empty() { Ok(()) } else { Err(silent.join("\n")) }
 }
 
-/// The elements of the whole volume.
+/// Returns the elements of the whole volume.
 fn read(world: &World, path: &Path) -> Result<Vec<u8>, Error> {
     let source = open_volume(path)?;
     let options = DownloadOptions::new().order(Order::C).workers(Workers::Threads(1)).backend(world.backend.clone());
@@ -146,14 +148,14 @@ fn read(world: &World, path: &Path) -> Result<Vec<u8>, Error> {
     Ok(elements)
 }
 
-/// Whether an error is about one chunk, and says which and in which object.
+/// Fails if an error is not about one chunk or does not name its object.
 fn names(error: &Error, object: &str) -> Result<(), String> {
     let text = in_full(error);
     let is_of_chunk = matches!(error, Error::Chunk { .. } | Error::Missing { .. });
     if is_of_chunk && text.contains(object) { Ok(()) } else { Err(format!("not named: {text}")) }
 }
 
-/// What is stored below a directory and is no description, by its path with slashes.
+/// Returns the paths, with slashes, of the stored objects below a directory, without descriptions.
 fn objects(path: &Path, root: &Path) -> Result<Vec<String>, String> {
     let mut found = Vec::new();
     for entry in fs::read_dir(path).map_err(|error| error.to_string())? {
@@ -172,7 +174,7 @@ fn objects(path: &Path, root: &Path) -> Result<Vec<String>, String> {
     Ok(found)
 }
 
-/// Numbers that are the same in each run.
+/// A generator of numbers that are the same in each run.
 #[derive(Debug)]
 struct Random(u64);
 
@@ -187,7 +189,7 @@ impl Random {
     }
 }
 
-/// Damages bytes, and says how.
+/// Damages bytes, and returns them with a text that says how.
 fn corrupt(whole: &[u8], random: &mut Random) -> (Vec<u8>, String) {
     let mut bytes = whole.to_vec();
     let at = random.below(bytes.len());

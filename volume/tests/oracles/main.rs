@@ -1,8 +1,8 @@
-//! Our reading and writing compared with CloudVolume's, tensorstore's and zarr-python's, element by element.
+//! Compares this crate with CloudVolume, tensorstore and zarr-python, element by element.
 //!
-//! Each test is one volume: an oracle writes it and we read it, or we write it and oracles read it. What was found equal becomes
-//! the table in `docs/formats.md`; a run of all tests fails if the page says something else. Needs Python with the oracles,
-//! `NDSHM_TEST_PYTHON`; without it nothing is tested, and that is said.
+//! Each test is one volume: an oracle writes it and this crate reads it, or this crate writes it and oracles read it. The table in
+//! `docs/formats.md` lists what was found equal; a run of all tests fails if the page differs from the run. The tests need a Python
+//! that has the oracles, `NDSHM_TEST_PYTHON`; without it nothing is tested, and a message says so.
 
 mod damage;
 mod matrix;
@@ -23,7 +23,7 @@ use self::matrix::{Kept, rows, written};
 use self::python::{PYTHON, World};
 use self::servers::S3Server;
 
-/// Set: the environment is that of the S3 server, and this process is the one that runs the tests.
+/// Marks the process that runs the tests: its environment leads to the S3 server.
 const INNER: &str = "VOLUME_TEST_ORACLES";
 
 /// One comparison; its error says what differs.
@@ -55,7 +55,8 @@ fn main() -> ExitCode {
     conclusion.exit_code()
 }
 
-/// Runs this program again where S3 is a server of ours: stores take it from the environment, which a running process does not change.
+/// Runs this program again with an environment that leads to an S3 server of the tests. Stores read the environment, and a running
+/// process must not change its own.
 fn beside_a_server() -> ExitCode {
     let server = S3Server::start();
     let program = std::env::current_exe().expect("this program's path");
@@ -113,7 +114,8 @@ fn trials(world: &Arc<World>) -> Vec<Trial> {
     trials
 }
 
-/// Which volumes of a row there are, and where: all in files, and of the other stores each another one, other ones from row to row.
+/// Returns a row's volumes and their stores: every element type in files, and one type in each other store. The one type differs
+/// from row to row.
 fn cells(dtypes: usize, turn: usize) -> Vec<(Kept, usize)> {
     let mut cells: Vec<_> = (0..dtypes).map(|number| (Kept::Files, number)).collect();
     cells.push((Kept::S3, turn % dtypes));

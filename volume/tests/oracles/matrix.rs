@@ -1,7 +1,7 @@
-//! What is compared with what: writers, formats, encodings, element types, orders, regions, stores.
+//! The matrix of tests: writers, formats, encodings, element types, orders, regions, stores.
 //!
-//! Not every combination, but pairs of values: encoding and element type, type and region, region and order, encoding and store, ..
-//! What is not fully combined takes turns.
+//! Tests cover pairs of values, not every combination: encoding and element type, type and region, region and order, encoding and
+//! store, .. The other values take turns.
 
 use std::fmt;
 use std::ops::Range;
@@ -10,7 +10,7 @@ use ndarray_shm::DType;
 use ndarray_shm_volume::Bbox;
 use serde_json::{Value, json};
 
-/// A program that is asked how a volume is to be read.
+/// A program that knows how a volume is to be read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum Oracle {
     CloudVolume,
@@ -19,7 +19,7 @@ pub(crate) enum Oracle {
 }
 
 impl Oracle {
-    /// Its name, as `oracle.py` and people call it.
+    /// Returns the name that `oracle.py` and the tests use.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::CloudVolume => "cloudvolume",
@@ -39,7 +39,7 @@ pub(crate) enum Format {
 }
 
 impl Format {
-    /// Its name in `oracle.py` and in the names of tests.
+    /// Returns the name that `oracle.py` and the names of tests use.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Precomputed => "precomputed",
@@ -49,7 +49,7 @@ impl Format {
         }
     }
 
-    /// What stands in front of a URL.
+    /// Returns the prefix of a URL, without `://`.
     pub(crate) fn scheme(self) -> &'static str {
         match self {
             Self::Precomputed => "precomputed",
@@ -59,7 +59,7 @@ impl Format {
     }
 }
 
-/// Where a volume is kept.
+/// The store of a volume.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum Kept {
     Files,
@@ -77,7 +77,7 @@ impl fmt::Display for Kept {
     }
 }
 
-/// Volumes of one format and encoding, as one program writes them.
+/// Volumes of one format and encoding, written by one program.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Row {
     pub(crate) oracle: Oracle,
@@ -89,7 +89,7 @@ pub(crate) struct Row {
 }
 
 impl Row {
-    /// Whether we write such volumes, too: those of Precomputed without shards, and Zarr with the codecs that we have for new ones.
+    /// Whether this crate also writes such volumes: Zarr, and Precomputed without shards.
     pub(crate) fn is_rewritten(&self) -> bool {
         self.format != Format::N5 && !(self.format == Format::Precomputed && self.encoding.starts_with("sharded"))
     }
@@ -100,18 +100,18 @@ const OF_CLOUDVOLUME: &[&str] = &["uint8", "uint16", "uint32", "uint64", "int8",
 /// tensorstore has no 64 bit integers with a sign in Precomputed volumes.
 const OF_TENSORSTORE: &[&str] = &["uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "float32"];
 const OF_SHARDS: &[&str] = &["uint8", "uint64", "float32"];
-/// The types that Zarr has, in halves: an encoding is tried with one half by one oracle and with the other half by the other oracle.
+/// Zarr's types in two halves. Two oracles test each encoding, each with one half.
 const HALVES: [&[&str]; 2] = [
     &["uint8", "uint32", "int16", "int64", "float16", "float32", "complex64"],
     &["uint16", "uint64", "int8", "int32", "float64", "complex128"],
 ];
-/// The second half, with a type that zarr-python does not have.
+/// The second half, and a type that zarr-python does not have.
 const WITH_BFLOAT16: &[&str] = &["uint16", "uint64", "int8", "int32", "float64", "complex128", "bfloat16"];
 /// All that N5 has.
 const OF_N5: &[&str] =
     &["uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64", "float32", "float64"];
 const LABELS: &[&str] = &["uint32", "uint64"];
-/// What codecs of numcodecs are tried with: one type of each size, and one that they have nothing for but bytes.
+/// Types for the codecs of numcodecs: one of each size, and complex64, which these codecs know only as bytes.
 const OF_NUMCODECS: &[&str] = &["uint16", "uint8", "float32", "int64", "complex64"];
 const OF_DELTA: &[&str] = &["uint16", "int32", "uint8", "int64"];
 const FLOATS: &[&str] = &["float32", "float64", "float16"];
@@ -126,7 +126,7 @@ pub(crate) fn rows() -> Vec<Row> {
     let mut rows = vec![
         precomputed(CloudVolume, "raw", OF_CLOUDVOLUME, &[1, 3, 2]),
         precomputed(CloudVolume, "gzip", OF_CLOUDVOLUME, &[3, 1, 2]),
-        // Three channels it mixes up when it reads them.
+        // CloudVolume mixes up three channels when it reads them.
         precomputed(CloudVolume, "jpeg", &["uint8", "uint8"], &[1]),
         precomputed(CloudVolume, "compressed_segmentation", LABELS, &[1]),
         precomputed(CloudVolume, "sharded raw", OF_SHARDS, &[1, 2]),
@@ -153,7 +153,7 @@ pub(crate) fn rows() -> Vec<Row> {
         rows.push(Row { oracle: Tensorstore, format, encoding, dtypes: theirs, channels: &[] });
         rows.push(Row { oracle: ZarrPython, format, encoding, dtypes: HALVES[(turn + 1) % 2], channels: &[] });
     }
-    // Chunks that are left out and are not 0; two codecs in a shard.
+    // Chunks that are left out because they hold the fill value, which is not 0; two codecs in a shard.
     for (format, encoding, dtypes) in [
         (Zarr2, "fill value", HALVES[0]),
         (Zarr3, "fill value", HALVES[0]),
@@ -168,7 +168,7 @@ pub(crate) fn rows() -> Vec<Row> {
     rows
 }
 
-/// Codecs of numcodecs in both versions, spellings of codecs that tensorstore reads, too, and truth values.
+/// Returns rows for the codecs of numcodecs in both versions of Zarr, for other spellings of codecs, and for booleans.
 fn numcodecs_rows() -> Vec<Row> {
     use Format::{Zarr2, Zarr3};
     use Oracle::{Tensorstore, ZarrPython};
@@ -208,14 +208,14 @@ fn numcodecs_rows() -> Vec<Row> {
     rows
 }
 
-/// What we write, and the programs that read it back.
+/// A format and encoding that this crate writes, and the programs that read it back.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Written {
     pub(crate) format: Format,
     pub(crate) encoding: &'static str,
     pub(crate) dtypes: &'static [&'static str],
     pub(crate) channels: &'static [u64],
-    /// The programs that can read it in files.
+    /// The programs that can read such volumes.
     pub(crate) readers: &'static [Oracle],
 }
 
@@ -226,10 +226,10 @@ pub(crate) fn written() -> Vec<Written> {
     let precomputed =
         |encoding, dtypes, channels, readers| Written { format: Precomputed, encoding, dtypes, channels, readers };
     let mut all = vec![
-        // CloudVolume knows 64 bit integers with a sign, tensorstore does not.
+        // CloudVolume knows int64, tensorstore does not.
         precomputed("raw", INTEGERS, &[1, 3, 2], &[CloudVolume]),
         precomputed("raw", OF_TENSORSTORE, &[3, 2, 1], &[CloudVolume, Tensorstore]),
-        // Files with `.gz` are CloudVolume's own way; tensorstore sees none of them.
+        // Only CloudVolume reads files with names in `.gz`; tensorstore does not find them.
         precomputed("gzip", OF_CLOUDVOLUME, &[2, 1, 3], &[CloudVolume]),
         precomputed("jpeg", &["uint8"], &[1], &[CloudVolume, Tensorstore]),
         precomputed("jpeg", &["uint8"], &[3], &[Tensorstore]),
@@ -255,7 +255,7 @@ pub(crate) fn written() -> Vec<Written> {
     all
 }
 
-/// A volume, as it is described to an oracle.
+/// The description of a volume that an oracle gets.
 #[derive(Debug, Clone)]
 pub(crate) struct Described {
     pub(crate) format: Format,
@@ -271,8 +271,8 @@ pub(crate) struct Described {
 impl Described {
     /// The volume number `number` of a row: element type, channels, origin, number of axes and content take turns.
     ///
-    /// Outside of files, where the way to the objects is compared and each one takes a request, volumes are smaller: two chunks along
-    /// each axis, the second one cut off, and two shards.
+    /// In stores other than files, volumes are smaller: two chunks along each axis, the second one cut off, and two shards. There
+    /// the tests compare the access to objects, and each object costs a request.
     pub(crate) fn new(
         format: Format,
         encoding: &'static str,
@@ -296,7 +296,7 @@ impl Described {
             "jpeg" => "smooth",
             "fill value" => "filled",
             _ if encoding.contains("segmentation") => ["labels", "noise"][number % 2],
-            // Another rhythm than that of the shapes and origins.
+            // A period of 4, unlike that of the shapes and origins, which is 3.
             _ => ["noise", "smooth", "labels", "labels"][number % 4],
         };
         let mut described = Self { format, encoding, dtype, origin, shape, chunk, kind, seed: number + encoding.len() };
@@ -310,7 +310,7 @@ impl Described {
         described
     }
 
-    /// As `oracle.py` wants it.
+    /// Returns the description in the form that `oracle.py` expects.
     pub(crate) fn json(&self, place: &Value) -> Value {
         json!({
             "place": place,
@@ -323,23 +323,23 @@ impl Described {
         })
     }
 
-    /// Whether elements lose detail.
+    /// Whether the encoding is lossy.
     pub(crate) fn is_lossy(&self) -> bool {
         self.encoding == "jpeg"
     }
 
-    /// All of it.
+    /// Returns the box of the whole volume.
     pub(crate) fn domain(&self) -> Bbox {
         Bbox::at(&self.origin, &self.shape)
     }
 
-    /// Elements along each axis of what is stored as one object.
+    /// Returns the shape of a stored object: a chunk or a shard.
     pub(crate) fn stored(&self) -> Vec<u64> {
         let is_sharded = self.format == Format::Zarr3 && self.encoding.starts_with("sharded");
         self.chunk.iter().map(|length| if is_sharded { 2 * length } else { *length }).collect()
     }
 
-    /// One stored object that is not at the edge of the volume.
+    /// Returns the box of one stored object, on each axis the second one if there is one.
     pub(crate) fn aligned(&self) -> Bbox {
         let axis = |(range, stored): (&Range<i64>, &u64)| {
             let first = range.start.saturating_add_unsigned(*stored);
@@ -349,7 +349,7 @@ impl Described {
         Bbox::new(self.domain().ranges().iter().zip(&self.stored()).map(axis).collect()).expect("not empty")
     }
 
-    /// A region that cuts through chunks on all sides; channels, which are few, are all in it.
+    /// Returns a region that cuts through chunks on all sides. Short axes, such as channels, are whole.
     pub(crate) fn unaligned(&self) -> Bbox {
         let axis = |range: &Range<i64>| {
             if range.end - range.start > 8 { range.start + 3..range.end - 2 } else { range.clone() }
@@ -357,14 +357,14 @@ impl Described {
         Bbox::new(self.domain().ranges().iter().map(axis).collect()).expect("not empty")
     }
 
-    /// Regions of every kind, each with its name.
+    /// Returns regions of every kind, each with its name.
     pub(crate) fn regions(&self) -> Vec<(&'static str, Bbox)> {
         let domain = self.domain();
         let mut plane = domain.ranges().to_vec();
         let last = plane.last_mut().expect("an axis");
         *last = last.end - 1..last.end;
         let point = domain.ranges().iter().map(|range| range.end - 1..range.end).collect();
-        // One element to both sides of the border between the first two chunks.
+        // One element on both sides of the border between the first two chunks.
         let across = domain.ranges().iter().zip(&self.chunk).map(|(range, chunk)| {
             let border = range.start.saturating_add_unsigned(*chunk);
             if border < range.end { border - 1..border + 1 } else { range.clone() }
@@ -382,10 +382,10 @@ impl Described {
     }
 }
 
-/// The type that the oracles call by this name.
+/// Returns the type that has this name in the oracles.
 pub(crate) fn dtype(name: &str) -> DType {
     match name {
-        // Truth values are bytes of 0 and 1.
+        // Booleans are bytes of 0 and 1.
         "uint8" | "bool" => DType::U8,
         "uint16" => DType::U16,
         "uint32" => DType::U32,

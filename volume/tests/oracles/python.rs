@@ -1,4 +1,4 @@
-//! The process that asks the oracles, and the directory where everything happens.
+//! The process that runs the oracles, and the directory of all tests.
 
 use std::fs;
 use std::io::{BufRead as _, BufReader, Write as _};
@@ -17,10 +17,10 @@ use crate::table::Outcome;
 /// The interpreter that has the oracles.
 pub(crate) const PYTHON: &str = "NDSHM_TEST_PYTHON";
 
-/// Where both sides find the S3 server.
+/// The variable that leads this crate and the oracles to the S3 server.
 pub(crate) const ENDPOINT: &str = "AWS_ENDPOINT_URL";
 
-/// What all tests share; it goes away with everything in it, whatever they do.
+/// The state that all tests share. Its directory is removed at the end, also if tests fail.
 #[derive(Debug)]
 pub(crate) struct World {
     oracles: Mutex<Option<Oracles>>,
@@ -31,7 +31,7 @@ pub(crate) struct World {
     web: OnceLock<HttpServer>,
 }
 
-/// `oracle.py`, which answers questions one after the other.
+/// The process of `oracle.py`, which answers questions one after the other.
 #[derive(Debug)]
 struct Oracles {
     child: Child,
@@ -56,7 +56,7 @@ impl World {
         }
     }
 
-    /// Asks, and returns the answer; an oracle's failure is an error that says what it said.
+    /// Sends a question and returns the answer. An oracle's failure becomes an error with the oracle's message.
     pub(crate) fn ask(&self, question: &Value) -> Result<Value, String> {
         let mut oracles = self.oracles.lock().unwrap_or_else(PoisonError::into_inner);
         let oracles = oracles.get_or_insert_with(|| Oracles::start(&self.directory.path().join("home")));
@@ -78,7 +78,7 @@ impl World {
         Location::new(&format!("oracles-{}-{number}", std::process::id())).expect("a location")
     }
 
-    /// Returns the place of a new volume, as `oracle.py` wants it, and its URL without a format.
+    /// Returns the place of a new volume, in the form that `oracle.py` expects, and its URL without a format.
     pub(crate) fn place(&self, kept: Kept) -> (Value, String) {
         let path = self.path("volume");
         let text = path.to_str().expect("a path in UTF-8");
@@ -89,7 +89,7 @@ impl World {
                 let key = path.file_name().and_then(|name| name.to_str()).expect("a name");
                 (json!({ "s3": { "endpoint": endpoint, "bucket": "test", "key": key } }), format!("s3://test/{key}"))
             }
-            // Written as files, which a server shows.
+            // The oracle writes files, which a web server then serves.
             Kept::Http => {
                 let web = self.web.get_or_init(|| HttpServer::plain(&self.directory.path().join("served")));
                 let name = path.file_name().and_then(|name| name.to_str()).expect("a name");
@@ -98,12 +98,12 @@ impl World {
         }
     }
 
-    /// Notes what was found equal.
+    /// Records a volume that was found equal.
     pub(crate) fn note(&self, outcome: Outcome) {
         self.outcomes.lock().unwrap_or_else(PoisonError::into_inner).push(outcome);
     }
 
-    /// Returns what was found equal, sorted.
+    /// Returns the volumes that were found equal, sorted.
     pub(crate) fn outcomes(&self) -> Vec<Outcome> {
         let mut outcomes = self.outcomes.lock().unwrap_or_else(PoisonError::into_inner).clone();
         outcomes.sort();
@@ -111,14 +111,14 @@ impl World {
     }
 }
 
-/// Removes a volume that was found equal, if it is in files: before the disk has to keep it.
+/// Removes a volume that was found equal, if it is in files, so that the files of all tests do not pile up.
 pub(crate) fn remove(place: &Value) -> Result<(), String> {
     place["file"].as_str().map_or(Ok(()), fs::remove_dir_all).map_err(|error| error.to_string())
 }
 
 impl Oracles {
     fn start(home: &Path) -> Self {
-        let python = std::env::var_os(PYTHON).expect("asked for only where it is set");
+        let python = std::env::var_os(PYTHON).expect("tests run only if it is set");
         let mut child = Command::new(python)
             .arg("-B") // leaves no compiled files in the source tree
             .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/python/oracle.py"))
@@ -136,21 +136,22 @@ impl Oracles {
     }
 
     fn ask(&mut self, question: &Value) -> Value {
-        writeln!(self.questions.as_mut().expect("open until the end"), "{question}").expect("the oracles listen");
+        writeln!(self.questions.as_mut().expect("open until the end"), "{question}")
+            .expect("the oracles read questions");
         self.answer()
     }
 
     fn answer(&mut self) -> Value {
         let mut line = String::new();
-        self.answers.read_line(&mut line).expect("the oracles speak");
+        self.answers.read_line(&mut line).expect("the oracles answer");
         serde_json::from_str(&line).unwrap_or_else(|_| panic!("the oracles said {line:?}; they may have died"))
     }
 }
 
 impl Drop for Oracles {
     fn drop(&mut self) {
-        // The end of its input is the end of the process.
+        // The process ends when its standard input does.
         self.questions = None;
-        let _ended = self.child.wait();
+        let _ = self.child.wait();
     }
 }

@@ -1,4 +1,4 @@
-//! What others wrote is read as they read it.
+//! Volumes that an oracle wrote: this crate must read the elements that the oracle reads.
 
 use std::fs;
 
@@ -13,10 +13,10 @@ use crate::matrix::{Described, Kept, Row, dtype};
 use crate::python::{World, remove};
 use crate::table::{Direction, Outcome};
 
-/// How far our decoded pictures may be from another decoder's: both round the cosine transform and the colours.
+/// Largest difference between this crate's decoded JPEG elements and an oracle's: both round the cosine transform and the colours.
 const PICTURES: u8 = 3;
 
-/// Lets an oracle write a volume, and compares what it reads of it with what we download, region by region.
+/// Lets an oracle write a volume, and compares what the oracle reads with what this crate downloads, region by region.
 pub(crate) fn check(world: &World, row: &Row, number: usize, kept: Kept) -> Result<(), String> {
     let described = Described::new(row.format, row.encoding, row.dtypes, row.channels, number, kept);
     let (place, url) = world.place(kept);
@@ -26,7 +26,7 @@ pub(crate) fn check(world: &World, row: &Row, number: usize, kept: Kept) -> Resu
         json!({"do": "write", "oracle": oracle, "volume": volume, "kind": described.kind, "seed": described.seed});
     world.ask(&question)?;
 
-    // Every second one has to be recognised by what is there.
+    // Every second URL names no format, which then has to be recognised by the volume's files.
     let url = if number.is_multiple_of(2) { format!("{}://{url}", row.format.scheme()) } else { url };
     let source = open(&url)?;
     let meta = source.meta();
@@ -41,7 +41,8 @@ pub(crate) fn check(world: &World, row: &Row, number: usize, kept: Kept) -> Resu
     for (count, (name, bbox)) in regions.iter().enumerate() {
         let (region, others) = rest.split_at(bbox.shape().iter().product::<usize>() * meta.dtype.size());
         rest = others;
-        // All of it in both orders; of the others, every region is read in both orders of the element types of a row.
+        // The first region, which is the whole volume, is read in both orders. Each other region is read in one; the order
+        // alternates with the element types of a row.
         for order in [Order::C, Order::F] {
             if count > 0 && (order == Order::C) != (count + number).is_multiple_of(2) {
                 continue;
@@ -65,7 +66,7 @@ pub(crate) fn check(world: &World, row: &Row, number: usize, kept: Kept) -> Resu
     Ok(())
 }
 
-/// Returns the elements of regions, one behind the other, as an oracle reads them.
+/// Returns the elements of regions as an oracle reads them, one region after the other.
 pub(crate) fn read_by_oracle(
     world: &World,
     oracle: &str,
@@ -94,7 +95,7 @@ pub(crate) fn downloaded(
     bbox: &Bbox,
     order: Order,
 ) -> Result<Vec<u8>, String> {
-    // Writers leave out chunks of nothing but 0.
+    // Writers leave out chunks of zeros.
     let options = DownloadOptions::new()
         .order(order)
         .workers(Workers::Threads(2))
@@ -104,14 +105,14 @@ pub(crate) fn downloaded(
     let done = download_to_shared_memory(source, bbox, &location, &options)
         .map_err(|error| format!("{bbox}: {}", in_full(&error)))?;
     assert_eq!((&done.shape, done.dtype), (&bbox.shape(), source.meta().dtype));
-    // A single row has both orders.
+    // An array with at most one axis longer than 1 is in both orders.
     assert!(done.order == order || done.shape.iter().filter(|length| **length > 1).count() < 2, "order {}", done.order);
     let bytes = elements_of(&done)?;
     world.backend.unlink(&location).map_err(|error| error.to_string())?;
     Ok(bytes)
 }
 
-/// Returns the elements of what was downloaded, in C order.
+/// Returns the elements of a downloaded array, in C order.
 pub(crate) fn elements_of(done: &ndarray_shm_volume::Downloaded) -> Result<Vec<u8>, String> {
     with_element!(done.dtype, T => elements::<T>(done), else => unreachable!("volumes have other types"))
 }
@@ -124,13 +125,13 @@ fn elements<T: Element>(done: &ndarray_shm_volume::Downloaded) -> Result<Vec<u8>
     Ok(bytemuck::cast_slice(in_c_order.as_slice().expect("in C order")).to_vec())
 }
 
-/// Says how elements differ, if they do.
+/// Fails with the difference if elements differ by more than the tolerance.
 pub(crate) fn compare(found: &[u8], expected: &[u8], tolerance: u8) -> Result<(), String> {
     if found.len() != expected.len() {
         return Err(format!("{} bytes instead of {}", found.len(), expected.len()));
     }
     if found == expected {
-        return Ok(()); // at once, which the closure below is not in an unoptimized build
+        return Ok(()); // the closure below is slow in an unoptimized build
     }
     let wrong = |(a, b): (&u8, &u8)| a.abs_diff(*b) > tolerance;
     let Some(first) = found.iter().zip(expected).position(wrong) else { return Ok(()) };
@@ -143,7 +144,7 @@ pub(crate) fn compare(found: &[u8], expected: &[u8], tolerance: u8) -> Result<()
     ))
 }
 
-/// An error with all its causes.
+/// Returns the text of an error and of all its causes.
 pub(crate) fn in_full(error: &dyn std::error::Error) -> String {
     let causes = std::iter::successors(error.source(), |cause| cause.source());
     causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))

@@ -1,4 +1,4 @@
-//! What cannot be read is refused by its name.
+//! Volumes that cannot be read: the error must name the property that is not supported.
 
 use std::fs;
 
@@ -14,7 +14,7 @@ use crate::reading::in_full;
 pub(crate) struct Refused {
     pub(crate) format: Format,
     pub(crate) what: &'static str,
-    /// As the volume's metadata writes it, and as the error has to call it.
+    /// The name in the volume's metadata, which the error must contain.
     pub(crate) name: &'static str,
 }
 
@@ -35,7 +35,7 @@ const DTYPES_V3: &[&str] = &["string", "float8_e4m3", "int4"];
 const COMPRESSIONS_N5: &[&str] = &["jpeg"];
 const DTYPES_N5: &[&str] = &["string", "object", "float16"];
 
-/// All of them.
+/// Returns every refused property.
 pub(crate) fn all() -> Vec<Refused> {
     let of =
         |format, what, names: &'static [&'static str]| names.iter().map(move |name| Refused { format, what, name });
@@ -50,7 +50,7 @@ pub(crate) fn all() -> Vec<Refused> {
         .collect()
 }
 
-/// Opens a volume that has it.
+/// Opens a volume that has the property, and checks the error.
 pub(crate) fn check(world: &World, refused: Refused) -> Result<(), String> {
     let path = world.path("refused");
     let (file, document) = document(refused);

@@ -1,4 +1,4 @@
-//! `docs/formats.md`: what was found equal in this run, and nothing else.
+//! The table in `docs/formats.md`: exactly what this run found equal.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -8,20 +8,20 @@ use std::path::{Path, PathBuf};
 use crate::matrix::{Format, Kept, Oracle};
 use crate::refused;
 
-/// Set: the page is written. Otherwise it must be what would be written.
+/// Makes the run write the page. Without it the run compares the page with its result.
 const WRITE: &str = "NDSHM_WRITE_DOCS";
 
 const BEGIN: &str = "<!-- what follows is written by volume/tests/oracles: NDSHM_WRITE_DOCS=1 -->\n";
 const END: &str = "<!-- what a test wrote ends here -->\n";
 
-/// The programs that wrote and that read.
+/// Which program created, wrote and read a volume.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum Direction {
-    /// The oracle wrote it, we read it.
+    /// The oracle wrote it, this crate read it.
     Read,
-    /// We made and wrote it, the oracle read it.
+    /// This crate created and wrote it, the oracle read it.
     Written,
-    /// The oracle made it, we wrote it, the oracle read it.
+    /// The oracle created it, this crate wrote it, the oracle read it.
     WrittenIntoTheirs,
 }
 
@@ -36,12 +36,12 @@ pub(crate) struct Outcome {
     pub(crate) dtype: &'static str,
 }
 
-/// Writes the page, or compares it.
+/// Compares the page with the outcomes, or writes it.
 pub(crate) fn check(outcomes: &[Outcome]) -> Result<(), String> {
     let path = page();
     let old = fs::read_to_string(&path).map_err(|error| format!("{}: {error}", path.display()))?;
     let parts = old.split_once(BEGIN).and_then(|(before, rest)| Some((before, rest.split_once(END)?.1)));
-    let Some((before, after)) = parts else { return Err(format!("{}: no room for the table", path.display())) };
+    let Some((before, after)) = parts else { return Err(format!("{}: no table markers", path.display())) };
     let new = format!("{before}{BEGIN}\n{}\n{END}{after}", table(outcomes));
     if new == old {
         return Ok(());
@@ -50,7 +50,7 @@ pub(crate) fn check(outcomes: &[Outcome]) -> Result<(), String> {
         return fs::write(&path, new).map_err(|error| format!("{}: {error}", path.display()));
     }
     let line = new.lines().zip(old.lines()).find(|(new, old)| new != old);
-    Err(format!("docs/formats.md says something else than this run (new and old: {line:?}): {WRITE}=1 writes it anew"))
+    Err(format!("docs/formats.md differs from this run (new and old: {line:?}): {WRITE}=1 writes it anew"))
 }
 
 fn page() -> PathBuf {
@@ -110,7 +110,7 @@ fn table(outcomes: &[Outcome]) -> String {
     text
 }
 
-/// Names of types, families together where all of them are there.
+/// Returns the names of types, with one name for a family that is complete.
 fn types(mut names: BTreeSet<&str>) -> String {
     const FAMILIES: &[(&str, &[&str])] = &[
         ("uint8 to uint64", &["uint8", "uint16", "uint32", "uint64"]),

@@ -1,4 +1,4 @@
-//! What we write is read by others as it is.
+//! Volumes that this crate writes: oracles must read the elements that were written.
 
 use std::fs;
 use std::path::Path;
@@ -16,10 +16,10 @@ use crate::python::{World, remove};
 use crate::reading::{compare, downloaded, in_full, open};
 use crate::table::{Direction, Outcome};
 
-/// What pictures may lose: a few of 256 shades, where they are smooth.
+/// Largest loss of a smooth JPEG picture: a few of 256 shades.
 const PICTURES: u8 = 20;
 
-/// Makes a volume, writes it in parts, and lets oracles compare it with what it should be after each.
+/// Creates a volume and writes it in parts. After each part, oracles compare the volume with the expected elements.
 pub(crate) fn check(world: &World, written: &Written, number: usize, kept: Kept) -> Result<(), String> {
     let described = Described::new(written.format, written.encoding, written.dtypes, written.channels, number, kept);
     let (place, url) = world.place(kept);
@@ -35,7 +35,7 @@ pub(crate) fn check(world: &World, written: &Written, number: usize, kept: Kept)
     Ok(())
 }
 
-/// Lets an oracle make a volume, writes it, and lets the oracle compare.
+/// Lets an oracle create a volume, writes the elements, and lets the oracle compare.
 pub(crate) fn check_theirs(world: &World, row: &Row, number: usize, kept: Kept) -> Result<(), String> {
     let described = Described::new(row.format, row.encoding, row.dtypes, row.channels, number, kept);
     let (place, url) = world.place(kept);
@@ -76,7 +76,7 @@ impl Upload<'_> {
         let described = self.described;
         let (first, second) = if number.is_multiple_of(2) { (Order::C, Order::F) } else { (Order::F, Order::C) };
 
-        // All of it.
+        // The whole volume.
         let mut expected = self.generated::<T>(described.kind, described.seed)?;
         self.upload(sink, &expected, &described.domain(), first, UploadOptions::new(), "whole")?;
         self.compare(&expected, "after all of it was written")?;
@@ -84,7 +84,7 @@ impl Upload<'_> {
             return Ok(());
         }
 
-        // One stored object, as a cutout of an array for all of the volume.
+        // One stored object, as a cutout of an array of the whole volume.
         let other = self.generated::<T>("smooth", described.seed + 100)?;
         let aligned = described.aligned();
         let options = UploadOptions::new().cutout(aligned.clone());
@@ -92,7 +92,7 @@ impl Upload<'_> {
         overlay(&mut expected, &other, described, &aligned);
         self.compare(&expected, "after one stored object was written again")?;
 
-        // A region that cuts through stored objects: only if that is wanted.
+        // A region that cuts through stored objects: refused unless read-modify-write is requested.
         let third = self.generated::<T>("noise", described.seed + 200)?;
         let unaligned = described.unaligned();
         let part = cut(&third, described, &unaligned);
@@ -116,7 +116,7 @@ impl Upload<'_> {
         ArrayD::from_shape_vec(IxDyn(&lengths(&self.described.shape)), elements).map_err(|error| error.to_string())
     }
 
-    /// Puts elements into shared memory, uploads them, and looks whether the array is still what it was.
+    /// Puts elements into shared memory, uploads them, and checks that the array has not changed.
     fn upload<T: Element>(
         &self,
         sink: &dyn ChunkSink,
@@ -147,7 +147,7 @@ impl Upload<'_> {
         done.map(|_| ()).map_err(|error| format!("{what}: {}", in_full(&error)))
     }
 
-    /// Lets every oracle, and us, compare all of the volume with what it should be.
+    /// Compares the whole volume, as each oracle and this crate read it, with the expected elements.
     fn compare<T: Element>(&self, expected: &ArrayD<T>, when: &str) -> Result<(), String> {
         let bytes: &[u8] = bytemuck::cast_slice(expected.as_slice().expect("in C order"));
         let file = self.world.path("expected");

@@ -1,7 +1,8 @@
-//! Downloads from servers that refuse, cut off, go away, come back, or do not: the array is right, or the error is clear and the
-//! same command fetches only what was missing.
+//! Downloads from servers that refuse requests, truncate answers, or disappear for a while or for good. Either the array is right,
+//! or the error is clear and the same command then fetches only the missing chunks.
 //!
-//! The binary is also the process that downloads or uploads: with [`URL`] in its environment it does that instead of running tests.
+//! This binary is also the process that downloads or uploads: with [`URL`] in its environment it does that instead of running
+//! tests.
 
 mod permanent;
 #[path = "../servers/mod.rs"]
@@ -25,11 +26,13 @@ use ndarray_shm_volume::{
 
 use self::servers::{Fault, FaultyProxy, HttpServer, Request, S3Server, python};
 
-/// The volume, the directory of the arrays, the array's location.
+/// The URL of the volume.
 const URL: &str = "OUTAGE_TEST_URL";
+/// The directory of the arrays.
 const ARRAYS: &str = "OUTAGE_TEST_ARRAYS";
-/// Set: upload instead.
+/// Makes the process upload instead.
 const UPLOAD: &str = "OUTAGE_TEST_UPLOAD";
+/// The array's location.
 const LOCATION: &str = "outage-test";
 
 fn main() -> ExitCode {
@@ -46,20 +49,20 @@ fn main() -> ExitCode {
         })
     };
     let tests = vec![
-        trial("faults_on_the_way_change_nothing", faults_on_the_way_change_nothing),
-        trial("a_server_that_is_killed_in_the_middle_and_restarted_is_waited_for", killed_in_the_middle),
-        trial("when_a_server_is_gone_for_good_the_next_run_fetches_only_the_rest", gone_for_good),
-        trial("web_servers_may_fail_too", web_servers_may_fail_too),
+        trial("downloads_arrive_whole_through_faults", downloads_arrive_whole_through_faults),
+        trial("download_waits_for_a_restarted_server", download_waits_for_a_restarted_server),
+        trial("next_run_after_an_outage_fetches_only_the_rest", next_run_after_an_outage_fetches_only_the_rest),
+        trial("downloads_survive_faults_of_web_servers", downloads_survive_faults_of_web_servers),
         trial("uploads_arrive_whole_through_faults", uploads_arrive_whole_through_faults),
-        trial("cut_shards_are_damaged_for_good", permanent::cut_shards_are_damaged_for_good),
-        trial("shards_need_a_server_that_sends_parts", permanent::shards_need_a_server_that_sends_parts),
-        trial("refused_parts_are_no_outage", permanent::refused_parts_are_no_outage),
+        trial("truncated_shards_are_permanent_errors", permanent::truncated_shards_are_permanent_errors),
+        trial("shards_need_a_server_with_range_requests", permanent::shards_need_a_server_with_range_requests),
+        trial("refused_ranges_are_permanent_errors", permanent::refused_ranges_are_permanent_errors),
         trial("absent_shards_are_missing_chunks", permanent::absent_shards_are_missing_chunks),
     ];
     libtest_mimic::run(&Arguments::from_args(), tests).exit_code()
 }
 
-/// Downloads all of a volume, or uploads all of one, and says how.
+/// Downloads or uploads a whole volume, and prints the numbers of chunks that were transferred and resumed.
 fn transfer(url: &str) -> ExitCode {
     let work = || -> ndarray_shm_volume::Result<()> {
         let url = url.parse::<VolumeUrl>()?;
@@ -97,23 +100,23 @@ const SHAPE: [u64; 3] = [64, 60, 64];
 const CHUNK_SHAPE: [u64; 3] = [16, 15, 16];
 const CHUNKS: usize = 64;
 
-/// What every volume here has, of one value for each place.
+/// Returns the elements of every volume of these tests.
 fn elements() -> ArrayD<u16> {
     let spec = DemoSpec::new(&SHAPE, &CHUNK_SHAPE, DType::U16).pattern(Pattern::Noise);
     spec.expected(&Bbox::whole(&SHAPE)).expect("all of it")
 }
 
-/// What is in `objects/test/volume`.
+/// The format of the volume in `objects/test/volume`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Zarr,
     /// Shards of eight chunks each.
     Sharded,
-    /// Packed chunks, one channel.
+    /// Chunks packed by gzip, one channel.
     Precomputed,
 }
 
-/// A volume of 64 chunks, and where arrays of it are.
+/// A volume of 64 chunks, and the directory of the arrays.
 struct Case {
     directory: tempfile::TempDir,
     kind: Kind,
@@ -168,7 +171,7 @@ impl Case {
         self.command(url, endpoint, patience).output().expect("a download")
     }
 
-    /// Compares every element of what a download left, and returns how many chunks it painted and found painted.
+    /// Compares every element of a downloaded array, and returns the numbers of painted and resumed chunks.
     #[track_caller]
     fn check(&self, output: &Output) -> (usize, usize) {
         assert!(output.status.success(), "{output:?}");
@@ -184,7 +187,7 @@ impl Case {
     }
 }
 
-/// Whether it asks for an object that is named by numbers: a chunk or a shard.
+/// Whether a request is for a chunk or a shard: their names begin with a digit.
 fn is_chunk(request: &Request) -> bool {
     let name = request.path.rsplit('/').next().unwrap_or_default();
     request.method == "GET" && name.starts_with(|first: char| first.is_ascii_digit())
@@ -194,7 +197,7 @@ fn chunks(requests: &[Request]) -> Vec<&str> {
     requests.iter().filter(|request| is_chunk(request)).map(|request| request.path.as_str()).collect()
 }
 
-/// One request in twenty refused, one body cut off with and one without a tag, one connection closed.
+/// Refuses one request in twenty, truncates one body with a tag and one without, and closes one connection.
 fn faults(request: &Request) -> Option<Fault> {
     match request.number {
         10 => Some(Fault::Truncated),
@@ -204,7 +207,7 @@ fn faults(request: &Request) -> Option<Fault> {
     }
 }
 
-fn faults_on_the_way_change_nothing(_name: &str) {
+fn downloads_arrive_whole_through_faults(_name: &str) {
     for kind in [Kind::Zarr, Kind::Sharded, Kind::Precomputed] {
         let case = Case::new(kind);
         let server = S3Server::start_with(&case.objects());
@@ -213,7 +216,7 @@ fn faults_on_the_way_change_nothing(_name: &str) {
         assert_eq!(case.check(&output), (CHUNKS, 0));
         let requests = proxy.requests();
         assert!(chunks(&requests).len() > CHUNKS, "there were no faults");
-        // A shard has an index besides.
+        // Each shard's index costs requests too.
         let most = CHUNKS + 30 + if kind == Kind::Sharded { 16 } else { 0 };
         assert!(requests.len() < most, "{} requests: {requests:?}", requests.len());
     }
@@ -232,7 +235,7 @@ fn uploads_arrive_whole_through_faults(_name: &str) {
     assert_eq!(case.check(&case.run("zarr://s3://test/new", &server.endpoint(), "30")), (CHUNKS, 0));
 }
 
-/// Waits until a download has come to the chunks that are held.
+/// Waits until a download has requested chunks that the proxy holds.
 fn wait_until_held(proxy: &FaultyProxy, child: &mut Child) {
     let begin = Instant::now();
     while chunks(&proxy.requests()).len() <= ANSWERED {
@@ -243,10 +246,10 @@ fn wait_until_held(proxy: &FaultyProxy, child: &mut Child) {
     }
 }
 
-/// How many requests for chunks are answered before the server goes away. 16 are asked for at a time.
+/// How many requests for chunks are answered before the server disappears. Downloads make 16 requests at a time.
 const ANSWERED: usize = 40;
 
-/// Answers requests slowly, and for only so many chunks.
+/// Delays answers, and holds requests for more than [`ANSWERED`] chunks.
 fn slowly() -> impl FnMut(&Request) -> Option<Fault> {
     let mut asked = 0;
     move |request| {
@@ -255,13 +258,13 @@ fn slowly() -> impl FnMut(&Request) -> Option<Fault> {
     }
 }
 
-fn killed_in_the_middle(_name: &str) {
+fn download_waits_for_a_restarted_server(_name: &str) {
     let case = Case::new(Kind::Zarr);
     let mut server = S3Server::start_with(&case.objects());
     let mut proxy = FaultyProxy::start(&server.endpoint(), slowly());
     let mut child = case.command("s3://test/volume", &proxy.url(), "60").spawn().expect("a download");
     wait_until_held(&proxy, &mut child);
-    // First behind the proxy, which then closes its connections without an answer; then the proxy's port refuses too.
+    // First only the server is gone, and the proxy closes connections without an answer; then the proxy's port refuses too.
     server.kill();
     proxy.let_go();
     thread::sleep(Duration::from_millis(300));
@@ -271,10 +274,10 @@ fn killed_in_the_middle(_name: &str) {
     proxy.come_up();
     let output = child.wait_with_output().expect("its end");
     assert_eq!(case.check(&output), (CHUNKS, 0));
-    assert!(chunks(&proxy.requests()).len() > CHUNKS, "its absence was not noticed");
+    assert!(chunks(&proxy.requests()).len() > CHUNKS, "the download did not see the outage");
 }
 
-fn gone_for_good(_name: &str) {
+fn next_run_after_an_outage_fetches_only_the_rest(_name: &str) {
     for (kind, named) in [(Kind::Zarr, "s3://test/volume/c/"), (Kind::Precomputed, "s3://test/volume/1_1_1/")] {
         let case = Case::new(kind);
         let server = S3Server::start_with(&case.objects());
@@ -283,19 +286,19 @@ fn gone_for_good(_name: &str) {
     }
 }
 
-/// The server goes away in the middle, for longer than the download is patient; the next run fetches the rest.
+/// Takes the server away during a download, for longer than the download retries. The next run must fetch only the rest.
 fn interrupted_and_resumed(case: &Case, mut proxy: FaultyProxy, url: &str, named: &str) {
     let endpoint = proxy.url();
     let begin = Instant::now();
-    // Long enough for a server that answers, on a slow machine too.
+    // 6 seconds are enough for a server that answers, also on a slow machine.
     let mut child = case.command(url, &endpoint, "6").spawn().expect("a download");
     wait_until_held(&proxy, &mut child);
     proxy.go_down();
     let output = child.wait_with_output().expect("its end");
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(output.status.code(), Some(1), "{said}");
-    assert!(said.contains(named), "it does not name the object: {said}");
-    assert!(said.contains("onnect"), "it does not say why: {said}");
+    assert!(said.contains(named), "the error does not name the object: {said}");
+    assert!(said.contains("onnect"), "the error does not say why: {said}");
     assert!(begin.elapsed() < Duration::from_mins(3), "{:?}", begin.elapsed());
 
     let before: BTreeSet<String> = chunks(&proxy.requests()).into_iter().map(str::to_owned).collect();
@@ -307,14 +310,14 @@ fn interrupted_and_resumed(case: &Case, mut proxy: FaultyProxy, url: &str, named
     assert!(resumed >= CHUNKS / 4 && painted >= CHUNKS / 4, "{painted} painted, {resumed} resumed");
     let requests = proxy.requests();
     let fetched = chunks(&requests[first..]);
-    assert_eq!(fetched.len(), painted, "each missing chunk is asked for once, and no other: {fetched:?}");
+    assert_eq!(fetched.len(), painted, "only missing chunks are requested, each once: {fetched:?}");
     let distinct: BTreeSet<&str> = fetched.iter().copied().collect();
     assert_eq!(distinct.len(), fetched.len());
     let of_both = distinct.iter().filter(|path| before.contains(**path)).count();
-    assert!(before.len() - of_both == resumed, "what came was not fetched again");
+    assert!(before.len() - of_both == resumed, "received chunks are not fetched again");
 }
 
-fn web_servers_may_fail_too(_name: &str) {
+fn downloads_survive_faults_of_web_servers(_name: &str) {
     for with_tags in [true, false] {
         let case = Case::new(Kind::Zarr);
         let directory = case.objects();

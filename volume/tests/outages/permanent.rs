@@ -1,4 +1,4 @@
-//! Failures that waiting does not mend: nothing half-painted is kept unless it is asked for, and the error names shard and chunk.
+//! Permanent failures, which no retry mends: a partial array is kept only on request, and the error names shard and chunk.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ use crate::servers::{Fault, FaultyProxy, HttpServer, Request};
 
 const LENGTH: u64 = 16;
 
-/// An element that is not background.
+/// Returns an element that is not background.
 fn byte(number: usize) -> u8 {
     u8::try_from(number % 250 + 1).expect("small")
 }
@@ -22,7 +22,7 @@ fn byte(number: usize) -> u8 {
 struct Sharded {
     directory: tempfile::TempDir,
     shard: PathBuf,
-    /// What the last of its chunks is called in errors.
+    /// The name of the shard's last chunk in errors.
     last: &'static str,
 }
 
@@ -38,7 +38,7 @@ impl Sharded {
         Self::of(directory, "volume/c/0/0/0", "1/1/1")
     }
 
-    /// Written by hand, since such volumes are only read: index, chunks, index of the only minishard.
+    /// The shard is written byte by byte, since this crate only reads such volumes: its index, the minishard's index, the chunks.
     fn precomputed() -> Self {
         let directory = tempfile::tempdir().expect("a directory");
         fs::create_dir_all(directory.path().join("volume/s")).expect("a scale");
@@ -54,7 +54,7 @@ impl Sharded {
         });
         fs::write(directory.path().join("volume/info"), info.to_string()).expect("a description");
         let words = |words: &[u64]| words.iter().flat_map(|word| word.to_le_bytes()).collect::<Vec<u8>>();
-        // The index of the minishard stands in front of the chunks, so that a shard that is cut has it still.
+        // The minishard's index is in front of the chunks, so that a truncated shard still has it.
         let index = words(&[0, 1, 1, 1, 1, 1, 1, 1, 192, 0, 0, 0, 0, 0, 0, 0, 512, 512, 512, 512, 512, 512, 512, 512]);
         let elements: Vec<u8> = (0..512 * 8).map(byte).collect();
         let shard = [words(&[0, 192]), index, elements].concat();
@@ -76,15 +76,15 @@ impl Sharded {
         self.directory.path().join("volume")
     }
 
-    /// Makes the last chunk lie behind the end of the shard.
+    /// Truncates the shard so that its last chunk lies beyond the end.
     fn cut(&self) {
         let shard = fs::read(&self.shard).expect("a shard");
         if self.last.contains('_') {
             fs::write(&self.shard, &shard[..shard.len() - 100]).expect("cut");
             return;
         }
-        // The index of a Zarr shard is at its end: what is cut out is in front of it, and the checksum still holds. It is more than the
-        // index, so that the chunk's range ends behind the shard.
+        // The index of a Zarr shard is at its end. The bytes cut out are in front of it, so that its checksum still holds. They are
+        // more than the index, so that the last chunk's range ends beyond the shard.
         let length = 8 * 16 + 4;
         let index = shard.len() - length;
         fs::write(&self.shard, [&shard[..index - 2 * length], &shard[index..]].concat()).expect("cut");
@@ -108,12 +108,12 @@ impl Sharded {
         Ok(done.filled)
     }
 
-    /// How many files there are of arrays, finished or not.
+    /// Returns the number of files of arrays, finished or not.
     fn left(&self) -> usize {
         fs::read_dir(self.directory.path().join("arrays")).expect("the arrays").count()
     }
 
-    /// Demands an error that names shard and chunk, and that nothing is kept unasked; with `keep`, that something was painted before.
+    /// Asserts that a download fails with a permanent error that names shard and chunk, and that it leaves nothing.
     #[track_caller]
     fn check(&self, url: &str, chunk: Option<&str>) -> Error {
         let error = self.download(url, false).expect_err(url);
@@ -122,8 +122,8 @@ impl Sharded {
         assert!(text.contains(&format!("/{shard}` (region ")), "the shard: {text}");
         let named = chunk.map_or_else(|| " in ".to_owned(), |chunk| format!("`{chunk} in "));
         assert!(text.contains(&named), "the chunk: {text}");
-        assert_eq!(error.store_failure(), None, "it may not pass: {error:?}");
-        assert_eq!(self.left(), 0, "nothing is kept unasked");
+        assert_eq!(error.store_failure(), None, "the failure is permanent: {error:?}");
+        assert_eq!(self.left(), 0, "nothing is kept without a request");
         error
     }
 }
@@ -132,7 +132,7 @@ fn local(path: &Path) -> String {
     path.display().to_string()
 }
 
-pub(crate) fn cut_shards_are_damaged_for_good(_name: &str) {
+pub(crate) fn truncated_shards_are_permanent_errors(_name: &str) {
     for sharded in Sharded::both() {
         assert_eq!(sharded.download(&local(&sharded.volume()), false).expect("it is sound"), 0);
         fs::remove_dir_all(sharded.directory.path().join("arrays")).expect("the arrays");
@@ -144,14 +144,14 @@ pub(crate) fn cut_shards_are_damaged_for_good(_name: &str) {
             let error = sharded.check(&url, Some(sharded.last));
             assert!(matches!(error, Error::Chunk { .. }), "{url}: {error:?}");
             sharded.download(&url, true).expect_err("as before");
-            assert!(sharded.left() > 0, "seven chunks are sound, and kept when that is asked for");
+            assert!(sharded.left() > 0, "seven chunks are sound, and kept on request");
             let location = "permanent-test".parse().expect("a location");
             assert!(ndarray_shm::render::discard(&sharded.backend(), &location).expect("it is there"));
         }
     }
 }
 
-pub(crate) fn shards_need_a_server_that_sends_parts(_name: &str) {
+pub(crate) fn shards_need_a_server_with_range_requests(_name: &str) {
     for sharded in Sharded::both() {
         let server = HttpServer::without_ranges(sharded.directory.path());
         let error = sharded.check(&format!("{}/volume", server.url()), None);
@@ -160,13 +160,13 @@ pub(crate) fn shards_need_a_server_that_sends_parts(_name: &str) {
     }
 }
 
-/// Whether it asks for a part of a shard that is not its index: the index is asked for first.
+/// Whether a range request is for more than indexes, which are requested first.
 fn is_of_chunk(request: &Request, indexes: usize, asked: &mut usize) -> bool {
     *asked += usize::from(!request.range.is_empty());
     *asked > indexes + 2
 }
 
-pub(crate) fn refused_parts_are_no_outage(_name: &str) {
+pub(crate) fn refused_ranges_are_permanent_errors(_name: &str) {
     // The Precomputed shard has two levels of indexes.
     for (sharded, indexes) in Sharded::both().into_iter().zip([1, 2]) {
         let server = HttpServer::start(sharded.directory.path());
@@ -183,7 +183,7 @@ pub(crate) fn refused_parts_are_no_outage(_name: &str) {
             let error = sharded.check(&format!("{}/volume", proxy.url()), None);
             assert!(is_expected(&error), "{status}: {error:?}");
         }
-        // Credentials may have expired in the middle: others may go on from there.
+        // The credentials may have expired during the download: with new ones it can be resumed.
         let mut asked = 0;
         let proxy = FaultyProxy::start(&server.url(), move |request| {
             is_of_chunk(request, indexes, &mut asked).then_some(Fault::Status(403))
@@ -195,7 +195,7 @@ pub(crate) fn refused_parts_are_no_outage(_name: &str) {
     }
 }
 
-/// A shard that does not exist has no chunks, which is no failure.
+/// A missing shard means missing chunks, not a failure.
 pub(crate) fn absent_shards_are_missing_chunks(_name: &str) {
     for sharded in Sharded::both() {
         fs::remove_file(&sharded.shard).expect("the shard");

@@ -1,4 +1,4 @@
-//! Where one test works: a volume and a backend of its own, which go away whatever the test does.
+//! A place for one test: a volume and a backend of its own. Both are removed when the test ends, also if it fails.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -73,7 +73,7 @@ impl Place {
         download_to_shared_memory(source, bbox, &self.location, options)
     }
 
-    /// Downloads a region in both orders, compares every element with what it should be, and unlinks.
+    /// Downloads a region in both orders, compares every element with the expected one, and unlinks the arrays.
     pub(crate) fn check<T: Element + PartialEq>(&self, source: &dyn ChunkSource, spec: &DemoSpec, bbox: &Bbox) {
         let expected: ArrayD<T> = spec.expected(bbox).expect("a region of the volume");
         for order in [Order::C, Order::F] {
@@ -87,7 +87,7 @@ impl Place {
         }
     }
 
-    /// Says what of this place's location is in the backend.
+    /// Returns the kinds of the backend's entries for this place's location.
     pub(crate) fn left(&self) -> Vec<EntryKind> {
         let entries = self.backend.list().expect("the backend's entries");
         entries
@@ -100,12 +100,12 @@ impl Place {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        let _gone = self.backend.unlink(&self.location);
-        let _gone = render::discard(&self.backend, &self.location);
+        let _ = self.backend.unlink(&self.location);
+        let _ = render::discard(&self.backend, &self.location);
     }
 }
 
-/// Damages a file as a disk would: the middle is other bytes.
+/// Damages a file: changes the bytes of its second half.
 #[allow(dead_code)]
 pub(crate) fn corrupt(file: &Path) {
     let mut bytes = std::fs::read(file).expect("the file to damage");

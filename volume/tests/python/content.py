@@ -9,15 +9,15 @@ def dtype(name):
 
 
 def content(kind, name, shape, seed):
-    """An array of this kind: noise cannot be packed, smooth is what cameras see, labels are boxes of equal elements.
+    """An array of this kind: noise cannot be compressed, smooth is like an image, labels are boxes of equal elements.
 
-    One corner of labels is 0, and larger than a chunk: writers leave such chunks out.
+    One corner of labels is 0 and larger than a chunk, so that writers leave chunks out.
     """
     kind_of = {"noise": noise, "smooth": smooth, "labels": labels, "filled": filled}[kind]
     array = numpy.ascontiguousarray(kind_of(dtype(name), tuple(shape), seed))
     assert array.shape == tuple(shape) and array.dtype == dtype(name)
     if numpy.count_nonzero(array) * 2 < array.size:
-        raise ValueError(f"{kind} {name} {shape} is mostly 0, as a volume is that was not read at all")
+        raise ValueError(f"{kind} {name} {shape} is mostly 0, like a volume that was not read at all")
     return array
 
 
@@ -25,7 +25,7 @@ def random(kind, shape, seed):
     generator = numpy.random.Generator(numpy.random.PCG64(seed))
     count = int(numpy.prod(shape)) * kind.itemsize
     if kind.kind == "b":
-        # Three of four are true.
+        # Three of four elements are true.
         return (numpy.frombuffer(generator.bytes(count), "u1") % 4 > 0).reshape(shape)
     return numpy.frombuffer(generator.bytes(count), kind).reshape(shape)
 
@@ -40,7 +40,7 @@ def smooth(kind, shape, seed):
     wave = 0.5 + wave / (2 * len(shape))
     if kind.kind in "iu":
         limits = numpy.iinfo(kind)
-        # Beyond 2^53 a float64 has no neighbours to be smooth with.
+        # Beyond 2^53 a float64 cannot represent every integer.
         low, high = max(limits.min, -(2**53)), min(limits.max, 2**53)
         return (low + wave * (float(high) - low)).astype(kind)
     if kind.kind == "c":
@@ -57,7 +57,7 @@ def labels(kind, shape, seed):
 
 
 def fill_value(name):
-    """What elements are that were never written, where it is not 0; one type has a value that no other equals."""
+    """The value of elements that were never written, where it is not 0. For one type it is NaN, which is not equal to itself."""
     kind = dtype(name)
     if kind.kind == "c":
         return kind.type(1.5 - 2j)

@@ -1,10 +1,10 @@
-"""Metadata of Zarr v3 as some writers spell it, and none of the oracles: all of them read it."""
+"""Spellings of Zarr v3 metadata that some programs write. The oracles read them all, but write none."""
 
 import json
 
 
 def respell(encoding, change):
-    """Lets `change` put another spelling into a volume's document, where the encoding is called after one."""
+    """If the encoding is named after a spelling, lets `change` put that spelling into the volume's document."""
     spelling = {"zstd without checksum": without_checksum, "transpose F": transpose_as_text}.get(encoding)
     if spelling is None:
         return
@@ -13,7 +13,7 @@ def respell(encoding, change):
         document = json.loads(document)
         before = json.dumps(document["codecs"])
         spelling(document["codecs"])
-        assert json.dumps(document["codecs"]) != before, f"there is nothing to spell otherwise in {before}"
+        assert json.dumps(document["codecs"]) != before, f"nothing to respell in {before}"
         return json.dumps(document).encode()
 
     change(respelled)

@@ -1,6 +1,6 @@
-"""Copies volumes between a directory and an S3 server, for an oracle that knows only files.
+"""Copies volumes between a directory and an S3 server, for oracles that read and write only files.
 
-A file with a name that ends in `.gz` is an object with a Content-Encoding, as CloudVolume has it.
+A file NAME.gz becomes the object NAME with Content-Encoding gzip, as CloudVolume stores it, and the other way round.
 """
 
 import functools
@@ -13,7 +13,7 @@ from botocore.config import Config
 
 @functools.cache
 def client(endpoint):
-    # Making one takes as long as a hundred requests.
+    # Cached: creating a client takes as long as a hundred requests.
     config = Config(retries={"max_attempts": 3}, s3={"addressing_style": "path"})
     return boto3.client("s3", endpoint_url=endpoint, region_name="us-east-1", config=config)
 

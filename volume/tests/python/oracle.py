@@ -1,14 +1,14 @@
-"""CloudVolume, tensorstore and zarr-python write, make and read volumes for a test that compares.
+"""Creates, writes and reads volumes with CloudVolume, tensorstore and zarr-python, for tests that compare.
 
-One process for all of them, since importing them takes seconds. One line of JSON asks, one line of JSON answers:
+One process serves all tests, since the imports take seconds. Each question and each answer is one line of JSON:
 
     {"do": "write", "oracle": "cloudvolume", "volume": {..}, "kind": "noise", "seed": 1}
     {"do": "read", "oracle": .., "volume": .., "regions": [[[0, 16], ..], ..], "into": path}
 
 A volume is {"place": {"file": path} or {"s3": {"endpoint", "bucket", "key"}}, "format", "encoding", "dtype", "shape", "chunk",
-"origin"}. Elements travel through files, dense, in C order, little-endian.
+"origin"}. Elements are exchanged in files, dense, in C order, little-endian.
 
-No oracle is trusted: what it wrote must be what it reads back itself, before anything is compared with it.
+No oracle is trusted: it must read back the elements that it wrote before anything is compared with it.
 """
 
 import json
@@ -27,7 +27,7 @@ import oracle_zarr
 
 ORACLES = {"cloudvolume": oracle_cloudvolume, "tensorstore": oracle_tensorstore, "zarr-python": oracle_zarr}
 
-# Elements are whole numbers from 0 to 255; what quality 85 or more does to smooth pictures is far below this.
+# Elements are whole numbers from 0 to 255; the loss of smooth pictures at quality 85 or more is far below this.
 JPEG_LOSS = 20
 
 
@@ -36,7 +36,7 @@ def domain(volume):
 
 
 def read_arrays(oracle, volume, regions):
-    """What an oracle reads of these regions, of the right shapes and type."""
+    """The elements that an oracle reads from these regions, checked for shape and converted to the volume's type."""
     module = ORACLES[oracle]
     if "s3" in volume["place"] and not module.KNOWS_S3:
         with tempfile.TemporaryDirectory() as directory:
@@ -56,7 +56,7 @@ def read_all(oracle, volume):
 
 
 def difference(found, expected, tolerance):
-    """Says how two arrays differ, byte for byte or by more than the tolerance; "" if they do not."""
+    """Returns how two arrays differ, byte for byte or by more than the tolerance; "" if they are equal."""
     if tolerance:
         wrong = numpy.abs(found.astype("float64") - expected.astype("float64")) > tolerance
     else:
@@ -80,7 +80,7 @@ def write(oracle, volume, kind, seed):
 
 
 def make(oracle, volume):
-    """A volume without elements."""
+    """Creates a volume without elements."""
     make_volume(oracle, volume, None)
     return {}
 
@@ -96,7 +96,7 @@ def make_volume(oracle, volume, array):
 
 
 def read(oracle, volume, regions, into):
-    """The elements of regions, as an oracle reads them, one region behind the other."""
+    """Writes the elements of regions, as an oracle reads them, into a file, one region after the other."""
     with open(into, "wb") as file:
         for array in read_arrays(oracle, volume, regions):
             file.write(numpy.ascontiguousarray(array).tobytes())
@@ -104,13 +104,13 @@ def read(oracle, volume, regions, into):
 
 
 def generate(volume, kind, seed, into):
-    """The elements that a volume is to have."""
+    """Writes the elements for a volume into a file."""
     content.content(kind, volume["dtype"], volume["shape"], seed).tofile(into)
     return {}
 
 
 def compare(oracle, volume, expected, tolerance):
-    """Whether an oracle reads these elements; the answer says how they differ."""
+    """Compares the elements that an oracle reads with those in a file; the answer says how they differ."""
     elements = numpy.fromfile(expected, "u1").view(content.dtype(volume["dtype"])).reshape(volume["shape"])
     return {"difference": difference(read_all(oracle, volume), elements, tolerance)}
 
@@ -119,7 +119,7 @@ COMMANDS = {command.__name__: command for command in (write, make, read, generat
 
 
 def main():
-    # What the oracles print is no answer.
+    # Answers keep the standard output; what the oracles print goes to standard error.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     print(json.dumps({"ready": sorted(ORACLES)}), file=answers, flush=True)

@@ -1,4 +1,4 @@
-"""Volumes as CloudVolume writes and reads them: Neuroglancer Precomputed."""
+"""Volumes of CloudVolume: Neuroglancer Precomputed."""
 
 import itertools
 import os
@@ -27,16 +27,16 @@ SHARDING = {
 def url(place):
     if "file" in place:
         return f"precomputed://file://{place['file']}"
-    # CloudVolume takes no endpoint, but boto3, by which it speaks to servers, looks here.
+    # CloudVolume takes no endpoint, but its client boto3 reads this variable.
     os.environ["AWS_ENDPOINT_URL"] = place["s3"]["endpoint"]
-    # It insists on one where the credentials are in the environment.
+    # CloudVolume needs a session token if the credentials come from the environment.
     os.environ.setdefault("AWS_SESSION_TOKEN", "none")
     return "precomputed://s3://{bucket}/{key}".format(**place["s3"])
 
 
 def open_volume(volume, info=None):
     compress = "gzip" if volume["encoding"] in ("gzip", "compressed_segmentation") else False
-    # Chunks of nothing but 0 are left out, and others expect that.
+    # Chunks of zeros are left out when writing, as the tests expect, and read as 0.
     fill = info is None
     return CloudVolume(url(volume["place"]), info=info, compress=compress, progress=False, cache=False, parallel=1,
                        fill_missing=fill, delete_black_uploads=True)
@@ -70,7 +70,7 @@ def make(volume, array):
 
 
 def put_shards(opened, array):
-    """All chunks of a volume in their shards; CloudVolume itself puts one shard at a time."""
+    """Writes all chunks of a volume into their shards; CloudVolume itself writes one shard at a time."""
     image, mip = opened.image, 0
     specification = image.shard_spec(mip)
     chunks = {}
@@ -98,7 +98,7 @@ def read(volume, regions):
     opened = open_volume(volume)
     for x, y, z, channels in regions:
         if all(end - start == 1 for start, end in (x, y, z)):
-            # Of a single voxel it returns the channels as another axis, or fails: two are read, and one is kept.
+            # For a single voxel CloudVolume returns the channels as another axis, or fails: two voxels are read, and one is kept.
             yield next(read(volume, [([x[0] - 1, x[1]], y, z, channels)]))[1:]
             continue
         cut = opened[tuple(slice(start, end) for start, end in (x, y, z))]

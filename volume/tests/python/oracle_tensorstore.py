@@ -1,4 +1,4 @@
-"""Volumes as tensorstore writes and reads them: Neuroglancer Precomputed, Zarr v2 and v3, N5."""
+"""Volumes of tensorstore: Neuroglancer Precomputed, Zarr v2 and v3, N5."""
 
 import metadata
 import numpy
@@ -127,7 +127,7 @@ def zarr3(volume):
             "chunk_shape": chunk,
             "codecs": codecs(volume, inner),
             "index_codecs": [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"}],
-            # At the end is usual; one of them has it at the start.
+            # Usually the index is at the end; one encoding has it at the start.
             "index_location": "start" if inner == "raw" else "end",
         }
         chunk = [2 * length for length in chunk]

@@ -1,4 +1,4 @@
-"""Volumes as zarr-python writes and reads them: Zarr v2 and v3, in files."""
+"""Volumes of zarr-python: Zarr v2 and v3, in files."""
 
 import lzma
 import warnings
@@ -13,10 +13,10 @@ from zarr.codecs import BloscCodec, BytesCodec, Crc32cCodec, GzipCodec, Sharding
 
 KNOWS_S3 = False
 
-# It warns that codecs of numcodecs are in no specification.
+# zarr-python warns that codecs of numcodecs are in no specification.
 warnings.filterwarnings("ignore", category=UserWarning)
 
-# Bits of the mantissa: nothing is rounded away, so that what is written is what is read.
+# Bits of the mantissa: bitround keeps all of them, so that elements are read as they were written.
 MANTISSA = {"float16": 10, "float32": 23, "float64": 52}
 
 COMPRESSORS_V2 = {
@@ -133,7 +133,7 @@ def make_v3(store, volume):
         serializer=BytesCodec(endian="big" if encoding == "big-endian" else "little"),
         compressors=packing() if packing else None,
         fill_value=content.fill_value(volume["dtype"]) if encoding == "fill value" else 0,
-        # zarr-python's own default elsewhere; this is the other one that the format has.
+        # One encoding uses the format's other key encoding; the rest use zarr-python's default.
         chunk_key_encoding={"name": "v2", "separator": "."} if encoding == "gzip" else {"name": "default", "separator": "/"},
         **arguments,
     )

@@ -1,9 +1,9 @@
-"""What CloudVolume and tensorstore make of Precomputed's corners, and what they read of what we have written.
+"""Corner cases of Precomputed: CloudVolume and tensorstore write volumes, and read the volumes that the crate wrote.
 
-    precomputed_cases.py write DIRECTORY      writes volumes and their elements (dense, C order, little-endian); prints what they are
-    precomputed_cases.py check < JSON         reads volumes with both, compares them with elements from files; prints what is wrong
+    precomputed_cases.py write DIRECTORY      writes volumes and their elements (dense, C order, little-endian); prints descriptions
+    precomputed_cases.py check < JSON         reads volumes with both, compares them with elements from files; prints differences
 
-tensorstore does not know that CloudVolume's files end in `.gz`, and reads zeros where they do: it gets them unpacked.
+tensorstore does not look for CloudVolume's files that end in `.gz`, and reads zeros instead: it gets an unpacked copy.
 """
 
 import gzip
@@ -35,7 +35,7 @@ SHARDINGS = [
      "minishard_index_encoding": "raw", "data_encoding": "gzip"},
 ]
 
-# Offsets before, at and behind 0, sizes and chunks that fit nothing.
+# Offsets before, at and after 0; sizes that are no multiples of the chunks.
 PLACES = [([0, 0, 0], [37, 23, 11], [16, 8, 4]), ([-19, 5, -40], [33, 40, 9], [32, 16, 16]), ([7, -3, 100], [9, 10, 70], [64, 4, 33])]
 
 
@@ -48,7 +48,7 @@ def noise(kind, shape, seed):
 
 
 def labels(kind, shape, seed):
-    """Boxes of labels, some of them large numbers, with single elements of others in between."""
+    """Boxes of labels, some of them large numbers, with single elements of other labels in between."""
     generator = numpy.random.default_rng(seed)
     names = generator.integers(1, numpy.iinfo(kind).max, 300, dtype=kind)
     boxes = generator.integers(0, 300, [-(-length // 5) for length in shape])
@@ -129,7 +129,7 @@ def write(directory):
             write_cloudvolume(path, array, place, encoding, compress, block, sharding)
         else:
             write_tensorstore(path, array, place, encoding, block, sharding)
-        # CloudVolume mixes up colours and places when it reads several channels of a picture.
+        # CloudVolume mixes up channels and positions when it reads several channels of a picture.
         mixed = encoding == "jpeg" and array.shape[3] > 1
         reader = by_cloudvolume if writer == "cloudvolume" and not mixed else by_tensorstore
         back = reader(path)
@@ -182,7 +182,7 @@ def check():
         readers = {"cloudvolume": by_cloudvolume, "tensorstore": by_tensorstore}
         if expected.dtype == NOT_IN_TENSORSTORE:
             del readers["tensorstore"]
-        # CloudVolume has no PNG here, mixes up colours, and has one channel of labels.
+        # CloudVolume reads no PNG here, mixes up the channels of pictures, and reads only one channel of labels.
         if volume["encoding"] == "png" or (volume["encoding"] != "raw" and volume["shape"][3] > 1):
             del readers["cloudvolume"]
         for name, reader in readers.items():
@@ -204,7 +204,7 @@ def check():
 
 
 def unpacked(path):
-    """A copy of a volume with files that are not gzip streams, for readers that ignore the suffix."""
+    """Copies a volume with its gzip files unpacked, for readers that ignore the suffix, and returns the copy's path."""
     copy = path + ".unpacked"
     for directory, _, names in os.walk(path):
         target = os.path.join(copy, os.path.relpath(directory, path))

@@ -1,10 +1,10 @@
-"""A web server of files that sends parts of them, until standard input ends; it prints its port when it answers.
+"""A web server of files with range requests. It prints its port when it answers, and ends when its standard input does.
 
 Usage: serve_files.py DIRECTORY [tags] [lengthless] [plain] [rangeless]
 
-`tags`: answers have an ETag. `lengthless`: answers say no Content-Length (chunked), as those of dynamic servers do. A missing file whose
-packed sibling `NAME.gz` is there is answered with that, under Content-Encoding gzip; with `plain` it is missing. `rangeless`: files are
-sent whole, whatever part is asked for.
+`tags`: answers have an ETag. `lengthless`: answers have no Content-Length (chunked), as those of dynamic servers. If NAME is
+missing and `NAME.gz` exists, the server sends that with Content-Encoding gzip; with `plain` it answers 404. `rangeless`: files are
+sent whole, whatever range is requested.
 """
 
 import os
@@ -22,7 +22,7 @@ WITH = set(sys.argv[2:])
 
 class Files(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-    # Headers and body are written apart: together with delayed acknowledgements that would cost 40 ms an answer.
+    # Headers and body are separate writes; with Nagle's algorithm and delayed acknowledgements an answer would take 40 ms.
     disable_nagle_algorithm = True
 
     def log_message(self, *_):
@@ -83,7 +83,7 @@ class Server(ThreadingHTTPServer):
     request_queue_size = 128
 
     def handle_error(self, *_):
-        """A client that goes away in the middle is none."""
+        """Ignores clients that close their connection early."""
 
 
 server = Server(("127.0.0.1", 0), Files)

@@ -1,4 +1,4 @@
-"""nginx for a directory, on a free port of the loopback, until standard input ends; prints its port when it answers.
+"""Runs nginx for a directory on a free port of the loopback. Prints the port when nginx answers, ends when standard input does.
 
 Usage: serve_nginx.py NGINX DIRECTORY SCRATCH
 """
@@ -53,7 +53,7 @@ def dies_with_me():
 
 def main():
     nginx, directory, scratch = sys.argv[1:4]
-    # Another process may take the port between the look and the start.
+    # Another process may take the port between the probe and the start of nginx.
     for _ in range(10):
         port = free_port()
         configuration = Path(scratch, "nginx.conf")

@@ -1,10 +1,10 @@
-"""An S3 server (moto) on a free or given port of the loopback, until standard input ends.
+"""An S3 server (moto) on a free or given port of the loopback. It ends when its standard input does.
 
 Usage: serve_s3.py PORT [DIRECTORY]
 
-It prints its port when it answers. DIRECTORY/BUCKET/KEY are objects that it has from its beginning, so that one which was killed has
-them again; a KEY that ends in `.gz` is stored without the ending, under Content-Encoding gzip, as CloudVolume does. The bucket `test`
-is always there.
+It prints its port when it answers. It starts with the objects DIRECTORY/BUCKET/KEY, so that a restarted server has them again. A
+KEY that ends in `.gz` is stored without the ending, with Content-Encoding gzip, as CloudVolume does. The bucket `test` always
+exists.
 """
 
 import logging

@@ -1,4 +1,4 @@
-"""To import beside CloudVolume: its threads' ends are noticed after a millisecond instead of a tenth of a second."""
+"""Import with CloudVolume: its thread queues then poll every millisecond instead of every tenth of a second."""
 
 import time
 import types

@@ -1,6 +1,6 @@
-"""CloudVolume and NumPy make the arrays that a test uploads, and CloudVolume or zarr-python read the volume afterwards.
+"""CloudVolume and NumPy create the arrays that a test uploads, and CloudVolume or zarr-python read the volume afterwards.
 
-One line of JSON asks, one line of JSON answers. Elements are u16 and known by their places: 7 * (number in C order) + seed.
+Each question and each answer is one line of JSON. Elements are u16: 7 * (index in C order) + seed.
 """
 
 import json
@@ -17,7 +17,7 @@ def elements(shape, seed):
 
 
 def share(location, shape, order, seed):
-    """Makes it as CloudVolume makes the arrays that it uploads in parallel."""
+    """Creates an array as CloudVolume creates those that it uploads in parallel."""
     mapping, array = sharedmemory.ndarray(shape=shape, dtype="uint16", location=location, order=order)
     array[:] = elements(shape, seed)
     del array
@@ -25,7 +25,7 @@ def share(location, shape, order, seed):
 
 
 def still(location, shape, order, seed):
-    """Says whether the array is there as it was, and removes it."""
+    """Returns whether the array is unchanged, and removes it."""
     mapping, array = sharedmemory.ndarray(shape=shape, dtype="uint16", location=location, order=order, readonly=True)
     same = bool((array == elements(shape, seed)).all())
     del array

@@ -1,7 +1,7 @@
-"""What zarr-python and tensorstore make of Zarr's corners, and what they read of what we have written.
+"""Corner cases of Zarr: zarr-python and tensorstore write volumes, and read the volumes that the crate wrote.
 
-    zarr_cases.py write DIRECTORY      writes volumes and their elements (dense, C order, little-endian); prints what they are
-    zarr_cases.py check < JSON         reads volumes with both, compares them with elements from files; prints what is wrong
+    zarr_cases.py write DIRECTORY      writes volumes and their elements (dense, C order, little-endian); prints descriptions
+    zarr_cases.py check < JSON         reads volumes with both, compares them with elements from files; prints differences
 """
 
 import itertools
@@ -24,7 +24,7 @@ def kind_of(name):
 
 
 def elements(name, shape, seed):
-    """Numbers that every type has, some of them in long runs."""
+    """Numbers that every type can represent, some of them in long runs."""
     numbers = numpy.random.default_rng(seed).integers(0, 100, shape)
     numbers[tuple(slice(0, length // 2) for length in shape)] = 3
     if name.startswith("complex"):
@@ -94,7 +94,7 @@ def write_zarr_python(volumes):
             document["fill_value"] = [3.0, 0.0]
         write_document(volumes, name, document, array)
         volumes.all[-1]["axes"] = ["z", "y", "x"]
-    # Shards in shards, and shards that are turned and packed as a whole: what no writer makes, but the format has.
+    # Shards in shards, and shards that are transposed and packed as a whole: allowed by the format, though no program writes them.
     array = elements("uint16", (24, 24), 99)
     little = BytesCodec(endian="little")
     small = ShardingCodec(chunk_shape=(3, 4), codecs=[little, GzipCodec()])
@@ -124,7 +124,7 @@ def write_tensorstore(volumes):
     for at, kind in enumerate([*KINDS, "bfloat16"]):
         for driver in ("zarr", "zarr3"):
             array = elements(kind, shape, 200 + at)
-            # Chunks of zeros are left out, and version 2 does not say then what they were.
+            # Chunks of zeros are left out, and the metadata of version 2 then gives no fill value.
             array[:4, :4, :8] = 0
             name = f"tensorstore-{driver}-{kind}"
             if driver == "zarr" and kind == "bfloat16":
@@ -144,7 +144,7 @@ def write_tensorstore(volumes):
 
 
 def write_pyramids(volumes):
-    """OME-Zarr of both versions, with resolutions that are the product of two transformations."""
+    """Writes OME-Zarr of both versions, with resolutions that are the product of two transformations."""
     for version in (2, 3):
         name = f"ome-{version}"
         group = zarr.open_group(volumes.place(name), mode="w", zarr_format=version)

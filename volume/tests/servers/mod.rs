@@ -1,7 +1,7 @@
-//! Real servers for tests: S3 (moto), web servers (nginx, and one of ours in Python), and a proxy that fails on purpose.
+//! Real servers for tests: S3 (moto), web servers (nginx, and one in Python), and a proxy that fails on purpose.
 //!
-//! A server is on a free port of the loopback, ends when its value is dropped, and when the test process is killed: it watches its
-//! standard input. A test that uses them includes this folder: `#[path = "../servers/mod.rs"] mod servers;`.
+//! A server listens on a free port of the loopback. It ends when its standard input does: when its value is dropped, and when the
+//! test process is killed. A test that uses servers includes this folder: `#[path = "../servers/mod.rs"] mod servers;`.
 
 // Each test uses its own part of this.
 #![allow(dead_code, unreachable_pub, unused_imports)]
@@ -14,11 +14,11 @@ use std::process::{Child, Command, Stdio};
 
 pub use self::proxy::{Fault, FaultyProxy, Request};
 
-/// Returns the Python that has moto; without it says so, past the test runner's capture, and the test is over.
+/// Returns the Python that has moto. Without one, prints a message that the test runner does not capture; the caller ends its test.
 pub fn python(test: &str) -> Option<PathBuf> {
     let python = std::env::var_os("NDSHM_TEST_PYTHON").map(PathBuf::from);
     if python.is_none() {
-        let _told = writeln!(
+        let _ = writeln!(
             std::io::stderr(),
             "NOT RUN: {test} needs NDSHM_TEST_PYTHON, a Python with moto[server] (scripts/test)"
         );
@@ -49,7 +49,7 @@ impl Served {
         let stdout = child.stdout.take().expect("its standard output");
         BufReader::new(stdout).read_line(&mut line).expect("its first line");
         let port = line.trim().parse().unwrap_or_else(|_| {
-            let _over = child.kill();
+            let _ = child.kill();
             panic!("no port, but {line:?} and {:?}", child.wait())
         });
         Self { child, port }
@@ -60,20 +60,20 @@ impl Served {
     }
 
     fn kill(&mut self) {
-        let _over = self.child.kill();
-        let _over = self.child.wait();
+        let _ = self.child.kill();
+        let _ = self.child.wait();
     }
 }
 
 impl Drop for Served {
     fn drop(&mut self) {
-        // Its standard input ends, so that it takes along what it started itself.
+        // At the end of its standard input the server also ends the processes that it started.
         drop(self.child.stdin.take());
-        let _over = self.child.wait();
+        let _ = self.child.wait();
     }
 }
 
-/// An S3 server. It has a bucket `test`, takes any credentials and requests without.
+/// An S3 server with a bucket `test`. It accepts any credentials, and requests without credentials.
 #[derive(Debug)]
 pub struct S3Server {
     served: Served,
@@ -81,12 +81,13 @@ pub struct S3Server {
 }
 
 impl S3Server {
-    /// Starts one.
+    /// Starts a server without objects.
     pub fn start() -> Self {
         Self::start_on(0, None)
     }
 
-    /// Starts one that has objects: files `objects/BUCKET/KEY`; those that end in `.gz` are under Content-Encoding gzip without it.
+    /// Starts a server with the files `objects/BUCKET/KEY` as objects. A `KEY.gz` becomes the object `KEY` with Content-Encoding
+    /// gzip.
     pub fn start_with(objects: &Path) -> Self {
         Self::start_on(0, Some(objects.to_owned()))
     }
@@ -98,12 +99,12 @@ impl S3Server {
         Self { served: Served::start("serve_s3.py", &arguments), objects }
     }
 
-    /// Returns what `AWS_ENDPOINT_URL` is to be.
+    /// Returns the value for `AWS_ENDPOINT_URL`.
     pub fn endpoint(&self) -> String {
         self.served.url()
     }
 
-    /// Returns the environment in which `s3://test/..` means this server (or what is in front of it): for [`Command::envs`].
+    /// Returns the environment, for [`Command::envs`], in which `s3://test/..` leads to this server or to a proxy in front of it.
     pub fn environment(endpoint: &str) -> [(&'static str, String); 6] {
         [
             ("AWS_ENDPOINT_URL", endpoint.to_owned()),
@@ -115,12 +116,12 @@ impl S3Server {
         ]
     }
 
-    /// Kills it (SIGKILL): connections break, new ones are refused. Objects that it was not started with are lost.
+    /// Kills the server (SIGKILL): connections break, new ones are refused. Objects that it was not started with are lost.
     pub fn kill(&mut self) {
         self.served.kill();
     }
 
-    /// Starts one in its place, on the same port.
+    /// Replaces the server by a new one on the same port.
     pub fn restart(&mut self) {
         self.kill();
         *self = Self::start_on(self.served.port, self.objects.clone());
@@ -135,12 +136,12 @@ pub struct HttpServer {
 }
 
 impl HttpServer {
-    /// Starts one of ours: sends parts of files, and `NAME.gz` under Content-Encoding gzip for `NAME`.
+    /// Starts the Python server. It sends parts of files, and `NAME.gz` with Content-Encoding gzip for `NAME`.
     pub fn start(directory: &Path) -> Self {
         Self { served: Served::start("serve_files.py", &[directory, Path::new("tags")]), _scratch: None }
     }
 
-    /// One that sends parts of files, and has just the files: of `NAME.gz` it does not know that it could be asked for as `NAME`.
+    /// Starts a server that sends parts of files under their own names only: a request for `NAME` does not find `NAME.gz`.
     pub fn plain(directory: &Path) -> Self {
         Self {
             served: Served::start("serve_files.py", &[directory, Path::new("tags"), Path::new("plain")]),
@@ -148,27 +149,27 @@ impl HttpServer {
         }
     }
 
-    /// As [`start`](Self::start), with answers that have no tag.
+    /// Starts a server like [`start`](Self::start)'s that sends no tags.
     pub fn without_tags(directory: &Path) -> Self {
         Self { served: Served::start("serve_files.py", &[directory]), _scratch: None }
     }
 
-    /// The same, with answers that do not say how long they are.
+    /// Starts a server that sends neither tags nor lengths.
     pub fn without_lengths(directory: &Path) -> Self {
         Self { served: Served::start("serve_files.py", &[directory, Path::new("lengthless")]), _scratch: None }
     }
 
-    /// One that sends files whole, whatever part of them is asked for.
+    /// Starts a server that sends whole files whatever part is requested.
     pub fn without_ranges(directory: &Path) -> Self {
         Self { served: Served::start("serve_files.py", &[directory, Path::new("rangeless")]), _scratch: None }
     }
 
-    /// Starts nginx, which packs on the way whatever the client says it can unpack. `None`, said aloud, where it is not installed.
+    /// Starts nginx, which compresses every answer if the client accepts that. Returns `None`, with a message, where nginx
+    /// is not installed.
     pub fn nginx(directory: &Path) -> Option<Self> {
         let places = ["/usr/sbin/nginx", "/usr/bin/nginx", "/usr/local/sbin/nginx", "/opt/homebrew/bin/nginx"];
         let Some(nginx) = places.into_iter().map(Path::new).find(|place| place.exists()) else {
-            let _told =
-                writeln!(std::io::stderr(), "NOT RUN: nginx is not installed (Debian: apt install nginx-light)");
+            let _ = writeln!(std::io::stderr(), "NOT RUN: nginx is not installed (Debian: apt install nginx-light)");
             return None;
         };
         let scratch = tempfile::tempdir().expect("a temporary directory");

@@ -1,4 +1,4 @@
-//! A proxy between client and server that counts requests, fails as it is told, and can go away and come back.
+//! A proxy between client and server that counts requests, injects faults, and can go down and come up again.
 
 use std::fmt;
 use std::io::{self, BufReader, Read as _, Write as _};
@@ -8,26 +8,26 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-/// What is done to one request.
+/// A fault of one request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
-    /// The server is not asked; the answer has this status.
+    /// The proxy answers with this status, without the server.
     Status(u16),
-    /// As S3 answers a client that may not know whether an object exists: 403, `AccessDenied`.
+    /// The proxy answers 403, `AccessDenied`, as S3 does for a client that may not know whether an object exists.
     Denied,
     /// The answer ends in the middle of its body.
     Truncated,
-    /// The same, and it has no tag by which the rest could be asked for.
+    /// Like `Truncated`, and the answer has no tag by which the rest could be requested.
     TruncatedWithoutTag,
-    /// The answer comes this much later.
+    /// The answer is delayed by this time.
     Late(Duration),
-    /// The answer comes when the proxy is told to let it go, and never if it goes away before.
+    /// The answer comes after [`FaultyProxy::let_go`], and never if the proxy goes down before.
     Held,
     /// The connection is closed instead of an answer.
     Closed,
 }
 
-/// A request that came.
+/// A request to the proxy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Request {
     /// Its number, from 0.
@@ -36,7 +36,7 @@ pub struct Request {
     pub method: String,
     /// Path and query.
     pub path: String,
-    /// The value of its header Range, or nothing.
+    /// The value of the header Range, or an empty text.
     pub range: String,
 }
 
@@ -69,7 +69,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl FaultyProxy {
-    /// Starts one in front of `target` (`http://127.0.0.1:1234`); `decide` is asked for each request.
+    /// Starts a proxy in front of `target` (`http://127.0.0.1:1234`); `decide` returns the fault of each request.
     pub fn start(target: &str, decide: impl FnMut(&Request) -> Option<Fault> + Send + 'static) -> Self {
         let shared = Arc::new(Shared {
             target: target.trim_start_matches("http://").trim_end_matches('/').to_owned(),
@@ -84,41 +84,41 @@ impl FaultyProxy {
         proxy
     }
 
-    /// Starts one that only counts.
+    /// Starts a proxy without faults, which only counts requests.
     pub fn counting(target: &str) -> Self {
         Self::start(target, |_| None)
     }
 
-    /// Decides in another way from now on.
+    /// Replaces the function that decides on faults.
     pub fn decide(&self, decide: impl FnMut(&Request) -> Option<Fault> + Send + 'static) {
         *lock(&self.shared.decide) = Box::new(decide);
     }
 
-    /// Returns what is to be used in place of the target.
+    /// Returns the URL to use instead of the target's.
     pub fn url(&self) -> String {
         format!("http://{}", self.address)
     }
 
-    /// Returns the requests that came so far.
+    /// Returns the requests so far.
     pub fn requests(&self) -> Vec<Request> {
         lock(&self.shared.requests).clone()
     }
 
-    /// Lets the requests go that are held, and those that would be.
+    /// Releases the held requests, and holds none from now on.
     pub fn let_go(&self) {
         self.shared.holds.store(false, Ordering::SeqCst);
     }
 
-    /// Breaks all connections and refuses new ones, as a server that was killed.
+    /// Breaks all connections and refuses new ones, like a server that was killed.
     pub fn go_down(&mut self) {
         self.shared.down.store(true, Ordering::SeqCst);
         // Wakes the thread that waits for a connection.
-        let _woken = TcpStream::connect(self.address);
+        let _connection = TcpStream::connect(self.address);
         if let Some(listening) = self.listening.take() {
-            let _over = listening.join();
+            let _ = listening.join();
         }
         for connection in lock(&self.shared.connections).drain(..) {
-            let _closed = connection.shutdown(Shutdown::Both);
+            let _ = connection.shutdown(Shutdown::Both);
         }
     }
 
@@ -149,7 +149,7 @@ impl Drop for FaultyProxy {
     }
 }
 
-/// A head: its first line, and its other lines with their ends.
+/// The head of a request or an answer: its first line, and its other lines, all with their line ends.
 struct Head {
     first: String,
     lines: Vec<String>,
@@ -235,7 +235,7 @@ fn one_request(shared: &Shared, mut client: &TcpStream) -> io::Result<bool> {
         }
         _ => {}
     }
-    // One connection for each request: the answer ends where the connection does.
+    // One connection to the server per request: the answer ends when the connection does.
     let Ok(mut server) = TcpStream::connect(&shared.target) else {
         return client.shutdown(Shutdown::Both).map(|()| false);
     };

@@ -1,4 +1,4 @@
-//! A volume of which two objects cannot be stored, the second one only after the first has been refused.
+//! A volume that refuses to store two objects, the second one only after the first.
 
 use std::cell::RefCell;
 use std::ops::Range;
@@ -8,22 +8,22 @@ use ndarray_shm_volume::{ChunkSink, ChunkSource, Error, Fetched, Gather, Result,
 
 use crate::raw::{Raw, until};
 
-/// The object that is refused first. All objects before it are stored by then, and the next two are being stored.
+/// The object that is refused first. By then all objects before it are stored, and the next two are being stored.
 pub(crate) const FIRST: i64 = 10;
 
-/// The object that is refused next, when the thread of the first one has ended.
+/// The object that is refused second, after the thread of the first one has ended.
 const SECOND: i64 = FIRST + 1;
 
 /// The last object that may be encoded before the thread of the first one has ended. It is stored after that.
 pub(crate) const LAST: i64 = FIRST + 2;
 
-/// Objects of 4 elements in a row, of which two cannot be stored.
+/// Objects of 4 elements in a row; two of them are refused.
 #[derive(Debug)]
 pub(crate) struct Broken<'a> {
     raw: &'a Raw,
-    /// Objects behind the first broken one that are being stored.
+    /// Number of objects after the first refused one that are being stored.
     behind: AtomicUsize,
-    /// Raised at the end of the thread that was refused first: the other threads have been told to stop before that.
+    /// Raised when the thread of the first refused object ends. Before that it has told the other threads to stop.
     ended: StopFlag,
 }
 
@@ -42,7 +42,7 @@ fn refuse(region: &[Range<i64>]) -> Result<()> {
     Err(Error::Store { op: "writing", object: Raw::name(region), cause: "the disk is on fire".into() })
 }
 
-/// Raises a flag when it is dropped.
+/// Raises a flag when dropped.
 struct Raise(StopFlag);
 
 impl Drop for Raise {
@@ -52,7 +52,7 @@ impl Drop for Raise {
 }
 
 thread_local! {
-    /// Dropped when its thread has ended.
+    /// Dropped when its thread ends.
     static AT_END: RefCell<Option<Raise>> = const { RefCell::new(None) };
 }
 

@@ -1,4 +1,4 @@
-//! What others do to a volume between two looks at it: nothing of theirs is lost, and nothing old is taken for what is there.
+//! Changes of a volume by other processes, between an upload's reads: their elements are not lost, and stale state is not used.
 
 use std::fs::{self, File};
 use std::path::Path;
@@ -23,7 +23,7 @@ fn writable(url: &VolumeUrl) -> Box<dyn ChunkSink> {
     VolumeOptions::new().open_writable(url).expect("the volume")
 }
 
-/// Reads a region that lies in one chunk; what is missing is 0.
+/// Reads a region that lies in one chunk; missing elements are 0.
 fn read(volume: &dyn ChunkSource, region: &str) -> ArrayD<u8> {
     let region: Bbox = region.parse().expect(region);
     let mut scratch = Scratch::new();
@@ -35,14 +35,14 @@ fn read(volume: &dyn ChunkSource, region: &str) -> ArrayD<u8> {
     }
 }
 
-/// As if it had been written anew, with the same content.
+/// Changes a file's modification time, as writing the same content again does.
 fn touch(path: &Path) {
     let file = File::options().write(true).open(path).expect("the file");
-    file.set_modified(SystemTime::UNIX_EPOCH).expect("its time is ours to set");
+    file.set_modified(SystemTime::UNIX_EPOCH).expect("the file's new time");
 }
 
-/// A process that knew that there was no shard must look again before it removes what another has stored since.
-pub(crate) fn a_shard_that_another_stored_is_not_taken_away_as_background() {
+/// A sink that has seen that there is no shard must look again before it erases the shard: another sink may have stored it since.
+pub(crate) fn shard_stored_meanwhile_is_not_removed_as_background() {
     let place = Place::new();
     let url = VolumeUrl::local(place.path("volume"));
     let mut new = NewVolume::new(VolumeFormat::Zarr, &[8, 8], &[4, 4], DType::U8);
@@ -58,8 +58,8 @@ pub(crate) fn a_shard_that_another_stored_is_not_taken_away_as_background() {
     assert_eq!(read(&*open_volume(&url).expect("the volume"), "4:8,4:8"), filled(&[4, 4], 7));
 }
 
-/// A description that is written anew, as when a scale is added, makes no other volume of it: its objects are the same.
-pub(crate) fn two_that_found_another_description_share_their_locks() {
+/// Rewriting the description, as adding a scale does, must not change the locks: the volume's objects are the same.
+pub(crate) fn rewritten_description_keeps_the_same_locks() {
     for format in [VolumeFormat::Zarr, VolumeFormat::Precomputed] {
         let place = Place::new();
         let url = VolumeUrl::local(place.path("volume"));
@@ -90,8 +90,8 @@ pub(crate) fn two_that_found_another_description_share_their_locks() {
     }
 }
 
-/// `CloudVolume` looks for `.br` before it looks for the plain file: what is written must be what every reader finds.
-pub(crate) fn a_chunk_that_was_packed_otherwise_does_not_outlive_its_successor() {
+/// `CloudVolume` looks for `.br` before the plain file, so an old compressed copy would hide the new chunk.
+pub(crate) fn new_chunk_removes_copies_of_other_compressions() {
     let place = Place::new();
     let url = VolumeUrl::local(place.path("volume"));
     let new = NewVolume::new(VolumeFormat::Precomputed, &[8, 8, 8], &[8, 8, 8], DType::U8);
@@ -101,7 +101,7 @@ pub(crate) fn a_chunk_that_was_packed_otherwise_does_not_outlive_its_successor()
         for background in [false, true] {
             fs::create_dir_all(&directory).expect("a directory");
             let old = directory.join(format!("0-8_0-8_0-8.{suffix}"));
-            fs::write(&old, b"packed by others").expect("a file");
+            fs::write(&old, b"packed by another program").expect("a file");
             let options = UploadOptions::new().skip_background(background);
             let array = filled(&[8, 8, 8, 1], u8::from(!background));
             upload_from_array(&*volume, &all, &array.view(), &options).expect("all of it");
@@ -110,8 +110,8 @@ pub(crate) fn a_chunk_that_was_packed_otherwise_does_not_outlive_its_successor()
     }
 }
 
-/// A reader of chunks of the second size would find old elements.
-pub(crate) fn a_scale_of_several_chunk_sizes_is_not_written() {
+/// Readers that use the second chunk size would find old elements.
+pub(crate) fn scale_with_several_chunk_sizes_is_not_writable() {
     let place = Place::new();
     let url = VolumeUrl::local(place.path("volume"));
     let new = NewVolume::new(VolumeFormat::Precomputed, &[8, 8, 8], &[8, 8, 8], DType::U8);
@@ -120,13 +120,13 @@ pub(crate) fn a_scale_of_several_chunk_sizes_is_not_written() {
     let mut json: serde_json::Value = serde_json::from_slice(&fs::read(&info).expect("info")).expect("JSON");
     json["scales"][0]["chunk_sizes"] = serde_json::json!([[8, 8, 8], [4, 4, 4]]);
     fs::write(&info, json.to_string()).expect("info");
-    assert!(open_volume(&url).is_ok(), "any of them will do for reading");
+    assert!(open_volume(&url).is_ok(), "any of the sizes will do for reading");
     let error = VolumeOptions::new().open_writable(&url).expect_err("refused").to_string();
     assert!(error.contains("chunk sizes"), "{error}");
 }
 
-/// Old chunks that have the names of new ones would be taken for elements of the new volume.
-pub(crate) fn a_precomputed_volume_is_not_made_on_top_of_others() {
+/// Old chunks with the names of new ones would become elements of the new volume.
+pub(crate) fn precomputed_volume_is_not_created_over_other_files() {
     for there in ["1_1_1/0-64_0-64_0-64", "zarr.json", ".zarray"] {
         let place = Place::new();
         let path = place.path("volume").join(there);

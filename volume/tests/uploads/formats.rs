@@ -1,4 +1,4 @@
-//! Uploads into real formats: new volumes, shards that two write at once, background.
+//! Uploads into real formats: new volumes, concurrent writes of shards, background.
 
 use std::fs;
 use std::thread;
@@ -35,7 +35,7 @@ pub(crate) fn new_volume(shape: &[u64], shards: bool) -> NewVolume {
     new
 }
 
-pub(crate) fn a_new_volume_is_made_from_an_array_in_shared_memory() {
+pub(crate) fn new_volume_is_filled_from_shared_memory() {
     let place = Place::new();
     let array = counted([20, 17, 40]).into_dyn();
     let options = CreateOptions::<SharedArray<u32, IxDyn>>::new().backend(place.backend.clone());
@@ -54,15 +54,15 @@ pub(crate) fn a_new_volume_is_made_from_an_array_in_shared_memory() {
     assert!(shared.read().expect("it is still there").view() == array);
 }
 
-/// A shard is written whole, by one at a time.
-pub(crate) fn two_that_change_the_same_shards_lose_nothing() {
+/// A shard is written as a whole, by one upload at a time.
+pub(crate) fn concurrent_changes_of_the_same_shards_lose_nothing() {
     let place = Place::new();
     let url = VolumeUrl::local(place.path("volume"));
     create_volume(&url, &new_volume(&[32, 32, 32], true)).expect("a new volume");
     let array = counted([32, 32, 32]).into_dyn();
     for round in 0..3 {
         thread::scope(|scope| {
-            // Cut through the chunks of four of eight shards.
+            // The border between the halves cuts through chunks of four of the eight shards.
             for (at, half, shards) in [(0..11, "0:32,0:32,0:11", 4), (11..32, "0:32,0:32,11:32", 8)] {
                 let (url, mut part) = (&url, array.view());
                 part.slice_axis_inplace(Axis(2), Slice::from(at));

@@ -1,4 +1,4 @@
-//! An array of four tasks, each a process that knows nothing but its environment, writes one array into one volume.
+//! A job array of four tasks writes one array into one volume. Each task is a process that knows only its environment.
 
 use std::path::Path;
 use std::process::{Child, Command};
@@ -17,7 +17,7 @@ use crate::raw::Raw;
 
 const TASKS: usize = 4;
 
-/// How long a test waits for what must come.
+/// The longest time that a test waits for an event.
 const LONG: Duration = Duration::from_mins(1);
 
 /// The region of the array; its border cuts through objects.
@@ -44,7 +44,7 @@ fn work(raw: &Raw) -> String {
     format!("a test to {}", raw.identity())
 }
 
-/// What one task does: its part, unless that is marked as done; then the mark. It ends with 7 if there was nothing to do.
+/// Runs one task: uploads its part and writes the part's marker. Returns 7 if the part is already marked as done.
 pub(crate) fn task(volume_at: &Path, arrays: &Path, location: &str) -> u8 {
     let mut raw = volume(volume_at);
     processes::hold(&mut raw);
@@ -85,7 +85,7 @@ fn ends(mut child: Child) -> Option<i32> {
     child.wait().expect("its end").code()
 }
 
-pub(crate) fn four_tasks_together_write_the_whole_in_any_order() {
+pub(crate) fn four_tasks_write_the_whole_array_in_any_order() {
     let place = Place::new();
     let raw = volume(&place.path("volume"));
     let array = array();
@@ -102,7 +102,7 @@ pub(crate) fn four_tasks_together_write_the_whole_in_any_order() {
     assert_eq!(ends(submit(&place, 2)), Some(0));
     assert_eq!(missing(), [0, 1, 3]);
 
-    // One is killed at work, while another does its part.
+    // One task is killed while it works, and another task does its part.
     let before = raw.objects().len();
     let mut killed = prepare(&place, 0).env(processes::HELD, "4").spawn().expect("a process");
     let since = Instant::now();
@@ -114,9 +114,9 @@ pub(crate) fn four_tasks_together_write_the_whole_in_any_order() {
     killed.kill().expect("a kill");
     assert_eq!(ends(killed), if cfg!(windows) { Some(1) } else { None });
     assert_eq!(ends(other), Some(0));
-    assert_eq!(missing(), [0, 1], "a part that was cut off is not marked");
+    assert_eq!(missing(), [0, 1], "the killed task's part is not marked");
 
-    // The whole array again: what is done ends at once.
+    // All tasks run again: tasks with a finished part end at once.
     let again: Vec<Child> = (0..TASKS).rev().map(|task| submit(&place, task)).collect();
     assert_eq!(again.into_iter().map(ends).collect::<Vec<_>>(), [Some(7), Some(7), Some(0), Some(0)]);
     assert_eq!(missing(), [0; 0]);

@@ -1,4 +1,4 @@
-//! `CloudVolume`'s own tests of parallel uploads: the arrays are `CloudVolume`'s and `NumPy`'s, and peers read what was written.
+//! `CloudVolume`'s own tests of parallel uploads: `CloudVolume` and `NumPy` create the arrays, and peers read the written volumes.
 
 use std::fs;
 use std::io::{BufRead as _, BufReader, Write as _};
@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use crate::place::Place;
 use crate::servers;
 
-/// A Python that answers.
+/// A Python process that answers questions.
 struct Peer {
     child: Child,
     questions: ChildStdin,
@@ -47,7 +47,7 @@ impl Peer {
     fn read(&mut self, url: &str, bbox: &Bbox, into: &Path) -> ArrayD<u16> {
         let ranges: Vec<[i64; 2]> = bbox.ranges().iter().map(|range| [range.start, range.end]).collect();
         self.ask(&json!({"do": "read", "url": url, "bbox": ranges, "into": into}));
-        let bytes = fs::read(into).expect("what it read");
+        let bytes = fs::read(into).expect("the elements that Python read");
         let elements = bytes.chunks_exact(2).map(|pair| u16::from_le_bytes([pair[0], pair[1]])).collect();
         ArrayD::from_shape_vec(IxDyn(&bbox.shape()), elements).expect("of the region's shape")
     }
@@ -55,12 +55,12 @@ impl Peer {
 
 impl Drop for Peer {
     fn drop(&mut self) {
-        let _over = self.child.kill();
-        let _over = self.child.wait();
+        let _ = self.child.kill();
+        let _ = self.child.wait();
     }
 }
 
-/// What the peer's arrays hold.
+/// Returns the elements of the peer's arrays.
 fn elements(shape: &[usize], seed: u64) -> ArrayD<u16> {
     let mut number = 0;
     ArrayD::from_shape_simple_fn(IxDyn(shape), || {
@@ -98,7 +98,7 @@ fn cases() -> Vec<Case> {
     ]
 }
 
-pub(crate) fn what_cloudvolume_uploads_in_parallel_arrives() {
+pub(crate) fn cases_of_cloudvolumes_parallel_uploads_arrive() {
     let Some(mut peer) = Peer::start("uploads beside CloudVolume") else { return };
     for format in FORMATS {
         let place = Place::new();
@@ -127,7 +127,7 @@ pub(crate) fn what_cloudvolume_uploads_in_parallel_arrives() {
                 upload_from_file(&*volume, &all, &file, &options).expect(&context);
                 assert!(fs::read(&file).expect("the file is still there") == before, "{context}");
             } else {
-                // In real shared memory, where CloudVolume keeps arrays.
+                // The array is in real shared memory, where CloudVolume creates arrays.
                 let location = format!("upload-peer-{}-{seed}", std::process::id());
                 let array = json!({"location": location, "shape": all.shape(), "order": order, "seed": seed});
                 let ask = |what: &str| {

@@ -16,35 +16,35 @@ use ndarray_shm_volume::{
 use crate::place::Place;
 use crate::raw::Raw;
 
-/// Set: which role to play.
+/// The role that the process plays.
 pub(crate) const ROLE: &str = "UPLOAD_TEST_ROLE";
 pub(crate) const VOLUME: &str = "UPLOAD_TEST_VOLUME";
 pub(crate) const ARRAYS: &str = "UPLOAD_TEST_ARRAYS";
 pub(crate) const LOCATION: &str = "UPLOAD_TEST_LOCATION";
-/// Set: how many objects the process stores before it waits to be killed.
+/// How many objects the process stores before it waits to be killed.
 pub(crate) const HELD: &str = "UPLOAD_TEST_HELD";
 
-/// Set: the process calls the volume by a name of its own, so that it has other locks.
+/// Gives the volume another identity in this process, so that its locks are different ones.
 const ALONE: &str = "UPLOAD_TEST_ALONE";
 
 /// Rounds of two processes that change the same objects.
 const ROUNDS: u16 = 60;
 
-/// How long a test waits for what must come.
+/// The longest time that a test waits for an event.
 const LONG: Duration = Duration::from_mins(1);
 
 fn variable(name: &str) -> String {
     std::env::var(name).unwrap_or_else(|_| panic!("{name} is not set"))
 }
 
-/// Stores no more objects than the environment says, if it does.
+/// Limits the stored objects to the number in the environment, if there is one.
 pub(crate) fn hold(raw: &mut Raw) {
     if let Ok(count) = std::env::var(HELD) {
         raw.held = Some((count.parse().expect("a number"), StopFlag::new()));
     }
 }
 
-/// Plays a role, if the environment has one.
+/// Plays the role in the environment, if there is one.
 pub(crate) fn role() -> Option<ExitCode> {
     let role = std::env::var(ROLE).ok()?;
     let lost = match role.as_str() {
@@ -65,7 +65,7 @@ pub(crate) fn role() -> Option<ExitCode> {
         }
         "change" => upload_value(CHANGED, "0:2,0:32", true),
         "whole" => upload_value(WHOLE, "0:2,0:64", false),
-        _ => panic!("{role} is no role"),
+        _ => panic!("unknown role {role}"),
     };
     Some(if lost == 0 { ExitCode::SUCCESS } else { ExitCode::from(9) })
 }
@@ -84,27 +84,27 @@ fn play(role: &str, place: &Place) -> Child {
     actor(role, place).spawn().expect("a process")
 }
 
-/// Every object is half the one's, half the other's.
+/// Opens a volume in which each object lies half in the left and half in the right region.
 fn halves(directory: &Path) -> Raw {
     let mut meta = VolumeMeta::new(&[8, 64], &[2, 64], DType::U16);
     meta.fill = Some(vec![0, 0]);
     let mut raw = Raw::new(directory, meta);
-    // Between reading and writing back: time to lose what the other wrote.
+    // The delay between reading an object and storing it is the time in which another process's write could get lost.
     raw.delay = Duration::from_millis(1);
     raw
 }
 
-/// Writes its half of every object again and again, and counts how often it is not there afterwards.
+/// Writes its half of every object repeatedly, and returns how often the half was lost afterwards.
 fn change_half(left: bool) -> usize {
     let raw = halves(Path::new(&variable(VOLUME)));
     let half: Bbox = if left { "0:8,0:32" } else { "0:8,32:64" }.parse().expect("a box");
     let options = UploadOptions::new().alignment(Alignment::ReadModifyWrite).workers(2);
-    // Neither begins before the other is there.
+    // Neither process begins before the other has started.
     let here = |left: bool| format!("{}-{left}", variable(VOLUME));
     std::fs::write(here(left), []).expect("a file");
     let since = Instant::now();
     while !Path::new(&here(!left)).exists() {
-        assert!(since.elapsed() < LONG, "the other one does not come");
+        assert!(since.elapsed() < LONG, "the other process does not start");
         std::thread::sleep(Duration::from_millis(1));
     }
     let mut lost = 0;
@@ -116,14 +116,14 @@ fn change_half(left: bool) -> usize {
     lost
 }
 
-/// Returns the files of locks that a volume left.
+/// Returns the number of lock files that a volume has.
 fn locks(raw: &Raw) -> usize {
     let name = format!("ndshm-write-{:08x}", crc32fast::hash(raw.identity().as_bytes()));
-    let place = Directory::shm().or_else(|_| Directory::emulated()).expect("a place of locks");
+    let place = Directory::shm().or_else(|_| Directory::emulated()).expect("the directory of locks");
     place.list().expect("its files").iter().filter(|entry| entry.name == name).count()
 }
 
-pub(crate) fn two_processes_that_write_halves_of_the_same_objects_lose_nothing() {
+pub(crate) fn processes_writing_halves_of_objects_lose_nothing() {
     let place = Place::new();
     let mut children = [play("left", &place), play("right", &place)];
     assert!(children.each_mut().map(|child| child.wait().expect("its end").success()) == [true; 2]);
@@ -133,8 +133,9 @@ pub(crate) fn two_processes_that_write_halves_of_the_same_objects_lose_nothing()
     assert_eq!(locks(&raw), 0);
 }
 
-/// The test above would notice: what is stored between reading and storing of a process that knows of no lock is lost.
-pub(crate) fn without_a_common_lock_they_would() {
+/// Shows that the test above can fail. One process, with other locks, stores an object while another process is between reading and
+/// storing the same object: the first process's elements are lost.
+pub(crate) fn without_a_common_lock_elements_are_lost() {
     let place = Place::new();
     let raw = halves(&place.path("volume"));
     let (mut change, gate) = changing(&place);
@@ -146,14 +147,15 @@ pub(crate) fn without_a_common_lock_they_would() {
     assert_eq!(locks(&raw), 0);
 }
 
-/// What the process writes that changes a part of an object, and the other, which has all of it.
+/// The value of the process that changes part of an object.
 const CHANGED: u16 = 5;
+/// The value of the process that stores whole objects.
 const WHOLE: u16 = 7;
 
-/// How often an upload that waits says so before it is believed.
+/// After this many progress reports the upload is taken to be waiting.
 const TOLD: u64 = 4;
 
-/// Notes in a file how often it was asked, so that others see that it waits.
+/// Counts the progress reports in a file, which shows another process that the upload is waiting.
 struct Told(PathBuf);
 
 impl Progress for Told {
@@ -163,7 +165,7 @@ impl Progress for Told {
     }
 }
 
-/// Fills a region, which is in one object, with a value.
+/// Fills a region, which lies in one object, with a value.
 fn upload_value(value: u16, region: &str, at_gate: bool) -> usize {
     let directory = PathBuf::from(variable(VOLUME));
     let mut raw = halves(&directory);
@@ -179,20 +181,23 @@ fn upload_value(value: u16, region: &str, at_gate: bool) -> usize {
     0
 }
 
-/// Starts a process that has read an object and is about to store it, changed.
+/// Starts a process, and returns when the process has read an object and is about to store it, changed.
 fn changing(place: &Place) -> (Child, PathBuf) {
     let gate = place.path("volume/new/gate");
     let mut child = play("change", place);
     let since = Instant::now();
     while !gate.exists() {
-        assert!(since.elapsed() < LONG && child.try_wait().expect("its state").is_none(), "it must come to the gate");
+        assert!(
+            since.elapsed() < LONG && child.try_wait().expect("its state").is_none(),
+            "the process must reach the gate"
+        );
         std::thread::sleep(Duration::from_millis(1));
     }
     (child, gate)
 }
 
-/// A process that changes a part of an object has read the rest, and stores it again: what is stored whole in between would be lost.
-pub(crate) fn what_is_stored_whole_waits_for_who_changes_a_part() {
+/// A process that changes part of an object reads the rest and stores it again. A whole write in between would be lost.
+pub(crate) fn whole_write_waits_for_a_partial_change() {
     let place = Place::new();
     let raw = halves(&place.path("volume"));
     let (mut change, gate) = changing(&place);
@@ -200,9 +205,9 @@ pub(crate) fn what_is_stored_whole_waits_for_who_changes_a_part() {
     std::fs::write(&told, "").expect("a file");
     let mut whole = play("whole", &place);
     let since = Instant::now();
-    // Until it has ended, as it should not, or has been waiting for a while.
+    // Waits until the process has reported often enough to be waiting, or has ended, which it should not.
     while whole.try_wait().expect("its state").is_none() && std::fs::metadata(&told).expect("a file").len() < TOLD {
-        assert!(since.elapsed() < LONG, "it must be at work");
+        assert!(since.elapsed() < LONG, "the process must report progress");
         std::thread::sleep(Duration::from_millis(1));
     }
     std::fs::remove_file(gate).expect("the gate");
@@ -214,21 +219,21 @@ pub(crate) fn what_is_stored_whole_waits_for_who_changes_a_part() {
     assert_eq!(locks(&raw), 0);
 }
 
-/// The kernel frees its lock; its name stays until the next upload ends.
-pub(crate) fn who_is_killed_while_changing_a_part_keeps_nobody_waiting() {
+/// The kernel releases the killed process's lock. The lock's name stays until the next upload ends.
+pub(crate) fn killed_partial_change_blocks_no_other_upload() {
     let place = Place::new();
     let raw = halves(&place.path("volume"));
     let (mut change, _gate) = changing(&place);
     change.kill().expect("a kill");
     change.wait().expect("its end");
-    assert_eq!(locks(&raw), 1, "no process could remove it");
+    assert_eq!(locks(&raw), 1, "the killed process left the name of its lock");
     assert!(play("whole", &place).wait().expect("its end").success());
     let found = raw.read_all::<u16>(&"0:2,0:64".parse().expect("a box"), 0);
     assert_eq!(found.iter().find(|element| **element != WHOLE), None, "{found}");
     assert_eq!(locks(&raw), 0);
 }
 
-/// 40 objects, which take a while; in two columns that a region can cut through.
+/// Opens a slow volume of 40 objects, in two columns that a region can cut through.
 fn slow(directory: &Path) -> Raw {
     let mut meta = VolumeMeta::new(&[80, 8], &[4, 4], DType::U16);
     meta.fill = Some(vec![0, 0]);
@@ -259,12 +264,12 @@ fn upload_slowly() -> usize {
     0
 }
 
-/// Kills an upload when it has stored a number of objects; however late the kill comes, one more at most.
+/// Kills an upload that has stored a number of objects. Until the kill it waits, having stored one more at most.
 fn kill_at(place: &Place, raw: &Raw, objects: usize) {
     let mut child = actor("upload", place).env(HELD, objects.to_string()).spawn().expect("a process");
     let since = Instant::now();
     while raw.objects().len() < objects {
-        assert!(since.elapsed() < LONG && child.try_wait().expect("its state").is_none(), "it must be at work");
+        assert!(since.elapsed() < LONG && child.try_wait().expect("its state").is_none(), "the upload must run");
         std::thread::sleep(Duration::from_millis(1));
     }
     child.kill().expect("a kill");
@@ -279,23 +284,27 @@ fn check_kills(place: &Place, at: &[usize]) {
     let shared = shared.expect("an array");
     for objects in at {
         kill_at(place, &raw, *objects);
-        assert!(shared.try_read().expect("it is free").view() == array, "the array is as it was");
-        assert!(locks(&raw) <= 1, "all have one name");
+        assert!(shared.try_read().expect("no lock is left on the array").view() == array, "the array is unchanged");
+        assert!(locks(&raw) <= 1, "all locks have one name");
     }
     assert!(play("upload", place).wait().expect("its end").success());
     assert_eq!(raw.objects().len(), 40);
     assert_eq!(raw.read_all::<u16>(&REGION.parse().expect("a box"), 0), array);
-    assert_eq!(raw.read_all::<u16>(&"0:80,6:8".parse().expect("a box"), 1).sum(), 0, "what is beside it is as it was");
+    assert_eq!(
+        raw.read_all::<u16>(&"0:80,6:8".parse().expect("a box"), 1).sum(),
+        0,
+        "elements beside the region are unchanged"
+    );
     assert_eq!(locks(&raw), 0);
 }
 
-pub(crate) fn a_killed_upload_is_finished_by_the_same_call() {
+pub(crate) fn same_call_finishes_a_killed_upload() {
     for place in Place::of_each_kind() {
         check_kills(&place, &[1, 5, 15]);
     }
 }
 
-/// Objects that are only changed come last: the locks are held when it is killed.
-pub(crate) fn a_holder_of_locks_that_is_killed_leaves_them_free() {
+/// Objects that are only partly changed come last, so the upload holds locks when it is killed.
+pub(crate) fn killed_lock_holder_releases_its_locks() {
     check_kills(&Place::new(), &[22, 30, 38]);
 }

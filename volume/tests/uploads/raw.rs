@@ -1,5 +1,5 @@
-//! A volume that is as simple as can be: a directory with a file for each stored object, its chunks one after the other as they are
-//! in memory. It can be slow, remote, broken, and count what is done to it.
+//! The simplest volume: a directory with a file for each stored object, which holds its chunks one after the other as they are in
+//! memory. It can be slow, remote or broken, and counts stores.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -15,29 +15,29 @@ use ndarray_shm_volume::{
     Bbox, ChunkSink, ChunkSource, Elements, Fetched, Gather, Result, Scratch, StopFlag, VolumeMeta,
 };
 
-/// The volume. Its files are named after the corners of what they hold.
+/// The volume. Each file is named after the first corner of its object.
 #[derive(Debug)]
 pub(crate) struct Raw {
     directory: PathBuf,
     pub(crate) meta: VolumeMeta,
-    /// Order in which elements are asked for.
+    /// Order of the elements in stored chunks.
     pub(crate) order: Order,
     pub(crate) remote: bool,
-    /// How long storing takes, so that a process is killed in the middle.
+    /// How long each store takes, so that a process can be killed during one.
     pub(crate) delay: Duration,
-    /// The first objects are stored when so many are being stored at the same time.
+    /// No object is stored before this many stores were in progress at once.
     pub(crate) together: usize,
-    /// A file that appears when something is about to be stored; storing goes on when it is gone.
+    /// A file that a store creates before it writes; the store continues when the file is removed.
     pub(crate) gate: Option<PathBuf>,
-    /// So many are stored, the rest only when a flag is raised.
+    /// This many objects are stored without waiting, the rest only after the flag is raised.
     pub(crate) held: Option<(usize, StopFlag)>,
-    /// A file at which encoding panics.
+    /// The name of an object: encoding it panics.
     pub(crate) panicking: Option<String>,
-    /// What is put behind the identity.
+    /// A suffix of the identity.
     pub(crate) suffix: String,
     pub(crate) stored: AtomicUsize,
     pub(crate) storing: AtomicUsize,
-    /// How many stored at the same time, at most.
+    /// The most stores that were in progress at once.
     pub(crate) most: AtomicUsize,
 }
 
@@ -81,7 +81,7 @@ impl Raw {
         all
     }
 
-    /// Reads a region, missing chunks as `missing`.
+    /// Reads a region; elements of missing chunks are `missing`.
     pub(crate) fn read_all<T: Element>(&self, bbox: &Bbox, missing: T) -> ArrayD<T> {
         let mut array = ArrayD::from_elem(IxDyn(&bbox.shape()), missing);
         let mut scratch = Scratch::new();
@@ -114,11 +114,11 @@ impl Raw {
     }
 }
 
-/// Waits, but not for ever.
+/// Waits for a condition, but at most two minutes.
 pub(crate) fn until(what: &str, mut condition: impl FnMut() -> bool) {
     let begin = Instant::now();
     while !condition() {
-        assert!(begin.elapsed() < Duration::from_mins(2), "waited in vain until {what}");
+        assert!(begin.elapsed() < Duration::from_mins(2), "timed out waiting until {what}");
         thread::sleep(Duration::from_millis(1));
     }
 }
@@ -173,7 +173,11 @@ impl ChunkSource for Raw {
 impl ChunkSink for Raw {
     fn encode(&self, region: &[Range<i64>], from: &dyn Gather) -> Result<Vec<u8>> {
         assert_eq!(region, self.cell(region, &self.meta.stored_shape), "one cell, cut off only where the volume ends");
-        assert_ne!(self.panicking.as_deref(), Some(Self::name(region).as_str()), "as it was told to");
+        assert_ne!(
+            self.panicking.as_deref(),
+            Some(Self::name(region).as_str()),
+            "this object's encoding panics on purpose"
+        );
         let (mut packed, mut bytes) = (Vec::new(), vec![7; 3]);
         for chunk in self.meta.chunks(&Bbox::new(region.to_vec()).expect("not empty")) {
             from.gather(&chunk, self.order, &mut bytes)?;
@@ -201,7 +205,7 @@ impl ChunkSink for Raw {
         fs::write(&new, packed).expect("a new object");
         let begin = Instant::now();
         while let Err(error) = fs::rename(&new, self.path(region)) {
-            // Windows may refuse while another process reads what has the name.
+            // Windows may refuse while another process reads the file of this name.
             assert!(cfg!(windows) && begin.elapsed() < Duration::from_mins(1), "in its place: {error}");
             thread::sleep(Duration::from_millis(1));
         }

@@ -1,4 +1,4 @@
-//! What arrives in a volume, what is refused before anything does, and what becomes of the array: nothing.
+//! Uploads of regions: the elements arrive, invalid uploads are refused before anything is stored, and the array never changes.
 
 use std::collections::HashSet;
 use std::fs;
@@ -33,7 +33,7 @@ fn options(place: &Place) -> UploadOptions<'static> {
     UploadOptions::new().backend(place.backend.clone())
 }
 
-/// Elements that are all different, from `first` on, in C order of their places.
+/// Returns elements that count up from `first + 1`, in C order.
 fn counted(shape: &[usize], first: u16) -> ArrayD<u16> {
     let mut next = first;
     ArrayD::from_shape_simple_fn(IxDyn(shape), || {
@@ -42,7 +42,7 @@ fn counted(shape: &[usize], first: u16) -> ArrayD<u16> {
     })
 }
 
-/// Puts an array in shared memory, in this order.
+/// Puts an array into shared memory in this order.
 fn share<T: Element>(place: &Place, array: &ArrayD<T>, order: Order) -> SharedArray<T, IxDyn> {
     let options = CreateOptions::<SharedArray<T, IxDyn>>::new().backend(place.backend.clone());
     let shape = IxDyn(array.shape()).set_f(order == Order::F);
@@ -53,7 +53,7 @@ fn upload(place: &Place, raw: &Raw, region: &str, options: &UploadOptions<'_>) -
     upload_from_shared_memory(raw, &bbox(region), &place.location, options)
 }
 
-/// Returns the part of an array that begins at the corner of `all` that lies in `part`.
+/// Returns the region `part` of an array that holds the region `all`.
 fn window<'a, T>(array: &'a ArrayD<T>, all: &Bbox, part: &Bbox) -> ArrayViewD<'a, T> {
     let mut view = array.view();
     for (axis, (all, part)) in all.ranges().iter().zip(part.ranges()).enumerate() {
@@ -63,7 +63,7 @@ fn window<'a, T>(array: &'a ArrayD<T>, all: &Bbox, part: &Bbox) -> ArrayViewD<'a
     view
 }
 
-/// Numbers that look random and are the same in every run.
+/// A generator of pseudorandom numbers that are the same in every run.
 struct Numbers(u64);
 
 impl Numbers {
@@ -83,7 +83,7 @@ impl Numbers {
     }
 }
 
-/// Uploads into one volume again and again, and keeps by itself what should be in it.
+/// Uploads into one volume repeatedly, and compares it with the expected elements after each upload.
 fn check_many<T: Element + PartialEq>(numbers: &mut Numbers, dtype: DType, value: impl Fn(u64) -> T) {
     let place = Place::new();
     let axes = usize::try_from(1 + numbers.below(4)).expect("small");
@@ -128,7 +128,7 @@ fn check_many<T: Element + PartialEq>(numbers: &mut Numbers, dtype: DType, value
     }
 }
 
-pub(crate) fn every_element_arrives_whatever_the_shapes_and_orders() {
+pub(crate) fn every_element_arrives_for_any_shape_and_order() {
     let mut numbers = Numbers(11);
     for _ in 0..40 {
         check_many::<u8>(&mut numbers, DType::U8, |n| u8::try_from(n).expect("small"));
@@ -153,7 +153,7 @@ pub(crate) fn arrays_of_this_process_may_have_any_strides() {
     assert!(matches!(refused, Err(Error::Array(ndarray_shm::Error::DTypeMismatch { .. }))), "{refused:?}");
 }
 
-pub(crate) fn what_is_wrong_is_refused_before_anything_is_stored() {
+pub(crate) fn invalid_uploads_are_refused_before_anything_is_stored() {
     let place = Place::new();
     let raw = Raw::new(&place.path("volume"), meta());
     let message = |region: &str, options: &UploadOptions<'_>| {
@@ -190,8 +190,8 @@ pub(crate) fn what_is_wrong_is_refused_before_anything_is_stored() {
     assert!(shared.read().expect("it is still there").view() == counted(&[10, 12], 1));
 }
 
-/// `CloudVolume` has these as `autocrop`, with regions that begin before the volume.
-pub(crate) fn an_array_that_reaches_beyond_the_volume_is_cropped_by_a_cutout() {
+/// `CloudVolume` has this as `autocrop`, also for regions that begin before the volume.
+pub(crate) fn cutout_crops_an_array_to_the_volume() {
     let place = Place::new();
     let mut meta = VolumeMeta::new(&[8, 8], &[4, 4], DType::U16);
     meta.fill = Some(vec![0, 0]);
@@ -207,10 +207,10 @@ pub(crate) fn an_array_that_reaches_beyond_the_volume_is_cropped_by_a_cutout() {
     let done = upload(&place, &raw, "-4:4,-2:6", &crop).expect("an upload");
     assert_eq!((done.stored, done.bytes, &done.bbox), (2, 48, &cropped));
     assert_eq!(raw.read_all::<u16>(&cropped, 0), window(&array, &all, &cropped));
-    assert_eq!(raw.read_all::<u16>(&bbox("0:4,6:8"), 9).sum(), 0, "what is beside it is the fill value");
+    assert_eq!(raw.read_all::<u16>(&bbox("0:4,6:8"), 9).sum(), 0, "elements beside the cutout are the fill value");
 }
 
-pub(crate) fn background_is_left_out_and_taken_away() {
+pub(crate) fn background_objects_are_skipped_and_removed() {
     let place = Place::new();
     let mut meta = meta();
     meta.fill = Some(vec![7, 0]);
@@ -229,11 +229,11 @@ pub(crate) fn background_is_left_out_and_taken_away() {
         assert_eq!(raw.objects().len(), 5);
         assert_eq!(raw.read_all::<u16>(&domain, 7), array);
     }
-    // Without being asked for, background is stored like everything else.
+    // Without `skip_background`, background is stored like everything else.
     assert_eq!(upload(&place, &raw, "-5:5,100:112", &options(&place)).expect("all of it").stored, 12);
     assert_eq!(raw.objects().len(), 12);
 
-    // A part of an object that becomes background is not all of it.
+    // An object is not removed if only part of it becomes background.
     drop(shared);
     assert!(place.backend.unlink(&place.location).expect("unlink"));
     share(&place, &ArrayD::from_elem(IxDyn(&[2, 2]), 7_u16), Order::C);
@@ -246,7 +246,7 @@ pub(crate) fn background_is_left_out_and_taken_away() {
     assert_eq!(raw.read_all::<u16>(&domain, 7), array);
 }
 
-pub(crate) fn the_same_upload_again_stores_the_same_objects() {
+pub(crate) fn repeated_upload_stores_the_same_objects() {
     let place = Place::new();
     let raw = Raw::new(&place.path("volume"), meta());
     share(&place, &counted(&[10, 12], 1), Order::F);
@@ -260,7 +260,7 @@ pub(crate) fn the_same_upload_again_stores_the_same_objects() {
     assert_eq!(raw.objects(), once);
 }
 
-/// `CloudVolume` writes to, and removes, the file it is to read (its `upload_from_file` with `parallel`).
+/// `CloudVolume` writes to the file that it should read, and removes it (`upload_from_file` with `parallel`).
 pub(crate) fn a_file_is_read_and_never_changed() {
     let place = Place::new();
     let raw = Raw::new(&place.path("volume"), meta());
@@ -292,7 +292,7 @@ pub(crate) fn a_file_is_read_and_never_changed() {
     fs::set_permissions(&file, writable).expect("Windows removes no read-only file");
 }
 
-pub(crate) fn the_first_error_names_its_object_and_ends_all_threads() {
+pub(crate) fn first_error_names_its_object_and_ends_all_threads() {
     for remote in [false, true] {
         let place = Place::new();
         let mut raw = Raw::new(&place.path("volume"), VolumeMeta::new(&[400, 4], &[4, 4], DType::U16));
@@ -304,7 +304,7 @@ pub(crate) fn the_first_error_names_its_object_and_ends_all_threads() {
             .expect_err("two objects cannot be stored");
         assert!(matches!(&error, Error::Store { object, .. } if object == "at_40_0"), "{error}");
         assert_eq!(raw.storing.load(Ordering::SeqCst), 0);
-        // What was being stored is stored; nothing is begun after the error.
+        // Stores in progress finish; none begins after the error.
         let stored: HashSet<String> = raw.objects().into_iter().map(|(name, _)| name).collect();
         let expected = (0..broken::FIRST).chain([broken::LAST]).map(|number| format!("at_{}_0", 4 * number));
         assert_eq!(stored, expected.collect(), "remote: {remote}");
@@ -312,7 +312,7 @@ pub(crate) fn the_first_error_names_its_object_and_ends_all_threads() {
         raw.panicking = Some("at_80_0".to_owned());
         let error = upload(&place, &raw, "0:400,0:4", &options).expect_err("a thread panics");
         let Error::Writing { report, total: 100, .. } = &error else { panic!("{error}") };
-        assert!(report.contains("as it was told to"), "{report}");
+        assert!(report.contains("encoding panics on purpose"), "{report}");
 
         raw.panicking = None;
         assert!(shared.read().expect("it is still there").view() == array);
@@ -321,7 +321,7 @@ pub(crate) fn the_first_error_names_its_object_and_ends_all_threads() {
     }
 }
 
-/// Raises a flag when it hears of a number of objects.
+/// Records progress, and raises a flag at a number of objects.
 struct Listener {
     heard: Mutex<Vec<DownloadProgress>>,
     stop: StopFlag,
@@ -337,7 +337,7 @@ impl Progress for Listener {
     }
 }
 
-pub(crate) fn an_upload_tells_how_far_it_is_and_can_be_stopped() {
+pub(crate) fn upload_reports_progress_and_can_be_stopped() {
     for remote in [false, true] {
         let place = Place::new();
         let mut raw = Raw::new(&place.path("volume"), VolumeMeta::new(&[400, 4], &[4, 4], DType::U16));
@@ -356,24 +356,24 @@ pub(crate) fn an_upload_tells_how_far_it_is_and_can_be_stopped() {
     }
 }
 
-pub(crate) fn a_remote_store_gets_many_requests_at_a_time() {
+pub(crate) fn remote_store_gets_concurrent_requests() {
     let place = Place::new();
     let mut raw = Raw::new(&place.path("volume"), VolumeMeta::new(&[256, 4], &[4, 4], DType::U16));
     share(&place, &counted(&[256, 4], 1), Order::C);
     let options = options(&place).workers(1).requests(8);
     upload(&place, &raw, "0:256,0:4", &options).expect("an upload");
-    assert_eq!(raw.most.swap(0, Ordering::SeqCst), 1, "a local one has its workers");
+    assert_eq!(raw.most.swap(0, Ordering::SeqCst), 1, "a local store has one request per worker");
     raw.remote = true;
     raw.together = 8;
     upload(&place, &raw, "0:256,0:4", &options).expect("an upload");
-    assert_eq!(raw.most.swap(0, Ordering::SeqCst), 8, "no more than were asked for");
-    // Changing objects waits for the network too.
+    assert_eq!(raw.most.swap(0, Ordering::SeqCst), 8, "no more requests than the options allow");
+    // Changes of objects wait for the network too, so they also run concurrently.
     let change = options.cutout(bbox("0:256,0:2")).alignment(Alignment::ReadModifyWrite);
     upload(&place, &raw, "0:256,0:4", &change).expect("an upload");
     assert_eq!(raw.most.load(Ordering::SeqCst), 8);
 }
 
-pub(crate) fn who_writes_to_the_array_is_waited_for() {
+pub(crate) fn upload_waits_for_a_writer_of_the_array() {
     for place in Place::of_each_kind() {
         let raw = Raw::new(&place.path("volume"), meta());
         let shared = share(&place, &counted(&[10, 12], 1), Order::C);
@@ -399,8 +399,8 @@ pub(crate) fn who_writes_to_the_array_is_waited_for() {
     }
 }
 
-/// A writer that comes while an upload reads waits for its end.
-pub(crate) fn writers_are_kept_out_until_the_end() {
+/// A writer that asks for a guard while an upload reads waits until the upload ends.
+pub(crate) fn writers_wait_until_the_upload_ends() {
     let place = Place::new();
     let mut raw = Raw::new(&place.path("volume"), meta());
     let go_on = StopFlag::new();
@@ -420,8 +420,8 @@ pub(crate) fn writers_are_kept_out_until_the_end() {
     assert_eq!(raw.read_all::<u16>(&raw.meta.domain(), 0), array);
 }
 
-/// Names that lead out of the directory of arrays are none.
-pub(crate) fn a_location_is_a_name_and_no_path() {
+/// Locations must not lead out of the directory of arrays.
+pub(crate) fn location_with_a_path_is_refused() {
     for name in ["../x", "/tmp/../x", "a/b", "..", "/dev/shm/x"] {
         assert!(Location::new(name).is_err(), "{name}");
     }

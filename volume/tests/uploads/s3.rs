@@ -23,7 +23,7 @@ pub(crate) fn parts_are_written_and_marked() {
     assert!(child.status().expect("its end").success());
 }
 
-/// What the test above does in an environment in which `s3://test` is its server.
+/// The body of the test above, run in an environment in which `s3://test` is its server.
 pub(crate) fn write_parts() {
     let url: VolumeUrl = "zarr://s3://test/volume".parse().expect("a URL");
     let place: VolumeUrl = "s3://test/markers".parse().expect("a URL");
@@ -37,7 +37,7 @@ pub(crate) fn write_parts() {
         if markers::is_done(&place, shard, &work, &all).expect("an answer") {
             continue;
         }
-        let part = parts[index].clone().expect("there is enough for all");
+        let part = parts[index].clone().expect("a part for each task");
         let done = upload_from_array(&*volume, &all, &array.view(), &UploadOptions::new().cutout(part.clone()));
         let done = done.expect("an upload");
         let (bbox, part, work) = (all.clone(), Some(part), work.clone());
@@ -46,11 +46,11 @@ pub(crate) fn write_parts() {
     }
     let missing = markers::missing(&place, 4, &work, &all).expect("an answer");
     assert_eq!(missing, [Shard::new(1, 4).expect("a part")]);
-    let part = parts[1].clone().expect("there is enough for all");
+    let part = parts[1].clone().expect("a part for each task");
     upload_from_array(&*volume, &all, &array.view(), &UploadOptions::new().cutout(part)).expect("the last part");
     assert_eq!(downloaded(&*open_volume(&url).expect("the volume"), &all), array);
 
-    // From shared memory, in the other order, through chunks.
+    // From shared memory, in F order, with a region that cuts through chunks.
     let location = format!("upload-s3-{}", std::process::id());
     let shared =
         SharedArray::from_array(location.as_str(), &ArrayD::from_elem(IxDyn(&[9, 9, 9]).f(), 5_u32)).expect("an array");

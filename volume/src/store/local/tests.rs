@@ -9,7 +9,7 @@ use crate::store::Store;
 use crate::store::conformance::{self, noise};
 
 #[test]
-fn a_directory_keeps_every_promise() {
+fn a_directory_meets_the_store_contract() {
     let directory = tempfile::tempdir().expect("a directory");
     for root in [directory.path().to_owned(), directory.path().join("not yet/there")] {
         let store = LocalStore::new(&root);
@@ -26,7 +26,7 @@ fn a_directory_keeps_every_promise() {
 }
 
 #[test]
-fn without_links_too_the_first_has_the_name() {
+fn without_links_the_first_writer_gets_the_name() {
     let directory = tempfile::tempdir().expect("a directory");
     let path = directory.path().join("info");
     let [first, second] = [b"first", b"other"].map(|bytes| beside(&path, bytes).expect("a file beside it"));
@@ -38,7 +38,7 @@ fn without_links_too_the_first_has_the_name() {
 }
 
 #[test]
-fn what_is_no_file_is_an_error_that_names_it() {
+fn error_names_a_path_that_is_no_file() {
     let directory = tempfile::tempdir().expect("a directory");
     let store = LocalStore::new(directory.path());
     fs::create_dir(directory.path().join("group")).expect("a group");
@@ -75,7 +75,7 @@ fn what_is_no_file_is_an_error_that_names_it() {
 }
 
 #[test]
-fn a_packed_sibling_is_the_object_only_where_there_is_no_plain_one() {
+fn a_packed_sibling_counts_only_without_plain_object() {
     let directory = tempfile::tempdir().expect("a directory");
     let store = LocalStore::new(directory.path());
     fs::write(directory.path().join("a.gz"), "packed").expect("a file");
@@ -103,7 +103,7 @@ fn writes_until_it_is_killed() {
 }
 
 #[test]
-fn a_writer_that_is_killed_leaves_the_old_object_or_the_new_one() {
+fn killed_writer_leaves_the_old_or_new_object() {
     let directory = tempfile::tempdir().expect("a directory");
     let store = LocalStore::new(directory.path());
     let objects: Vec<_> = (0..3).map(|round| noise(round, 3_000_000)).collect();

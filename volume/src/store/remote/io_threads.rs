@@ -112,7 +112,7 @@ mod tests {
     use crate::progress::StopFlag;
 
     #[test]
-    fn who_is_stopped_does_not_wait_for_an_answer_that_never_comes() {
+    fn stop_ends_the_wait_for_an_answer() {
         let (stop, never) = (StopFlag::new(), StopFlag::new());
         let io = IoThreads::current().expect("threads");
         thread::scope(|scope| {
@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn a_forked_child_is_told_instead_of_waiting_for_ever() {
+    fn a_forked_child_gets_an_error_without_waiting() {
         let runtime = Builder::new_current_thread().build().expect("a runtime");
         // As it looks to a child: it is the parent's.
         let parent = IoThreads { process: std::process::id() + 1, runtime, requests: Semaphore::new(1) };

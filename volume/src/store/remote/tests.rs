@@ -42,8 +42,8 @@ fn fill(directory: &Path) {
 }
 
 #[test]
-fn a_bucket_keeps_every_promise() {
-    if python("a_bucket_keeps_every_promise").is_none() {
+fn a_bucket_meets_the_store_contract() {
+    if python("a_bucket_meets_the_store_contract").is_none() {
         return;
     }
     let server = S3Server::start();
@@ -61,8 +61,8 @@ fn a_bucket_keeps_every_promise() {
 }
 
 #[test]
-fn a_bucket_whose_server_knows_no_conditions_can_be_written() {
-    if python("a_bucket_whose_server_knows_no_conditions_can_be_written").is_none() {
+fn a_bucket_without_conditional_writes_is_writable() {
+    if python("a_bucket_without_conditional_writes_is_writable").is_none() {
         return;
     }
     let server = S3Server::start();
@@ -76,8 +76,8 @@ fn a_bucket_whose_server_knows_no_conditions_can_be_written() {
 }
 
 #[test]
-fn web_servers_keep_every_promise_of_reading() {
-    if python("web_servers_keep_every_promise_of_reading").is_none() {
+fn web_servers_meet_the_reading_contract() {
+    if python("web_servers_meet_the_reading_contract").is_none() {
         return;
     }
     let directory = tempfile::tempdir().expect("a directory");
@@ -96,8 +96,8 @@ fn web_servers_keep_every_promise_of_reading() {
 }
 
 #[test]
-fn nginx_keeps_every_promise_of_reading() {
-    if python("nginx_keeps_every_promise_of_reading").is_none() {
+fn nginx_meets_the_reading_contract() {
+    if python("nginx_meets_the_reading_contract").is_none() {
         return;
     }
     // Of the user that runs the tests, and no other: nginx started by root serves as another.
@@ -122,8 +122,8 @@ fn nginx_keeps_every_promise_of_reading() {
 }
 
 #[test]
-fn one_request_in_twenty_refused_and_bodies_cut_off_change_nothing() {
-    if python("one_request_in_twenty_refused_and_bodies_cut_off_change_nothing").is_none() {
+fn refused_requests_and_truncated_bodies_change_nothing() {
+    if python("refused_requests_and_truncated_bodies_change_nothing").is_none() {
         return;
     }
     let server = S3Server::start();
@@ -158,8 +158,8 @@ fn one_request_in_twenty_refused_and_bodies_cut_off_change_nothing() {
 }
 
 #[test]
-fn a_server_that_is_killed_and_comes_back_is_waited_for() {
-    if python("a_server_that_is_killed_and_comes_back_is_waited_for").is_none() {
+fn requests_wait_for_a_restarted_server() {
+    if python("requests_wait_for_a_restarted_server").is_none() {
         return;
     }
     let place = tempfile::tempdir().expect("a directory");
@@ -188,8 +188,8 @@ fn a_server_that_is_killed_and_comes_back_is_waited_for() {
 }
 
 #[test]
-fn a_server_that_is_gone_for_good_is_an_error_in_bounded_time() {
-    if python("a_server_that_is_gone_for_good_is_an_error_in_bounded_time").is_none() {
+fn a_stopped_server_is_an_error_in_bounded_time() {
+    if python("a_stopped_server_is_an_error_in_bounded_time").is_none() {
         return;
     }
     let mut server = S3Server::start();
@@ -212,7 +212,7 @@ fn a_server_that_is_gone_for_good_is_an_error_in_bounded_time() {
 }
 
 #[test]
-fn a_server_that_is_silent_is_an_error_in_bounded_time() {
+fn a_silent_server_is_an_error_in_bounded_time() {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
     let store = web(&format!("http://{}/v", listener.local_addr().expect("an address")), "1");
     let begin = Instant::now();
@@ -250,8 +250,8 @@ fn answers_without_length_or_tag_are_read_whole() {
 }
 
 #[test]
-fn who_may_not_know_whether_it_exists_is_told_so_or_nothing() {
-    if python("who_may_not_know_whether_it_exists_is_told_so_or_nothing").is_none() {
+fn denied_object_is_an_error_only_with_credentials() {
+    if python("denied_object_is_an_error_only_with_credentials").is_none() {
         return;
     }
     let server = S3Server::start();

@@ -70,7 +70,7 @@ fn file_urls_are_decoded() {
 }
 
 #[test]
-fn every_path_reads_back_as_the_same() {
+fn every_path_round_trips_as_text() {
     for path in [
         "",
         "a://b",
@@ -100,7 +100,7 @@ fn every_path_reads_back_as_the_same() {
 }
 
 #[test]
-fn servers_are_written_in_one_way() {
+fn urls_of_servers_are_normalized() {
     means("HTTPS://Host.org/em//", "https://Host.org/em");
     means("zarr://http://host:8080", "http://host:8080");
     means("https://host/em/?a=b&c=/", "https://host/em?a=b&c=/");
@@ -113,7 +113,7 @@ fn servers_are_written_in_one_way() {
 }
 
 #[test]
-fn what_leads_nowhere_says_why() {
+fn error_for_an_invalid_url_gives_the_reason() {
     for (text, word) in [
         ("ftp://host/em", "`ftp://` is not known"),
         ("precomputed://graphene://https://host", "`graphene://` is not known"),

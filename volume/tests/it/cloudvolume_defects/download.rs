@@ -1,5 +1,5 @@
-//! Those that concern making an array and downloading into it. (11, that parallel downloads ignore `label`, has no counterpart: there
-//! is no such option. 7, 13 and 16 are about files and names.)
+//! Defects in creating an array and downloading into it. Defect 11, that parallel downloads ignore `label`, has no counterpart:
+//! there is no such option. Defects 7, 13 and 16 concern files and names.
 
 use std::io::ErrorKind;
 use std::ops::Range;
@@ -25,7 +25,7 @@ fn region() -> Bbox {
     "3:20,0:17,5:15".parse().expect("a region")
 }
 
-/// Makes an array of another size under the place's name.
+/// Creates an array of another size under the place's name.
 fn taken(place: &Place) -> SharedArray<u8, Ix3> {
     let options = CreateOptions::<SharedArray<_, _>>::new().backend(place.backend.clone());
     options.create_with(&place.location, (3, 4, 5), |mut view| view.fill(5)).expect("an array")
@@ -33,7 +33,7 @@ fn taken(place: &Place) -> SharedArray<u8, Ix3> {
 
 // 1 and 2: a segment of another size is grown, shrunk or zeroed in place.
 #[test]
-fn an_array_that_has_the_name_is_neither_resized_nor_cleared() {
+fn existing_array_is_neither_resized_nor_cleared() {
     for place in Place::of_each_kind() {
         let volume = place.volume(&spec());
         let before = taken(&place);
@@ -42,7 +42,7 @@ fn an_array_that_has_the_name_is_neither_resized_nor_cleared() {
         assert!(before.read().expect("a guard").iter().all(|element| *element == 5));
         assert_eq!(place.left(), [EntryKind::Array]);
 
-        // Replaced on request, it stays as it is for attached processes.
+        // Replaced on request, the old array stays unchanged for attached processes.
         let options = AttachOptions::<SharedArray<u8, Ix3>>::new().backend(place.backend.clone()).keep_fd(true);
         let kept = options.open(&place.location, (3, 4, 5)).expect("the array");
         place.download(&*volume, &region(), &place.options().replace(true)).expect("a download");
@@ -54,7 +54,7 @@ fn an_array_that_has_the_name_is_neither_resized_nor_cleared() {
 
 // 3: "readonly" is a flag in NumPy, and the mapping can be written.
 #[test]
-fn what_is_opened_for_reading_cannot_be_written() {
+fn array_opened_for_reading_cannot_be_written() {
     let place = Place::new();
     let volume = place.volume(&spec());
     place.download(&*volume, &region(), &place.options()).expect("a download");
@@ -64,7 +64,7 @@ fn what_is_opened_for_reading_cannot_be_written() {
     assert!(matches!(array.write(), Err(ndarray_shm::Error::PermissionDenied { .. })));
 }
 
-// 4: an empty region makes a file that cannot be mapped, and leaves it.
+// 4: an empty region creates a file that cannot be mapped, and leaves it behind.
 #[test]
 fn an_empty_region_is_an_error_and_leaves_nothing() {
     let place = Place::new();
@@ -75,10 +75,10 @@ fn an_empty_region_is_an_error_and_leaves_nothing() {
     assert_eq!(place.left(), []);
 }
 
-// 5: descriptors are left where mapping fails.
+// 5: descriptors leak where mapping fails.
 #[cfg(target_os = "linux")]
 #[test]
-fn downloads_that_fail_leave_no_descriptor_and_no_mapping() {
+fn failed_downloads_leave_no_descriptor_or_mapping() {
     for place in Place::of_each_kind() {
         let volume = place.volume(&spec());
         break_last_chunk(&place);
@@ -104,7 +104,7 @@ fn break_last_chunk(place: &Place) {
     std::fs::write(file, &bytes[..bytes.len() / 2]).expect("half of it");
 }
 
-/// A volume that is nothing but its shape.
+/// A volume that has a shape and no chunks.
 #[derive(Debug)]
 struct Shape(VolumeMeta);
 
@@ -122,9 +122,9 @@ impl ChunkSource for Shape {
     }
 }
 
-// 6: what fits is asked of the machine, not of the directory, and then a signal ends the process.
+// 6: CloudVolume checks the memory of the machine, not of the directory; if the directory is full, a signal ends the process.
 #[test]
-fn what_does_not_fit_is_refused_before_anything_is_taken() {
+fn download_that_does_not_fit_is_refused_early() {
     for place in Place::of_each_kind() {
         let source = Shape(VolumeMeta::new(&[1 << 16, 1 << 16, 1 << 12], &[1 << 10; 3], DType::U8));
         let bbox = source.meta().domain();
@@ -132,7 +132,7 @@ fn what_does_not_fit_is_refused_before_anything_is_taken() {
         match &error {
             Error::Array(ndarray_shm::Error::NoSpace { .. }) => {}
             Error::Array(ndarray_shm::Error::TooLarge { .. }) if usize::BITS == 32 => {}
-            // Under Wine a file takes no room when it grows, and what is refused first is the length or the mapping.
+            // Under Wine growing a file takes no space; the length or the mapping is refused first.
             Error::Array(ndarray_shm::Error::Os { source, .. })
                 if cfg!(windows) && source.kind() != ErrorKind::PermissionDenied => {}
             _ => panic!("{error:?}"),
@@ -141,9 +141,9 @@ fn what_does_not_fit_is_refused_before_anything_is_taken() {
     }
 }
 
-// 8: workers do not hear of the order, and scramble arrays in C order. (With processes: see `processes.rs`.)
+// 8: workers do not get the order, and scramble arrays in C order. (With processes: see `processes.rs`.)
 #[test]
-fn every_number_of_workers_paints_the_order_that_was_asked_for() {
+fn any_number_of_workers_paints_the_requested_order() {
     let place = Place::new();
     let volume = place.volume(&spec());
     let expected = spec().expected::<u8>(&region()).expect("the region");
@@ -152,16 +152,17 @@ fn every_number_of_workers_paints_the_order_that_was_asked_for() {
             let options = place.options().order(order).workers(Workers::Threads(threads)).replace(true);
             let done = place.download(&*volume, &region(), &options).expect("a download");
             assert!(done.open::<u8, IxDyn>().expect("the array").read().expect("a guard").view() == expected);
-            // The bytes of the file, without this crate: element 0, 0, 1 comes next in one order, 1, 0, 0 in the other.
+            // Reads the bytes of the file without this crate: the second element is 0, 0, 1 in C order and 1, 0, 0 in F order.
             let bytes = std::fs::read(place.backend.path().join(place.location.as_str())).expect("the file");
             assert_eq!(bytes[1], if order == Order::C { expected[[0, 0, 1]] } else { expected[[1, 0, 0]] });
         }
     }
 }
 
-// 9: each worker paints the background of all, at the volume's coordinates, over what others had finished.
+// 9: each worker paints the background of the whole region, at the volume's coordinates, over chunks that other workers have
+// finished.
 #[test]
-fn background_is_painted_once_where_chunks_are_missing_and_nowhere_else() {
+fn background_is_painted_only_over_missing_chunks() {
     let place = Place::new();
     let volume = place.volume(&spec());
     for chunk in ["0/0/0", "1/1/1", "2/0/1"] {
@@ -181,9 +182,9 @@ fn background_is_painted_once_where_chunks_are_missing_and_nowhere_else() {
     }
 }
 
-// 10: a segment that is used again shows the last download where chunks are missing. (Memory of a pool: see `missing.rs`.)
+// 10: a reused segment shows the last download where chunks are missing. (Memory of a pool: see `missing.rs`.)
 #[test]
-fn a_name_that_is_used_again_shows_nothing_of_the_last_download() {
+fn reused_name_shows_no_old_elements() {
     let place = Place::new();
     let volume = place.volume(&spec());
     place.download(&*volume, &region(), &place.options()).expect("a download");
@@ -192,9 +193,9 @@ fn a_name_that_is_used_again_shows_nothing_of_the_last_download() {
     assert!(done.open::<u8, IxDyn>().expect("the array").read().expect("a guard").iter().all(|element| *element == 7));
 }
 
-// 12: an interrupted download unlinks the name even if a foreign array has it, and swallows the interruption.
+// 12: an interrupted download unlinks the name even if another array has it, and swallows the interruption.
 #[test]
-fn a_download_that_is_stopped_says_so_and_leaves_the_array_of_that_name_alone() {
+fn stopped_download_reports_it_and_keeps_the_existing_array() {
     let place = Place::new();
     let volume = place.volume(&spec());
     let before = taken(&place);
@@ -207,11 +208,11 @@ fn a_download_that_is_stopped_says_so_and_leaves_the_array_of_that_name_alone() 
     assert!(before.read().expect("its name").iter().all(|element| *element == 5));
 }
 
-// 14: closing what a parallel download returned does nothing. From CloudVolume's `test_parallel_read_shm`: the array equals a
-// read, is closed, is unlinked.
+// 14: closing the array of a parallel download does nothing. The steps are those of CloudVolume's `test_parallel_read_shm`: compare
+// the array with a read, close it, unlink it.
 #[cfg(target_os = "linux")]
 #[test]
-fn an_array_that_is_dropped_is_unmapped_and_can_be_unlinked() {
+fn dropped_array_is_unmapped_and_can_be_unlinked() {
     let place = Place::in_shared_memory();
     let volume = place.volume(&spec());
     let options = place.options().order(Order::F).workers(Workers::Threads(2));
@@ -228,7 +229,7 @@ fn an_array_that_is_dropped_is_unmapped_and_can_be_unlinked() {
 
 // 15: an array in C order is copied into private memory before the caller gets it.
 #[test]
-fn an_array_in_either_order_is_the_shared_memory_itself() {
+fn array_of_either_order_is_the_shared_memory() {
     let place = Place::new();
     let volume = place.volume(&spec());
     for order in [Order::C, Order::F] {
@@ -245,9 +246,9 @@ fn an_array_in_either_order_is_the_shared_memory_itself() {
     }
 }
 
-// 17: a region outside the volume comes back as an ordinary array of zeros, in private memory.
+// 17: a region outside the volume is returned as an ordinary array of zeros in private memory.
 #[test]
-fn a_region_outside_the_volume_is_an_error_and_no_other_kind_of_array() {
+fn region_outside_the_volume_is_an_error() {
     let place = Place::new();
     let volume = place.volume(&spec());
     for text in ["20:24,0:20,0:20", "0:20,0:21,0:20", "-1:20,0:20,0:20"] {

@@ -1,4 +1,4 @@
-//! Defects of CloudVolume's shared memory that are visible in its source, each as a promise that is kept here. A comment gives the
-//! defect's number in our survey.
+//! Defects of CloudVolume's shared memory that are visible in its source. Each test checks that this crate lacks one of them; a
+//! comment gives the defect's number in a survey.
 
 mod download;

@@ -1,4 +1,4 @@
-//! Containers, groups and scales, as N5 viewer, COSEM, Paintera and `BigDataViewer` write them.
+//! Containers, groups and scales in the layouts of N5 viewer, COSEM, Paintera and `BigDataViewer`.
 
 use std::path::Path;
 
@@ -13,7 +13,7 @@ use super::{attributes, dataset, open};
 use crate::place::Place;
 use crate::refused::chain;
 
-/// Writes a scale that is half, a quarter, .. of the first, with more attributes.
+/// Writes a scale with more attributes. Its first two axes are 1, 1/2, 1/4, .. of those of scale 0.
 fn scale(group: &Path, name: &str, mip: u32, more: &Value) {
     let mut json = dataset(&[64 >> mip, 32 >> mip, 16], &[16, 16, 16], &json!({"type": "gzip"}));
     for (name, value) in more.as_object().expect("attributes") {
@@ -26,7 +26,7 @@ fn scales(path: &Path) -> Result<Vec<ScaleInfo>> {
     VolumeOptions::new().scales(VolumeUrl::local(path))
 }
 
-/// Demands three scales, their keys and sizes of elements.
+/// Asserts that there are three scales with these keys, and with their resolutions.
 fn check(path: &Path, keys: [&str; 3], unit: &str) {
     let found = scales(path).expect("scales");
     assert_eq!(found.iter().map(|scale| scale.key.as_str()).collect::<Vec<_>>(), keys);
@@ -96,7 +96,7 @@ fn scales_of_each_convention_are_listed_with_their_resolutions() {
 }
 
 #[test]
-fn container_names_the_datasets_that_are_in_it() {
+fn error_for_a_container_names_its_datasets() {
     let place = Place::new();
     let path = place.path("em.n5");
     attributes(&path, &json!({"n5": "2.5.1"}));
@@ -122,7 +122,7 @@ fn container_names_the_datasets_that_are_in_it() {
 }
 
 #[test]
-fn nothing_of_the_format_is_written() {
+fn n5_volumes_are_never_written() {
     let place = Place::new();
     let path = place.path("volume");
     attributes(&path, &dataset(&[4], &[4], &json!({"type": "raw"})));
@@ -141,7 +141,7 @@ fn nothing_of_the_format_is_written() {
 }
 
 #[test]
-fn scale_that_leads_out_of_its_group_is_refused() {
+fn scale_path_out_of_its_group_is_refused() {
     let place = Place::new();
     let path = place.path("inside/group");
     scale(&place.path("inside"), "s0", 0, &json!({}));

@@ -1,4 +1,4 @@
-//! Attributes and blocks that are damaged, or made to harm: an error that names the file, no panic, bounded memory.
+//! Damaged and malicious attributes and blocks: an error must name the file, nothing may panic, and memory stays bounded.
 
 use std::fs;
 use std::path::Path;
@@ -18,7 +18,7 @@ fn read_first(path: &Path) -> Result<()> {
 }
 
 #[test]
-fn bombs_and_lying_shapes_are_errors_of_every_packing() {
+fn bombs_and_wrong_shapes_are_errors_in_every_codec() {
     let place = Place::new();
     let zeros = vec![0; 16 << 20];
     for (name, compression, pack) in packings() {
@@ -51,11 +51,11 @@ fn bombs_and_lying_shapes_are_errors_of_every_packing() {
 }
 
 #[test]
-fn blocks_that_only_claim_to_be_large_are_errors() {
+fn claimed_block_size_beyond_the_file_is_an_error() {
     let place = Place::new();
     for (name, compression, _) in packings() {
         let path = place.path(name);
-        // 1 GiB, which a header alone cannot fill.
+        // The header claims 1 GiB; the file has a few bytes.
         attributes(&path, &dataset(&[1 << 29], &[1 << 29], &compression));
         block(&path, "0", &[header(0, &[1 << 29]), b"not that much".to_vec()].concat());
         assert!(matches!(read_first(&path), Err(Error::Chunk { .. })), "{name}");
@@ -63,7 +63,7 @@ fn blocks_that_only_claim_to_be_large_are_errors() {
 }
 
 #[test]
-fn file_much_longer_than_a_block_is_an_error_before_it_is_read() {
+fn oversized_block_file_is_refused_before_it_is_read() {
     let place = Place::new();
     let path = place.path("volume");
     attributes(&path, &dataset(&[8, 8], &[8, 8], &json!({"type": "gzip"})));
@@ -74,7 +74,7 @@ fn file_much_longer_than_a_block_is_an_error_before_it_is_read() {
 }
 
 #[test]
-fn attributes_that_cannot_be_are_refused_by_the_name_of_their_file() {
+fn error_for_invalid_attributes_names_their_file() {
     let place = Place::new();
     let path = place.path("volume");
     let good = dataset(&[8, 8], &[4, 4], &json!({"type": "raw"}));
@@ -119,21 +119,21 @@ fn attributes_that_cannot_be_are_refused_by_the_name_of_their_file() {
         assert_eq!(error.kind(), Some(kind), "{text}: {}", chain(&error));
         assert!(chain(&error).contains(said) && chain(&error).contains("volume"), "{text}: {}", chain(&error));
     }
-    // Larger than the volume, as one block for all of it may be written.
+    // A block size larger than the volume is valid: one block then holds the whole volume.
     let large = dataset(&[8, 8], &[1 << 31, 1 << 31], &json!({"type": "raw"}));
     attributes(&path, &large);
     block(&path, "0/0", &[header(0, &[8, 8]), elements(&[0, 0], &[8, 8])].concat());
     read_first(&path).expect("a block");
 }
 
-/// Numbers that look random and are the same in every run.
+/// Returns pseudorandom numbers that are the same in every run.
 fn random(state: &mut u64) -> usize {
     *state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
     usize::try_from(*state >> 33).expect("31 bits")
 }
 
 #[test]
-fn whatever_a_block_or_document_holds_nothing_panics() {
+fn damaged_blocks_and_documents_never_panic() {
     let place = Place::new();
     let mut state = 5;
     for (name, compression, pack) in packings() {
@@ -149,7 +149,7 @@ fn whatever_a_block_or_document_holds_nothing_panics() {
             }
             damaged.truncate(random(&mut state) % (damaged.len() * 2));
             block(&path, "0/0", &damaged);
-            let _ = read_first(&path); // damage that is not noticed must do no harm
+            let _ = read_first(&path); // damage may go undetected, but must not panic
             let mut text = document.to_string().into_bytes();
             let at = random(&mut state) % text.len();
             text[at] = b"0123456789-{}[],\"e"[random(&mut state) % 18];

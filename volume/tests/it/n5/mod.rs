@@ -1,6 +1,6 @@
-//! N5 as the tools that write it lay it out, and as none should.
+//! N5 volumes in the layouts of other tools, and damaged ones.
 //!
-//! Volumes are written here byte by byte, so that nothing of ours has a hand in them.
+//! The tests write volumes byte by byte, without this crate's code.
 
 mod groups;
 mod hostile;
@@ -13,10 +13,10 @@ use std::path::Path;
 use ndarray_shm_volume::{ChunkSource, Result, VolumeUrl, open_volume};
 use serde_json::{Value, json};
 
-/// How blocks are packed: what `compression` says, and what it does to bytes.
+/// A compression of blocks: its name, the value of `compression`, and the function that packs bytes.
 pub(super) type Pack = (&'static str, Value, fn(&[u8]) -> Vec<u8>);
 
-/// Every packing that can be written here.
+/// Returns every compression that the tests can write.
 pub(super) fn packings() -> Vec<Pack> {
     vec![
         ("raw", json!({"type": "raw"}), <[u8]>::to_vec),
@@ -61,38 +61,38 @@ fn xz(bytes: &[u8]) -> Vec<u8> {
     encoder.finish().expect("packed")
 }
 
-/// Writes a document.
+/// Writes `attributes.json`.
 pub(super) fn attributes(directory: &Path, json: &Value) {
     fs::create_dir_all(directory).expect("a directory");
     fs::write(directory.join("attributes.json"), json.to_string()).expect("the attributes");
 }
 
-/// What a dataset of uint16 says.
+/// Returns the attributes of a uint16 dataset.
 pub(super) fn dataset(shape: &[u64], block: &[u64], compression: &Value) -> Value {
     json!({"dimensions": shape, "blockSize": block, "dataType": "uint16", "compression": compression})
 }
 
-/// The bytes of a header.
+/// Returns the bytes of a block's header.
 pub(super) fn header(mode: u16, lengths: &[u32]) -> Vec<u8> {
     let axes = u16::try_from(lengths.len()).expect("few");
     let lengths = lengths.iter().flat_map(|length| length.to_be_bytes());
     [mode.to_be_bytes(), axes.to_be_bytes()].concat().into_iter().chain(lengths).collect()
 }
 
-/// Writes a block as it is.
+/// Writes these bytes as a block.
 pub(super) fn block(directory: &Path, key: &str, bytes: &[u8]) {
     let file = directory.join(key);
     fs::create_dir_all(file.parent().expect("a directory")).expect("a directory");
     fs::write(file, bytes).expect("a block");
 }
 
-/// The element at a place.
+/// Returns the element at a coordinate.
 pub(super) fn element(at: &[u64]) -> u16 {
     let mixed = at.iter().fold(7_u64, |sum, number| sum * 31 + number * number + 1);
     u16::try_from(mixed % 60_013 + 1).expect("small")
 }
 
-/// The elements of a box, big-endian, the first axis fastest.
+/// Returns the elements of a box, big-endian, the first axis fastest.
 pub(super) fn elements(start: &[u64], lengths: &[u32]) -> Vec<u8> {
     let count: u32 = lengths.iter().product();
     let mut bytes = Vec::new();

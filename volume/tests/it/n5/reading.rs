@@ -1,4 +1,4 @@
-//! Blocks of every size and packing arrive as the elements that were written.
+//! Blocks of every size and compression: the elements that were written must be read.
 
 use ndarray::{ArrayD, IxDyn};
 use ndarray_shm::Order;
@@ -11,7 +11,7 @@ use crate::place::Place;
 const SHAPE: [u64; 3] = [11, 10, 7];
 const BLOCK: [u64; 3] = [4, 5, 3];
 
-/// How large a block at the edge is stored.
+/// The stored size of a block at the edge.
 #[derive(Clone, Copy, Debug)]
 enum Edges {
     Cut,
@@ -41,7 +41,7 @@ fn write(directory: &std::path::Path, edges: Edges, compression: &serde_json::Va
     }
 }
 
-/// What a region has to hold; elements for which `is_stored` says no are 0.
+/// Returns the expected elements of a region; those that are not stored are 0.
 fn expected(start: [u64; 3], lengths: [usize; 3], is_stored: impl Fn(&[u64; 3]) -> bool) -> ArrayD<u16> {
     ArrayD::from_shape_fn(IxDyn(&lengths), |at| {
         let at: [u64; 3] = std::array::from_fn(|axis| start[axis] + at[axis] as u64);
@@ -63,7 +63,7 @@ fn check(place: &Place, source: &dyn ChunkSource, text: &str, expected: &ArrayD<
 }
 
 #[test]
-fn every_packing_and_edge_arrives_and_what_is_missing_is_zero() {
+fn blocks_of_every_codec_arrive_and_missing_are_zero() {
     let is_stored = |at: &[u64; 3]| (0..3).any(|axis| at[axis] >= BLOCK[axis]);
     for (name, compression, pack) in packings() {
         for edges in [Edges::Cut, Edges::Whole] {
@@ -82,7 +82,7 @@ fn every_packing_and_edge_arrives_and_what_is_missing_is_zero() {
 }
 
 #[test]
-fn missing_block_is_an_error_only_if_asked_for() {
+fn missing_block_is_an_error_only_on_request() {
     let place = Place::new();
     let path = place.path("volume");
     write(&path, Edges::Cut, &json!({"type": "raw"}), <[u8]>::to_vec);
@@ -93,10 +93,10 @@ fn missing_block_is_an_error_only_if_asked_for() {
 }
 
 #[test]
-fn block_that_is_smaller_than_its_cell_is_zero_beyond_its_end() {
+fn short_block_is_zero_beyond_its_end() {
     let place = Place::new();
     let path = place.path("volume");
-    // The last block of a dataset of 6 elements along x, which has grown to 8 since.
+    // The last block is from when the dataset had 6 elements along x; it has since grown to 8.
     attributes(&path, &dataset(&[8, 3, 2], &[4, 3, 2], &json!({"type": "raw"})));
     for (key, start, length) in [("0/0/0", 0, 4), ("1/0/0", 4, 2)] {
         block(&path, key, &[header(0, &[length, 3, 2]), elements(&[start, 0, 0], &[length, 3, 2])].concat());
@@ -136,7 +136,7 @@ const LZ4_STREAM: &str = "4c5a34426c6f636b201c0000004000000089b74000ff024e352061
                           4c5a34426c6f636b10000000000000000000000000";
 
 #[test]
-fn lz4_is_read_with_its_feature_and_named_without() {
+fn lz4_needs_the_codecs_feature() {
     let digits: Vec<u8> = LZ4_STREAM.bytes().filter(u8::is_ascii_hexdigit).collect();
     let stream = digits.chunks(2).map(|pair| u8::from_str_radix(std::str::from_utf8(pair).expect("digits"), 16));
     let stream: Vec<u8> = stream.map(|byte| byte.expect("digits")).collect();

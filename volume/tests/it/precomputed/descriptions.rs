@@ -1,4 +1,4 @@
-//! Descriptions that are wrong, volumes that cannot be made, and what a description does not say.
+//! Wrong descriptions, volumes that cannot be created, and properties that a description does not contain.
 
 use std::fs;
 
@@ -10,7 +10,7 @@ use super::hostile::{Runs, new, open};
 use crate::place::Place;
 use crate::refused::{chain, with_slashes};
 
-/// Writes a description with a change, and returns what opening it answers.
+/// Writes a description with a change, and returns the metadata or the error of opening it.
 fn changed(place: &Place, change: impl FnOnce(&mut Value)) -> String {
     let path = place.path("described");
     let mut info = json!({
@@ -32,7 +32,7 @@ fn changed(place: &Place, change: impl FnOnce(&mut Value)) -> String {
             let text = chain(&error);
             assert!(
                 text.contains(&with_slashes(&path.join("info").display().to_string())),
-                "it names the file: {text}"
+                "the error names the file: {text}"
             );
             assert!(text.len() < 1000, "{text}");
             text
@@ -57,7 +57,7 @@ fn whole_numbers_may_be_written_as_floats() {
 }
 
 #[test]
-fn a_description_that_is_wrong_says_what_is_wrong() {
+fn error_names_the_fault_of_a_description() {
     let place = Place::new();
     assert!(changed(&place, |_| {}).contains("Precomputed, raw"));
     for (member, value, says) in [
@@ -72,7 +72,7 @@ fn a_description_that_is_wrong_says_what_is_wrong() {
         ("size", json!([64, 1e30, 64]), "`size`"),
         ("size", json!([64.5, 64, 64]), "`size`"),
         ("size", json!([-64.0, 64, 64]), "`size`"),
-        // A float that may stand for another whole number.
+        // 2^53: beyond it, a float may stand for another whole number.
         ("size", json!([9_007_199_254_740_992.0, 64, 64]), "`size`"),
         ("chunk_sizes", json!([[16.25, 16, 16]]), "`chunk_sizes`"),
         ("voxel_offset", json!([0.5, 0, 0]), "`voxel_offset`"),
@@ -143,7 +143,7 @@ fn a_description_that_is_wrong_says_what_is_wrong() {
         fs::write(path.join("info"), document.to_string()).expect("a description");
         assert_eq!(open(&path).expect_err("no volume").kind(), Some(kind), "{document}");
     }
-    fs::remove_file(path.join("info")).expect("ours");
+    fs::remove_file(path.join("info")).expect("the description");
     let url: VolumeUrl = format!("precomputed://{}", path.display()).parse().expect("a URL");
     assert_eq!(VolumeOptions::new().open(&url).expect_err("nothing").kind(), Some(ErrorKind::Absent));
     changed(&place, |_| {});
@@ -152,7 +152,7 @@ fn a_description_that_is_wrong_says_what_is_wrong() {
 }
 
 #[test]
-fn what_is_no_member_of_the_format_does_no_harm() {
+fn members_outside_the_format_are_ignored() {
     let place = Place::new();
     let text = changed(&place, |info| {
         info["mesh"] = json!("mesh");
@@ -167,7 +167,7 @@ fn what_is_no_member_of_the_format_does_no_harm() {
 }
 
 #[test]
-fn a_volume_that_is_reopened_before_its_first_chunk_is_packed_as_it_was_made() {
+fn reopened_volume_packs_as_told_until_a_chunk_exists() {
     let place = Place::new();
     for (number, (made, said, packed)) in [
         (Encoding::Gzip, Some(Encoding::Gzip), true),
@@ -185,7 +185,7 @@ fn a_volume_that_is_reopened_before_its_first_chunk_is_packed_as_it_was_made() {
         create_volume(&url, &new(DType::U32, made)).expect("a volume");
         let mut options = VolumeOptions::new();
         for said in [said, None, Some(Encoding::Raw), Some(Encoding::Gzip)] {
-            // After the first time there is a chunk, and that counts for more.
+            // From the second round on there is a chunk, which takes precedence over the options.
             if let Some(said) = said {
                 options = options.encoding(said);
             }
@@ -202,7 +202,7 @@ fn a_volume_that_is_reopened_before_its_first_chunk_is_packed_as_it_was_made() {
 type Change = fn(&mut NewVolume);
 
 #[test]
-fn volumes_that_precomputed_does_not_have_are_refused_and_leave_nothing() {
+fn unsupported_new_volumes_are_refused_and_leave_nothing() {
     let place = Place::new();
     let changes: [(&str, Change); 14] = [
         ("not 2 axes", |new| (new.shape, new.chunk_shape) = (vec![4, 4], vec![4, 4])),
@@ -256,5 +256,5 @@ fn a_lower_quality_makes_smaller_pictures() {
         lengths.push(fs::metadata(path.join("1_1_1/0-16_0-16_0-16")).expect("a chunk").len());
     }
     assert!(lengths[1] > lengths[2] && lengths[2] > lengths[3], "{lengths:?}");
-    assert_eq!(lengths[0], lengths[2], "85 is what is kept unless something else is said");
+    assert_eq!(lengths[0], lengths[2], "85 is the default quality");
 }

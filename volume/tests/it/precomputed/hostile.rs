@@ -1,4 +1,4 @@
-//! Indexes and chunks that are damaged, or made to harm: an error that names the file, no panic, bounded memory.
+//! Damaged and malicious indexes and chunks: an error must name the file, nothing may panic, and memory stays bounded.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -36,7 +36,7 @@ pub(super) fn new(dtype: DType, encoding: Encoding) -> NewVolume {
     new
 }
 
-/// A volume of one chunk; returns the chunk's file too.
+/// Creates a volume of one chunk, and returns the chunk's file.
 fn one_chunk(path: &Path, dtype: DType, encoding: Encoding) -> PathBuf {
     let sink = create_volume(VolumeUrl::local(path), &new(dtype, encoding)).expect("a volume");
     let region = sink.meta().domain();
@@ -56,7 +56,7 @@ fn read_first(source: &dyn ChunkSource) -> Result<()> {
 }
 
 #[test]
-fn a_file_much_longer_than_a_chunk_is_an_error_before_it_is_read() {
+fn oversized_chunk_file_is_refused_before_it_is_read() {
     for (dtype, encoding) in [
         (DType::U8, Encoding::Raw),
         (DType::U8, Encoding::Gzip),
@@ -76,7 +76,7 @@ fn a_file_much_longer_than_a_chunk_is_an_error_before_it_is_read() {
 }
 
 #[test]
-fn a_chunk_that_is_packed_otherwise_is_not_taken_for_a_missing_one() {
+fn chunk_with_unsupported_compression_is_not_missing() {
     let place = Place::new();
     for (number, suffix) in [".br", ".zstd"].into_iter().enumerate() {
         let path = place.path(&format!("volume-{number}"));
@@ -84,14 +84,14 @@ fn a_chunk_that_is_packed_otherwise_is_not_taken_for_a_missing_one() {
         let mut other = chunk.clone().into_os_string();
         other.push(suffix);
         fs::rename(&chunk, other).expect("the chunk");
-        let error = read_first(&*open(&path).expect("a volume")).expect_err("packed otherwise");
+        let error = read_first(&*open(&path).expect("a volume")).expect_err("unsupported compression");
         let text = chain(&error);
         assert!(matches!(error, Error::Chunk { .. }) && text.contains(suffix) && text.contains("gzip can"), "{text}");
     }
 }
 
 #[test]
-fn chunk_that_is_cut_short_is_called_so_by_the_name_of_its_file() {
+fn error_for_a_truncated_chunk_names_its_file() {
     let place = Place::new();
     let path = place.path("volume");
     let file = one_chunk(&path, DType::U32, Encoding::Gzip);
@@ -109,7 +109,7 @@ fn chunk_that_is_cut_short_is_called_so_by_the_name_of_its_file() {
 }
 
 #[test]
-fn gzip_is_unpacked_whoever_says_so() {
+fn gzip_is_unpacked_with_and_without_its_suffix() {
     let place = Place::new();
     for (number, encoding) in [Encoding::Gzip, Encoding::CompressedSegmentationGzip].into_iter().enumerate() {
         let path = place.path(&format!("volume-{number}"));
@@ -122,7 +122,7 @@ fn gzip_is_unpacked_whoever_says_so() {
 }
 
 #[test]
-fn damaged_chunks_are_errors_or_elements_but_no_panic() {
+fn damaged_chunks_never_panic() {
     let place = Place::new();
     let kinds = [
         (DType::U16, Encoding::Raw),
@@ -202,7 +202,7 @@ fn a_bomb_is_an_error() {
         let text = chain(&read_first(&*open(&path).expect("a volume")).expect_err("a bomb"));
         assert!(text.contains("longer than") && text.contains("1_1_1"), "{text}");
     }
-    // A picture of 30,000 times 30,000 pixels, of which nothing is there.
+    // The header claims a picture of 30,000 times 30,000 pixels; the data is that of a small one.
     let path = place.path("png");
     let file = one_chunk(&path, DType::U8, Encoding::Png);
     let mut bytes = fs::read(&file).expect("a picture");
@@ -220,7 +220,7 @@ fn crc32(bytes: &[u8]) -> u32 {
     crc.sum()
 }
 
-/// A volume of 4 chunks of 8 elements in one shard, and what is in the shard.
+/// Writes a volume of 4 chunks of 8 elements in one shard. The shard is the first two words, the chunks and the other words.
 fn sharded(place: &Place, shard: &[u64], chunks: &[u8]) -> PathBuf {
     let path = place.path("sharded");
     fs::create_dir_all(path.join("s")).expect("a directory");
@@ -243,10 +243,10 @@ fn sharded(place: &Place, shard: &[u64], chunks: &[u8]) -> PathBuf {
 }
 
 #[test]
-fn a_shard_is_read_and_one_that_lies_is_an_error_that_names_it() {
+fn damaged_shards_are_errors_naming_the_shard() {
     let place = Place::new();
     let chunks: Vec<u8> = (0..16).collect();
-    // Behind the index are two chunks of 8 bytes, then the index of the minishard: chunks 0 and 2.
+    // After the shard's index come two chunks of 8 bytes, then the minishard's index: chunks 0 and 2.
     let good = [16, 64, 0, 2, 0, 0, 8, 8];
     let source = open(&sharded(&place, &good, &chunks)).expect("a volume");
     let mut scratch = Scratch::new();
@@ -263,14 +263,14 @@ fn a_shard_is_read_and_one_that_lies_is_an_error_that_names_it() {
 
     let far = u64::MAX - 3;
     for (at, value) in [
-        // The index of the minishard: past the end, backwards, beyond any file, longer than any, cut in the middle of an entry.
+        // The range of the minishard's index: past the end, backwards, beyond any file, longer than any file, cut in an entry.
         (0, 1 << 40),
         (1, 1 << 40),
         (1, 3),
         (0, far),
         (1, far),
         (1, 60),
-        // In it: a chunk twice, an offset past the end and beyond any file, a length longer than any and past the end.
+        // Its entries: a chunk twice; an offset past the end and beyond any file; a length beyond any file and past the end.
         (3, 0),
         (4, 1000),
         (4, far),
@@ -284,7 +284,7 @@ fn a_shard_is_read_and_one_that_lies_is_an_error_that_names_it() {
         let error = read_first(&*source).expect_err(&format!("{at}: {value}"));
         assert!(chain(&error).contains("0.shard"), "{at}: {value}: {}", chain(&error));
     }
-    // Cut anywhere, or changed anywhere.
+    // Truncates the shard and changes a byte at every position.
     let path = sharded(&place, &good, &chunks);
     let whole = fs::read(path.join("s/0.shard")).expect("a shard");
     for at in 0..whole.len() {
@@ -296,7 +296,7 @@ fn a_shard_is_read_and_one_that_lies_is_an_error_that_names_it() {
             fs::write(path.join("s/0.shard"), wrong).expect("a shard");
             let source = open(&path).expect("a volume");
             for region in source.meta().chunks(&source.meta().domain()) {
-                let _any = source.read(&region, &mut scratch);
+                let _ = source.read(&region, &mut scratch);
             }
         }
     }

@@ -1,4 +1,4 @@
-//! Whether a volume is an image or a segmentation: what is said, what is assumed, and what is refused.
+//! The type of a volume, image or segmentation: given, implied or refused.
 
 use std::fs;
 
@@ -18,7 +18,7 @@ fn new(dtype: DType, encoding: Encoding, kind: Option<VolumeKind>) -> NewVolume 
 }
 
 #[test]
-fn new_volume_is_of_the_type_that_is_said_or_implied() {
+fn new_volume_has_the_given_or_implied_type() {
     use Encoding::{CompressedSegmentation, CompressedSegmentationGzip, Gzip, Jpeg, Png, Raw};
     use VolumeKind::{Image, Segmentation};
     let place = Place::new();
@@ -49,7 +49,7 @@ fn new_volume_is_of_the_type_that_is_said_or_implied() {
         assert_eq!(sink.meta().kind, Some(expected), "{new:?}");
         assert_eq!(open(&path).expect("a volume").meta().kind, Some(expected));
         assert_eq!(VolumeOptions::new().scales(&url).expect("its scales")[0].meta.kind, Some(expected));
-        // A volume of the other type is another one.
+        // `is_like` tells volumes of different types apart.
         assert!(new.is_like(sink.meta()), "{new:?}");
         let mut other = new.clone();
         other.kind = Some(if expected == Image { Segmentation } else { Image });
@@ -58,7 +58,7 @@ fn new_volume_is_of_the_type_that_is_said_or_implied() {
 }
 
 #[test]
-fn type_that_is_missing_or_contradicted_is_an_error_and_leaves_nothing() {
+fn missing_or_contradicting_type_is_an_error() {
     let place = Place::new();
     let image = Some(VolumeKind::Image);
     let segmentation = Some(VolumeKind::Segmentation);
@@ -78,7 +78,7 @@ fn type_that_is_missing_or_contradicted_is_an_error_and_leaves_nothing() {
         assert!(matches!(error, Error::NewVolume { .. }) && error.to_string().contains(reason), "{new:?}: {error}");
         assert!(!path.exists(), "{new:?}");
     }
-    // Zarr volumes of labels are made as before.
+    // Zarr volumes of labels need no type.
     let zarr = NewVolume::new(VolumeFormat::Zarr, &[8], &[8], DType::U64);
     let sink = create_volume(VolumeUrl::local(place.path("zarr")), &zarr).expect("a volume");
     assert_eq!(sink.meta().kind, None);
@@ -86,7 +86,7 @@ fn type_that_is_missing_or_contradicted_is_an_error_and_leaves_nothing() {
 }
 
 #[test]
-fn types_of_other_writers_are_read_as_far_as_they_are_known() {
+fn unknown_types_of_other_writers_are_ignored() {
     let place = Place::new();
     let path = place.path("volume");
     create_volume(VolumeUrl::local(&path), &new(DType::U8, Encoding::Raw, None)).expect("a volume");
@@ -109,7 +109,7 @@ fn types_of_other_writers_are_read_as_far_as_they_are_known() {
 }
 
 #[test]
-fn chunks_of_labels_in_a_directory_are_files_that_every_reader_looks_for() {
+fn label_chunks_keep_the_file_name_of_their_encoding() {
     let place = Place::new();
     for (encoding, suffix) in [(Encoding::CompressedSegmentation, ""), (Encoding::CompressedSegmentationGzip, ".gz")] {
         let path = place.path(&format!("volume{suffix}"));
@@ -125,7 +125,7 @@ fn chunks_of_labels_in_a_directory_are_files_that_every_reader_looks_for() {
             assert_eq!(names, [format!("0-16_0-16_0-16{suffix}").as_str()], "{encoding:?}");
         };
         store(&*create_volume(&url, &new).expect("a volume"));
-        // Chunks that are there stay as they are packed, whatever is said or not said.
+        // Existing chunks decide how chunks are packed, whatever encoding the options give.
         store(&*VolumeOptions::new().open_writable(&url).expect("a volume"));
         for other in [Encoding::CompressedSegmentation, Encoding::CompressedSegmentationGzip] {
             store(&*VolumeOptions::new().encoding(other).open_writable(&url).expect("a volume"));

@@ -1,4 +1,4 @@
-//! Neuroglancer Precomputed as other programs write and read it, and as no program should write it.
+//! Neuroglancer Precomputed volumes of other programs, for other programs, and damaged ones.
 
 mod descriptions;
 mod hostile;
@@ -7,7 +7,7 @@ mod peers;
 
 use std::path::Path;
 
-/// Runs the Python side, and returns what it prints.
+/// Runs the Python script, and returns its output.
 fn python(arguments: &[&Path], input: &str) -> String {
     crate::python::run("precomputed_cases.py", "cloud-volume and tensorstore", arguments, input)
 }

@@ -1,4 +1,4 @@
-//! What CloudVolume and tensorstore write arrives here, and what is written here arrives there.
+//! Exchange of volumes with CloudVolume and tensorstore, in both directions.
 
 use std::fs;
 use std::path::Path;
@@ -13,10 +13,10 @@ use super::python;
 use crate::place::Place;
 use crate::zarr::{Whole, cut, read};
 
-/// How far apart two decoders of one JPEG may be: each rounds on its own. With libjpeg-turbo it is 1.
+/// Largest difference between two decoders of one JPEG, which round differently. With libjpeg-turbo it is 1.
 const DECODERS_APART: u8 = 2;
 
-/// How far from what was written a smooth picture of quality 85 may be.
+/// Largest difference between a smooth picture and its JPEG of quality 85.
 const LOSS: u8 = 30;
 
 fn apart(one: &[u8], other: &[u8]) -> u8 {
@@ -29,7 +29,7 @@ fn moved(bbox: &Bbox, origin: &[i64]) -> Vec<std::ops::Range<i64>> {
 }
 
 #[test]
-fn what_cloudvolume_and_tensorstore_write_is_read_element_for_element() {
+fn volumes_of_cloudvolume_and_tensorstore_are_read() {
     let place = Place::new();
     let directory = place.path("cases");
     fs::create_dir(&directory).expect("a directory");
@@ -46,7 +46,7 @@ fn what_cloudvolume_and_tensorstore_write_is_read_element_for_element() {
         assert_eq!(json!(meta.shape), volume["shape"], "{name}");
         assert_eq!(json!(&meta.origin[..3]), volume["origin"], "{name}");
         assert_eq!(meta.axes, ["x", "y", "z", "channel"]);
-        // All of it, the inside, the last channel's last element, and a row.
+        // The whole volume, its inside, its last element, and the element in its middle.
         let domain = meta.domain();
         let part = |of: fn(i64) -> std::ops::Range<i64>| {
             let inside = meta.shape.iter().map(|length| of(length.cast_signed()));
@@ -68,7 +68,7 @@ fn what_cloudvolume_and_tensorstore_write_is_read_element_for_element() {
                 assert!(found == wanted, "{name}, {bbox}: other elements");
             }
         }
-        // By the painters too: they look at windows of blocks in either order.
+        // Painters read it too: they look at windows of blocks in either order.
         for order in [Order::C, Order::F] {
             let done = place.download(&*source, &domain, &place.options().order(order)).expect("a download");
             assert_eq!(done.bytes, expected.len() as u64);
@@ -79,7 +79,7 @@ fn what_cloudvolume_and_tensorstore_write_is_read_element_for_element() {
 }
 
 #[test]
-fn what_is_written_here_is_read_by_cloudvolume_and_tensorstore() {
+fn cloudvolume_and_tensorstore_read_written_volumes() {
     let place = Place::new();
     let mut volumes = Vec::new();
     let add = |volumes: &mut Vec<Value>, dtype, encoding, channels| {
@@ -111,7 +111,7 @@ fn what_is_written_here_is_read_by_cloudvolume_and_tensorstore() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// Writes a volume that does not end where its chunks do, reads it back, and says what it is.
+/// Writes a volume that ends within chunks, reads it back, and returns its description.
 fn written(path: &Path, number: usize, dtype: DType, encoding: Encoding, channels: u64) -> Value {
     let shape = [19, 23, 11, channels];
     let mut new = NewVolume::new(VolumeFormat::Precomputed, &shape, &[8, 16, 5, channels], dtype);
@@ -138,7 +138,7 @@ fn written(path: &Path, number: usize, dtype: DType, encoding: Encoding, channel
         (scales.len(), scales[0].resolution.as_slice(), scales[0].unit.as_str(), scales[0].key.as_str()),
         (1, &[8.0, 4.5, 40.0][..], "nm", "8_4.5_40")
     );
-    // What is there is written anew as it was, and taken away.
+    // The volume is reopened and written again, and a chunk is erased.
     let again = VolumeOptions::new().open_writable(&url).expect("the volume");
     write_moved(&*again, &whole);
     let found = read(&*source, &source.meta().domain()).expect("its elements");
@@ -166,7 +166,7 @@ fn written(path: &Path, number: usize, dtype: DType, encoding: Encoding, channel
     })
 }
 
-/// Elements of a volume that does not begin at 0.
+/// The elements of a volume that does not begin at 0.
 struct Moved<'a> {
     whole: Whole<'a>,
     origin: &'a [i64],
@@ -194,7 +194,7 @@ fn write_moved(sink: &dyn ndarray_shm_volume::ChunkSink, from: &Moved<'_>) {
 fn elements(shape: &[u64], dtype: DType, encoding: Encoding) -> Vec<u8> {
     let count = usize::try_from(shape.iter().product::<u64>()).expect("small") * dtype.size();
     if encoding == Encoding::Jpeg {
-        // Hills, along z too, of another height in each channel.
+        // Hills along x, y and z, with another height in each channel.
         let at = |index: usize, axis: usize| {
             let behind: u64 = shape[axis + 1..].iter().product();
             index as u64 / behind % shape[axis]
@@ -212,10 +212,10 @@ fn elements(shape: &[u64], dtype: DType, encoding: Encoding) -> Vec<u8> {
     while bytes.len() < count {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         let run = state >> 33 & 7;
-        // Runs of one number are what labels are; others get noise.
+        // Labels are runs of one number; other encodings get noise.
         let is_labels = matches!(encoding, Encoding::CompressedSegmentation | Encoding::CompressedSegmentationGzip);
         let value = if is_labels { state >> 60 << 40 | 5 } else { state >> 11 };
-        // Finite numbers: others may change what is none.
+        // Floats are finite: the peers may change the bits of a NaN.
         let number = |value: u64| u64::from(f32::from(u16::try_from(value % 1000).expect("small")).to_bits());
         for step in 0..=run {
             let value = if dtype == DType::F32 { number(value + step) } else { value };

@@ -1,4 +1,4 @@
-//! Documents, indexes and chunks as an enemy would write them: an error that names the file, no panic, little memory.
+//! Damaged and malicious documents, indexes and chunks: an error must name the file, nothing may panic, and memory stays small.
 
 use std::fs;
 use std::io::Write as _;
@@ -14,7 +14,7 @@ use super::{Whole, read, write};
 use crate::place::Place;
 use crate::refused::chain;
 
-/// Makes a volume of 8 x 8 elements in one shard of 4 chunks, or in 4 chunks.
+/// Creates a volume of 8 x 8 elements in one shard of 4 chunks, or in 4 chunks.
 pub(super) fn volume(path: &Path, version: u8, sharded: bool, encoding: Encoding) -> Box<dyn ChunkSource> {
     let mut new = NewVolume::new(VolumeFormat::Zarr, &[8, 8], &[4, 4], DType::U16);
     (new.version, new.encoding, new.shard_shape) = (version, encoding, sharded.then(|| vec![8, 8]));
@@ -38,7 +38,7 @@ fn crc32c(bytes: &[u8]) -> u32 {
 }
 
 #[test]
-fn a_file_much_longer_than_a_chunk_is_an_error_before_it_is_read() {
+fn oversized_chunk_file_is_refused_before_it_is_read() {
     for (encoding, version, file) in [
         (Encoding::Raw, 3, "c/0/0"),
         (Encoding::Zstd, 3, "c/0/0"),
@@ -58,12 +58,12 @@ fn a_file_much_longer_than_a_chunk_is_an_error_before_it_is_read() {
 }
 
 #[test]
-fn an_index_that_leads_astray_is_an_error_that_names_the_shard() {
+fn error_for_a_wrong_index_names_the_shard() {
     const INDEX: usize = 4 * 16;
     for encoding in [Encoding::Raw, Encoding::Gzip] {
         let place = Place::new();
         let path = place.path("volume");
-        let _whole = volume(&path, 3, true, encoding);
+        let _ = volume(&path, 3, true, encoding);
         let shard = path.join("c/0/0");
         let bytes = fs::read(&shard).expect("the shard");
         let data = bytes.len() - INDEX - 4;
@@ -96,10 +96,10 @@ fn an_index_that_leads_astray_is_an_error_that_names_the_shard() {
 }
 
 #[test]
-fn an_index_in_front_is_no_chunk() {
+fn leading_index_is_not_read_as_a_chunk() {
     let place = Place::new();
     let path = place.path("volume");
-    let _whole = volume(&path, 3, true, Encoding::Raw);
+    let _ = volume(&path, 3, true, Encoding::Raw);
     change(&path.join("zarr.json"), |json| json["codecs"][0]["configuration"]["index_location"] = json!("start"));
     let shard = path.join("c/0/0");
     let mut bytes: Vec<u8> = [0u64, 32].iter().cycle().take(8).flat_map(|word| word.to_le_bytes()).collect();
@@ -113,7 +113,7 @@ fn an_index_in_front_is_no_chunk() {
 
 #[test]
 fn a_bomb_is_an_error_and_takes_no_memory() {
-    // A file that is much longer than any chunk of the volume can be is not even read.
+    // Each bomb is short: a file that is much longer than a chunk can be would not be read at all.
     let zeros = vec![0u8; 16 << 20];
     let bombs: [(&str, Vec<u8>); 4] = [
         ("gzip", {
@@ -149,7 +149,7 @@ fn a_bomb_is_an_error_and_takes_no_memory() {
 }
 
 #[test]
-fn documents_that_cannot_be_are_refused_by_the_name_of_their_file() {
+fn error_for_an_invalid_document_names_its_file() {
     type Change = fn(&mut Value);
     let sharding: [(&str, Change); 12] = [
         ("do not tile", |s| s["chunk_shape"] = json!([3, 4])),
@@ -221,7 +221,7 @@ fn documents_that_cannot_be_are_refused_by_the_name_of_their_file() {
 }
 
 #[test]
-fn a_scale_that_leads_out_of_its_group_is_refused() {
+fn scale_path_out_of_its_group_is_refused() {
     let place = Place::new();
     drop(volume(&place.path("secret"), 3, false, Encoding::Raw));
     let group = place.path("group");
@@ -251,14 +251,14 @@ fn a_scale_that_leads_out_of_its_group_is_refused() {
     }
 }
 
-/// A sequence that is the same in every run.
+/// Returns pseudorandom numbers that are the same in every run.
 pub(super) fn random(state: &mut u64) -> usize {
     *state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
     usize::try_from(*state >> 33).expect("31 bits")
 }
 
 #[test]
-fn whatever_a_document_says_nothing_panics() {
+fn damaged_documents_never_panic() {
     let replacements: [&[u8]; 12] = [
         b"0",
         b"-1",
@@ -294,14 +294,14 @@ fn whatever_a_document_says_nothing_panics() {
             opened += 1;
             let region = source.meta().shape.iter().map(|length| 0..i64::try_from(*length).expect("checked").min(4));
             let Ok(bbox) = Bbox::new(region.collect()) else { continue };
-            let _anything = read(&*source, &bbox);
+            let _ = read(&*source, &bbox);
         }
-        assert!(opened > 20, "{opened}: then nothing behind opening was tried");
+        assert!(opened > 20, "{opened}: too few volumes opened to test reading");
     }
 }
 
 #[test]
-fn whatever_a_chunk_holds_nothing_panics() {
+fn damaged_chunks_never_panic() {
     let mut state = 11;
     for encoding in [Encoding::Raw, Encoding::Gzip, Encoding::Zstd, Encoding::Blosc] {
         for sharded in [false, true] {

@@ -1,4 +1,4 @@
-//! Zarr as other programs write and read it, and as no program should write it.
+//! Zarr volumes of other programs, for other programs, and damaged ones.
 
 mod hostile;
 mod numcodecs;
@@ -77,7 +77,7 @@ impl Gather for Whole<'_> {
     }
 }
 
-/// Stores all of a volume.
+/// Stores a whole volume.
 pub(crate) fn write(sink: &dyn ChunkSink, from: &Whole<'_>) -> Result<()> {
     for region in sink.meta().stored(&sink.meta().domain()) {
         sink.store(&region, sink.encode(&region, from)?)?;
@@ -86,14 +86,14 @@ pub(crate) fn write(sink: &dyn ChunkSink, from: &Whole<'_>) -> Result<()> {
 }
 
 #[test]
-fn cutting_knows_both_orders() {
+fn cut_returns_elements_in_both_orders() {
     let bytes: Vec<u8> = (0..12).collect();
     assert_eq!(cut(&bytes, &[3, 4], 1, &[1..3, 0..2], Order::C), [4, 5, 8, 9]);
     assert_eq!(cut(&bytes, &[3, 4], 1, &[1..3, 0..2], Order::F), [4, 8, 5, 9]);
     assert_eq!(cut(&bytes, &[3, 2], 2, &[1..3, 0..2], Order::F), [4, 5, 8, 9, 6, 7, 10, 11]);
 }
 
-/// Runs the Python side, and returns what it prints.
+/// Runs the Python script, and returns its output.
 pub(crate) fn python(arguments: &[&Path], input: &str) -> String {
     crate::python::run("zarr_cases.py", "zarr and tensorstore", arguments, input)
 }

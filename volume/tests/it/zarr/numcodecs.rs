@@ -1,4 +1,4 @@
-//! Codecs of numcodecs and truth values: what was written comes back, and nothing that an enemy writes does harm.
+//! Codecs of numcodecs and booleans: written elements are read back, and damaged or malicious data is refused.
 
 use std::fs;
 use std::path::Path;
@@ -12,7 +12,7 @@ use super::{Whole, read, write};
 use crate::place::Place;
 use crate::refused::chain;
 
-/// Filters and compressors of Zarr v2 with elements of uint16, and whether the last one notices every change of its bytes.
+/// Returns filters and compressors of Zarr v2 for elements of uint16, and whether the last codec detects every change of its bytes.
 fn all() -> Vec<(Value, Value, bool)> {
     let checksum = |id: &str| (json!([{"id": id}]), Value::Null, true);
     #[cfg_attr(not(feature = "codecs"), expect(unused_mut, reason = "there are no more"))]
@@ -39,7 +39,7 @@ fn all() -> Vec<(Value, Value, bool)> {
     all
 }
 
-/// Makes a volume of 8 x 8 elements in 4 chunks that has these codecs, and its elements.
+/// Creates a volume of 8 x 8 elements in 4 chunks with these codecs, and returns it with its elements.
 fn packed(path: &Path, filters: &Value, compressor: &Value) -> (Box<dyn ChunkSource>, Vec<u8>) {
     drop(volume(path, 2, false, Encoding::Raw));
     change(&path.join(".zarray"), |json| {
@@ -55,7 +55,7 @@ fn packed(path: &Path, filters: &Value, compressor: &Value) -> (Box<dyn ChunkSou
 }
 
 #[test]
-fn elements_come_back_through_every_codec() {
+fn elements_round_trip_through_every_codec() {
     for (filters, compressor, _) in all() {
         let place = Place::new();
         let (source, elements) = packed(&place.path("volume"), &filters, &compressor);
@@ -65,7 +65,7 @@ fn elements_come_back_through_every_codec() {
 }
 
 #[test]
-fn whatever_a_chunk_holds_nothing_panics_and_checksums_notice() {
+fn damaged_chunks_never_panic_and_checksums_detect_damage() {
     let mut state = 5;
     for (filters, compressor, notices) in all() {
         let place = Place::new();
@@ -78,7 +78,7 @@ fn whatever_a_chunk_holds_nothing_panics_and_checksums_notice() {
             let mut changed = stored.clone();
             let at = random(&mut state) % changed.len();
             changed[at] ^= 1 << (random(&mut state) % 8);
-            // Every third one is too short for what it has to hold, down to nothing.
+            // Every third chunk is truncated, down to nothing.
             let is_cut = round % 3 == 0;
             if is_cut {
                 changed.truncate(random(&mut state) % stored.len());
@@ -86,7 +86,7 @@ fn whatever_a_chunk_holds_nothing_panics_and_checksums_notice() {
             fs::write(&file, &changed).expect("the chunk");
             let found = read(&*source, &"0:4,0:4".parse().expect("a region"));
             match found {
-                // Some bits of a stream mean nothing.
+                // Some bits of a stream have no meaning, so a change of them is not detected.
                 Ok(found) if notices => assert!(!is_cut && found == sound, "{filters}, {compressor}: {round}"),
                 Ok(found) => assert!(!is_cut && found.len() == sound.len(), "{filters}, {compressor}: {round}"),
                 Err(error) => {
@@ -98,11 +98,11 @@ fn whatever_a_chunk_holds_nothing_panics_and_checksums_notice() {
 }
 
 #[test]
-fn bytes_without_end_are_an_error_through_every_codec() {
+fn oversized_chunks_are_errors_in_every_codec() {
     for (filters, compressor, _) in all() {
         let place = Place::new();
         let (source, path) = (packed(&place.path("volume"), &filters, &compressor).0, place.path("volume/0/0"));
-        // A chunk of another volume, with the same codecs and a thousand times as many elements.
+        // The chunk is that of another volume, with the same codecs and a thousand times as many elements.
         let large = place.path("large");
         drop(volume(&large, 2, false, Encoding::Raw));
         change(&large.join(".zarray"), |json| {
@@ -121,7 +121,7 @@ fn bytes_without_end_are_an_error_through_every_codec() {
 }
 
 #[test]
-fn whatever_codecs_a_document_asks_for_nothing_panics() {
+fn damaged_codec_documents_never_panic() {
     let replacements: [&[u8]; 9] =
         [b"0", b"-1", b"99999999999999999999", b"null", b"[]", b"\"\"", b"", b"4294967296", b"1e9"];
     let mut state = 3;
@@ -143,20 +143,20 @@ fn whatever_codecs_a_document_asks_for_nothing_panics() {
             fs::write(&file, document.to_string()).expect("the metadata");
             let Ok(source) = open_volume(VolumeUrl::local(&path)) else { continue };
             opened += 1;
-            let _anything = read(&*source, &"0:4,0:4".parse().expect("a region"));
+            let _ = read(&*source, &"0:4,0:4".parse().expect("a region"));
         }
     }
-    assert!(opened > 20, "{opened}: then nothing behind opening was tried");
+    assert!(opened > 20, "{opened}: too few volumes opened to test reading");
 }
 
 #[test]
-fn codecs_that_make_no_sense_are_refused_by_their_kind() {
+fn invalid_codecs_are_refused_with_their_error_kind() {
     let place = Place::new();
     let path = place.path("volume");
     drop(volume(&path, 2, false, Encoding::Raw));
     let kind = |filters: Value, compressor: Value| {
         change(&path.join(".zarray"), |json| (json["filters"], json["compressor"]) = (filters, compressor));
-        let error = open_volume(VolumeUrl::local(&path)).expect_err("nonsense");
+        let error = open_volume(VolumeUrl::local(&path)).expect_err("invalid codecs");
         let text = chain(&error);
         assert!(text.contains(".zarray") && text.len() < 1000, "{}", text.chars().take(2000).collect::<String>());
         error.kind()
@@ -188,7 +188,7 @@ fn codecs_that_make_no_sense_are_refused_by_their_kind() {
 }
 
 #[test]
-fn single_element_has_no_order() {
+fn f_order_without_axes_is_accepted() {
     let place = Place::new();
     let path = place.path("volume");
     fs::create_dir(&path).expect("a directory");
@@ -201,7 +201,7 @@ fn single_element_has_no_order() {
     assert!(source.meta().shape.is_empty());
 }
 
-/// Makes a volume of truth values, 8 x 8 in 4 chunks; each second one is true.
+/// Creates a volume of 8 x 8 booleans in 4 chunks, and returns its elements; every second one is true.
 fn bools(path: &Path, version: u8, encoding: Encoding) -> Vec<u8> {
     drop(volume(path, version, false, encoding));
     let file = path.join(if version == 2 { ".zarray" } else { "zarr.json" });
@@ -216,7 +216,7 @@ fn bools(path: &Path, version: u8, encoding: Encoding) -> Vec<u8> {
 }
 
 #[test]
-fn truth_values_are_bytes_and_nothing_else_is_read() {
+fn only_bytes_0_and_1_are_read_as_booleans() {
     for (version, encoding) in [(2, Encoding::Raw), (3, Encoding::Raw), (2, Encoding::Zstd), (3, Encoding::Gzip)] {
         let place = Place::new();
         let path = place.path("volume");
@@ -227,7 +227,7 @@ fn truth_values_are_bytes_and_nothing_else_is_read() {
         assert!(source.notes().contains(&("elements", "bool".to_owned())), "{:?}", source.notes());
         assert!(read(&*source, &source.meta().domain()).expect("elements") == elements);
 
-        // Half of a chunk that is stored as it is, and all of one: two ways to decode.
+        // A whole chunk and part of one take two different ways of decoding.
         let file = path.join(if version == 2 { "0/0" } else { "c/0/0" });
         let other = place.path("bytes");
         drop(volume(&other, version, false, encoding));
@@ -247,7 +247,7 @@ fn truth_values_are_bytes_and_nothing_else_is_read() {
 }
 
 #[test]
-fn only_truth_values_are_written_where_elements_are_that() {
+fn only_booleans_are_written_to_boolean_volumes() {
     let place = Place::new();
     let path = place.path("volume");
     let elements = bools(&path, 3, Encoding::Gzip);
@@ -262,7 +262,7 @@ fn only_truth_values_are_written_where_elements_are_that() {
 }
 
 #[test]
-fn downloads_of_truth_values_say_so() {
+fn description_of_downloaded_booleans_says_bool() {
     let place = Place::new();
     let path = place.path("volume");
     drop(bools(&path, 2, Encoding::Zstd));

@@ -1,4 +1,4 @@
-//! What zarr-python and tensorstore write arrives here, and what is written here arrives there.
+//! Exchange of volumes with zarr-python and tensorstore, in both directions.
 
 use std::fs;
 use std::path::Path;
@@ -9,11 +9,11 @@ use ndarray_shm_volume::{
 };
 use serde_json::{Value, json};
 
-use super::written::written_in_the_way_of_others;
+use super::written::written_with_foreign_metadata;
 use super::{Whole, cut, python, read, write};
 use crate::place::Place;
 
-/// Has Python write its volumes into a directory of this place, and returns what they are.
+/// Lets Python write its volumes into a new directory, and returns their descriptions.
 fn cases(directory: &Path) -> Vec<Value> {
     fs::create_dir(directory).expect("a directory");
     let volumes: Vec<Value> =
@@ -23,12 +23,12 @@ fn cases(directory: &Path) -> Vec<Value> {
 }
 
 #[test]
-fn what_zarr_python_and_tensorstore_write_is_read_element_for_element() {
+fn volumes_of_zarr_python_and_tensorstore_are_read() {
     let place = Place::new();
     let directory = place.path("cases");
     for volume in &cases(&directory) {
         let source = check(volume, &|path| VolumeUrl::local(directory.join(path)));
-        // By the painters too: they look at windows of blocks in either order.
+        // Painters read it too: they look at windows of blocks.
         let meta = source.meta();
         let done = place.download(&*source, &meta.domain(), &place.options()).expect("a download");
         let expected = fs::metadata(volume["expected"].as_str().expect("elements")).expect("elements").len();
@@ -49,8 +49,8 @@ fn what_zarr_python_and_tensorstore_write_is_read_element_for_element() {
 
 #[cfg(feature = "http")]
 #[test]
-fn what_they_write_is_read_over_http() {
-    let Some(_python) = crate::servers::python("what_they_write_is_read_over_http") else {
+fn volumes_of_peers_are_read_over_http() {
+    let Some(_python) = crate::servers::python("volumes_of_peers_are_read_over_http") else {
         panic!("NDSHM_TEST_PYTHON is not set: run scripts/test")
     };
     let place = Place::new();
@@ -67,7 +67,7 @@ fn what_they_write_is_read_over_http() {
     assert!(error.to_string().contains("is a Zarr group"), "{error}");
 }
 
-/// Opens a volume once more, as another process would.
+/// Opens a volume again, as another process would, and returns its identity.
 #[cfg(feature = "http")]
 fn check_identity(volume: &Value, server: &str) -> String {
     let name = volume["path"].as_str().or(volume["name"].as_str()).expect("a name");
@@ -76,7 +76,7 @@ fn check_identity(volume: &Value, server: &str) -> String {
     VolumeOptions::new().mip(mip).open(&url).expect("the volume").identity()
 }
 
-/// Compares what is read of a volume with what Python says it holds.
+/// Opens a volume and compares what is read with the elements that Python wrote.
 fn check(volume: &Value, url: &dyn Fn(&str) -> VolumeUrl) -> Box<dyn ChunkSource> {
     let text = |key: &str| volume[key].as_str();
     let name = text("name").expect("a name");
@@ -90,7 +90,7 @@ fn check(volume: &Value, url: &dyn Fn(&str) -> VolumeUrl) -> Box<dyn ChunkSource
     if let Some(axes) = volume.get("axes") {
         assert_eq!(json!(meta.axes), *axes, "{name}");
     }
-    // All of it, the inside, and single elements, rows and planes: of plain chunks only a part is fetched then.
+    // The whole volume, its inside, its last element and a row: of unpacked chunks only the needed part is fetched.
     let each = |part: fn(i64) -> std::ops::Range<i64>| {
         meta.shape.iter().map(|length| part(length.cast_signed())).collect::<Vec<_>>()
     };
@@ -108,7 +108,7 @@ fn check(volume: &Value, url: &dyn Fn(&str) -> VolumeUrl) -> Box<dyn ChunkSource
 }
 
 #[test]
-fn what_is_written_here_is_read_by_zarr_python_and_tensorstore() {
+fn zarr_python_and_tensorstore_read_written_volumes() {
     let place = Place::new();
     let mut volumes = Vec::new();
     let encodings = [Encoding::Raw, Encoding::Gzip, Encoding::Zstd, Encoding::Blosc];
@@ -117,7 +117,7 @@ fn what_is_written_here_is_read_by_zarr_python_and_tensorstore() {
             if dtype_name(*dtype).is_empty() || (version == 2 && *dtype == DType::Bf16) {
                 continue;
             }
-            // Every type meets every encoding with shards and without, over all of the types.
+            // Two encodings per type, alternating: over all types, every encoding is used with and without shards.
             for (at, encoding) in encodings.iter().enumerate().skip(volumes.len() % 2).step_by(2) {
                 let name = format!("{dtype}-{version}-{sharded}-{at}").replace(['<', '|'], "");
                 volumes.push(written(&place.path(&name), *dtype, version, sharded, *encoding));
@@ -131,10 +131,10 @@ fn what_is_written_here_is_read_by_zarr_python_and_tensorstore() {
 }
 
 #[test]
-fn what_is_written_in_the_way_of_others_is_read_by_them() {
+fn peers_read_volumes_with_foreign_metadata() {
     let place = Place::new();
     let mut volumes: Vec<Value> = Vec::new();
-    for (path, spec, elements) in written_in_the_way_of_others(&place) {
+    for (path, spec, elements) in written_with_foreign_metadata(&place) {
         let expected = path.with_extension("elements");
         fs::write(&expected, elements).expect("elements");
         volumes.push(json!({
@@ -146,7 +146,7 @@ fn what_is_written_in_the_way_of_others_is_read_by_them() {
         serde_json::from_str(&python(&["check".as_ref()], &json!(volumes).to_string())).expect("what is wrong")
     };
     assert_eq!(answer(&volumes)[..], [] as [String; 0]);
-    // The comparison can fail.
+    // Checks that the comparison can fail.
     let expected = place.path("v2-f").with_extension("elements");
     let mut elements = fs::read(&expected).expect("elements");
     elements[77] ^= 1;
@@ -154,7 +154,7 @@ fn what_is_written_in_the_way_of_others_is_read_by_them() {
     assert_eq!(answer(&volumes).len(), 2);
 }
 
-/// Writes a volume that does not end where its chunks do, reads it back, and says what it is.
+/// Writes a volume that ends within chunks, reads it back, and returns its description.
 fn written(path: &Path, dtype: DType, version: u8, sharded: bool, encoding: Encoding) -> Value {
     let shape = [11, 9, 14];
     let mut new = NewVolume::new(VolumeFormat::Zarr, &shape, &[4, 3, 5], dtype);
@@ -165,7 +165,7 @@ fn written(path: &Path, dtype: DType, version: u8, sharded: bool, encoding: Enco
     let url = VolumeUrl::local(path);
     let sink = create_volume(&url, &new).unwrap_or_else(|error| panic!("{}: {error:?}", path.display()));
     let count: u64 = shape.iter().product();
-    // Small numbers in a corner, nothing in the rest: some chunks of shards are left out.
+    // The first third is small numbers, the rest 0: some chunks of shards are left out.
     let elements: Vec<u8> = (0..count).flat_map(|at| number(if at < count / 3 { at % 97 } else { 0 }, dtype)).collect();
     let whole = Whole { bytes: &elements, shape: &shape, dtype };
     write(&*sink, &whole).unwrap_or_else(|error| panic!("{}: {error:?}", path.display()));
@@ -191,7 +191,7 @@ fn written(path: &Path, dtype: DType, version: u8, sharded: bool, encoding: Enco
     })
 }
 
-/// Small whole numbers in every type.
+/// Returns the bytes of a small whole number in this type.
 fn number(value: u64, dtype: DType) -> Vec<u8> {
     #[allow(clippy::cast_precision_loss)] // Numbers below 100.
     let float = value as f32;

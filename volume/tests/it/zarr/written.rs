@@ -1,4 +1,4 @@
-//! What a sink promises: nothing is replaced that is there, nothing is stored that is not asked for, readers see what was stored.
+//! The contract of sinks: they replace no existing volume, store only the requested objects, and read back what was stored.
 
 use std::fs;
 use std::ops::Range;
@@ -21,7 +21,7 @@ fn new(shape: &[u64], chunk: &[u64]) -> NewVolume {
 }
 
 #[test]
-fn a_volume_is_made_where_nothing_is_and_only_there() {
+fn new_volume_needs_an_empty_directory() {
     let place = Place::new();
     let path = place.path("deep/down/volume");
     let url = VolumeUrl::local(&path);
@@ -38,11 +38,11 @@ fn a_volume_is_made_where_nothing_is_and_only_there() {
         }
         fs::remove_dir_all(&path).expect("the volume");
     }
-    // What a killed maker may leave is no obstacle; anything else is.
+    // A file that a killed creator leaves is no obstacle; any other file is.
     fs::create_dir(&path).expect("a directory");
     fs::write(path.join(".zattrs"), "{}").expect("attributes");
     fs::write(path.join("notes.txt"), "mine").expect("notes");
-    let error = create_volume(&url, &new(&[9, 9], &[4, 4])).expect_err("a foreign array");
+    let error = create_volume(&url, &new(&[9, 9], &[4, 4])).expect_err("a foreign file");
     assert!(chain(&error).contains("notes.txt"), "{}", chain(&error));
     fs::remove_file(path.join("notes.txt")).expect("notes");
     create_volume(&url, &new(&[9, 9], &[4, 4])).expect("a volume");
@@ -51,7 +51,7 @@ fn a_volume_is_made_where_nothing_is_and_only_there() {
 type Change = fn(&mut NewVolume);
 
 #[test]
-fn volumes_that_zarr_does_not_have_are_refused_and_leave_nothing() {
+fn unsupported_new_volumes_are_refused_and_leave_nothing() {
     let place = Place::new();
     let changes: [(&str, Change); 12] = [
         ("cannot tile", |new| new.chunk_shape = vec![4]),
@@ -83,13 +83,13 @@ fn volumes_that_zarr_does_not_have_are_refused_and_leave_nothing() {
 }
 
 #[test]
-fn chunks_that_hold_only_the_fill_value_are_left_out_of_shards() {
+fn fill_value_chunks_are_left_out_of_shards() {
     let place = Place::new();
     let path = place.path("volume");
     let mut new = new(&[10, 10], &[4, 4]);
     new.shard_shape = Some(vec![8, 8]);
     let sink = create_volume(VolumeUrl::local(&path), &new).expect("a volume");
-    // One element in the chunk at the end of all, which the volume cuts off.
+    // One element is not 0, in the last chunk, which the volume cuts off.
     let mut elements = vec![0; 200];
     elements[198] = 9;
     write(&*sink, &Whole { bytes: &elements, shape: &[10, 10], dtype: DType::U16 }).expect("written");
@@ -99,7 +99,7 @@ fn chunks_that_hold_only_the_fill_value_are_left_out_of_shards() {
 }
 
 #[test]
-fn a_sink_reads_what_it_has_stored_and_what_others_have() {
+fn sinks_read_chunks_of_each_other() {
     let place = Place::new();
     for sharded in [false, true] {
         let url = VolumeUrl::local(place.path(&format!("volume-{sharded}")));
@@ -114,11 +114,11 @@ fn a_sink_reads_what_it_has_stored_and_what_others_have() {
             let whole = Whole { bytes: &elements, shape: &[8, 8], dtype: DType::U16 };
             let (writer, reader) = if round % 2 == 0 { (&one, &other) } else { (&other, &one) };
             write(&**writer, &whole).expect("written");
-            assert_eq!(read(&**writer, &all).expect("its own"), elements);
-            // The other one reads while it encodes, as a change of a part does.
+            assert_eq!(read(&**writer, &all).expect("the writer's own chunks"), elements);
+            // The other sink reads while it encodes, as an upload that changes part of an object does.
             let first = reader.meta().stored(&all).next().expect("an object");
             let kept = Kept { sink: &**reader, shape: &[8, 8] };
-            let again = reader.encode(&first, &kept).expect("what is there");
+            let again = reader.encode(&first, &kept).expect("the stored elements");
             reader.store(&first, again).expect("stored");
             assert_eq!(read(&**reader, &all).expect("the other's"), elements, "sharded {sharded}, round {round}");
         }
@@ -130,7 +130,7 @@ fn a_sink_reads_what_it_has_stored_and_what_others_have() {
     }
 }
 
-/// What is stored already.
+/// The elements that are already stored.
 struct Kept<'a> {
     sink: &'a dyn ChunkSink,
     shape: &'a [u64],
@@ -144,7 +144,7 @@ impl Gather for Kept<'_> {
 }
 
 #[test]
-fn regions_that_are_no_whole_objects_are_refused() {
+fn regions_other_than_whole_objects_are_refused() {
     let place = Place::new();
     let mut new = new(&[10, 10], &[4, 4]);
     new.shard_shape = Some(vec![8, 8]);
@@ -168,8 +168,8 @@ fn regions_that_are_no_whole_objects_are_refused() {
 }
 
 /// Writes arrays with the metadata of other programs: big-endian, in F order, with a shard's index at its start. Reads each back,
-/// and returns where it is, what it is and what it holds.
-pub(super) fn written_in_the_way_of_others(place: &Place) -> Vec<(PathBuf, DemoSpec, Vec<u8>)> {
+/// and returns its path, specification and elements.
+pub(super) fn written_with_foreign_metadata(place: &Place) -> Vec<(PathBuf, DemoSpec, Vec<u8>)> {
     let spec = DemoSpec::new(&[9, 10, 7], &[4, 5, 6], DType::U16).complete(true);
     let specs = [
         ("v2-f", spec.clone().format(Format::ZarrV2).codec(Codec::Blosc).f_order(true).big_endian(true)),
@@ -195,6 +195,6 @@ pub(super) fn written_in_the_way_of_others(place: &Place) -> Vec<(PathBuf, DemoS
 }
 
 #[test]
-fn arrays_of_others_are_written_in_their_own_way() {
-    assert_eq!(written_in_the_way_of_others(&Place::new()).len(), 3);
+fn foreign_arrays_keep_their_layout_when_written() {
+    assert_eq!(written_with_foreign_metadata(&Place::new()).len(), 3);
 }

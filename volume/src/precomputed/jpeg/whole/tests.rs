@@ -40,7 +40,7 @@ fn pictures() -> Vec<(String, Vec<u8>)> {
 }
 
 #[test]
-fn whole_pictures_of_every_kind_are_whole() {
+fn complete_pictures_of_every_kind_are_accepted() {
     for (name, picture) in pictures() {
         assert_eq!(check(&picture), Ok(()), "{name}");
         let followed = [&picture[..], b"what follows is no part of it"].concat();
@@ -49,7 +49,7 @@ fn whole_pictures_of_every_kind_are_whole() {
 }
 
 #[test]
-fn cut_pictures_are_not_whole() {
+fn truncated_pictures_are_rejected() {
     for (name, picture) in pictures() {
         for length in (0..picture.len()).rev().step_by(3) {
             assert!(check(&picture[..length]).is_err(), "{name}: {length} of {}", picture.len());
@@ -63,7 +63,7 @@ fn cut_pictures_are_not_whole() {
 }
 
 #[test]
-fn missing_and_repeated_scans_are_noticed() {
+fn missing_and_repeated_scans_are_rejected() {
     let is_progressive = |name: &str| !name.starts_with('0');
     for (name, picture) in pictures().into_iter().filter(|(name, _)| is_progressive(name)) {
         let scans: Vec<usize> = (0..picture.len()).filter(|at| picture[*at..].starts_with(&[0xFF, 0xDA])).collect();
@@ -77,7 +77,7 @@ fn missing_and_repeated_scans_are_noticed() {
 }
 
 #[test]
-fn what_is_whole_is_decoded() {
+fn accepted_pictures_are_decoded() {
     let (mut tried, mut passed, mut seed) = (0, 0, 7_u64);
     let mut random = |below: usize| {
         seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
