@@ -12,6 +12,7 @@ pub fn trials() -> Vec<Trial> {
         suite_without_one_of_its_tests_fails,
         first_backend_must_run_every_test,
         table_and_program_must_count_the_same,
+        failed_test_is_named_with_its_panic,
         run_without_tests_fails_with_the_reason,
         more_than_five_restarts_fail_the_run,
     ];
@@ -92,6 +93,15 @@ fn table_and_program_must_count_the_same() {
         let (is_good, text) = tables("suite", 0, &log(&TESTS).replace(now, then));
         assert!(!is_good && text.contains("and the program counted"), "{then}: {text}");
     }
+}
+
+fn failed_test_is_named_with_its_panic() {
+    let panic =
+        "\nthread 'arrays::two' (7) panicked at a.rs:1:2:\nthe program starts: Internal error.\nnote: something\n";
+    let failed = log(&TESTS).replace("test conformance::emulated::arrays::two   ... ok", "test arrays::two ... FAILED");
+    let (is_good, text) = tables("tests", 101, &(failed + panic));
+    assert!(!is_good && text.contains("FAILED: arrays::two (thread"), "{text}");
+    assert!(text.contains("a.rs:1:2: the program starts: Internal error."), "{text}");
 }
 
 fn run_without_tests_fails_with_the_reason() {

@@ -5,6 +5,8 @@
 //! chunk, and continues when it is told to stop.
 
 mod place;
+#[path = "../../tests/it/support/start.rs"]
+mod start;
 
 use std::fs;
 use std::ops::Range;
@@ -24,6 +26,7 @@ use ndarray_shm_volume::{
 };
 
 use self::place::{Place, corrupt};
+use self::start::start;
 
 /// Makes this process a worker. The value names what it does at its chunk number [`CHUNK`].
 const WORKER: &str = "VOLUME_TEST_WORKER";
@@ -398,8 +401,8 @@ fn a_worker_ends_when_its_parent_is_gone() {
     let buffer =
         RenderOptions::new().backend(place.backend.clone()).open::<u16, Ix3>(&place.location).expect("the buffer");
 
-    let mut child =
-        Guarded(command(&place, "held", 0).stdin(Stdio::piped()).stderr(Stdio::null()).spawn().expect("a worker"));
+    let mut worker = command(&place, "held", 0);
+    let mut child = Guarded(start(worker.stdin(Stdio::piped()).stderr(Stdio::null())).expect("a worker"));
     until("a chunk is painted", || buffer.progress().done > 0);
     // The parent's end of the pipe closes, as it does when the parent dies.
     drop(child.0.stdin.take());
@@ -415,7 +418,9 @@ fn a_worker_for_another_volume_refuses() {
     place.download(&*volume, &region(), &place.options().stop(&stop).keep_partial(true)).expect_err("it was stopped");
     fs::remove_dir_all(place.path("volume")).expect("the volume");
     place.volume(&spec().complete(true));
-    let output = command(&place, "usual", 0).stdin(Stdio::piped()).output().expect("a worker");
+    let mut worker = command(&place, "usual", 0);
+    let worker = start(worker.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped())).expect("a worker");
+    let output = worker.wait_with_output().expect("its end");
     assert!(!output.status.success());
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(said.contains("being painted with another volume"), "{said}");

@@ -1,6 +1,9 @@
 //! A scene for each test: an emulated directory, a directory for volumes and temporary files, and names in real shared memory.
 //! All of it is removed at the end.
 
+#[path = "../../../tests/it/support/start.rs"]
+mod start;
+
 use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,6 +15,8 @@ use ndarray_shm::{Directory, Location, render};
 use serde_json::Value;
 use sysinfo::{Pid, ProcessRefreshKind, ProcessStatus, ProcessesToUpdate, Signal, System, UpdateKind};
 use tempfile::TempDir;
+
+use self::start::start;
 
 /// The timeout of every wait. Nothing takes so long even on a slow machine, so reaching it is a failure.
 pub(crate) const PATIENCE: Duration = Duration::from_mins(10);
@@ -170,7 +175,7 @@ pub(crate) struct Running {
 
 impl Running {
     pub(crate) fn start(command: &mut Command) -> Self {
-        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the program starts");
+        let mut child = start(command.stdout(Stdio::piped()).stderr(Stdio::piped())).expect("the program starts");
         let (mut out, mut err) = (child.stdout.take().expect("piped"), child.stderr.take().expect("piped"));
         let output = thread::spawn(move || {
             let errors = thread::spawn(move || read(&mut err));

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use super::Place;
 use super::machine::send_signal;
+use super::start::start;
 
 pub const ROLE: &str = "NDSHM_TEST_ROLE";
 
@@ -58,19 +59,6 @@ pub fn hear() -> String {
         std::process::exit(9);
     }
     line.trim_end().to_owned()
-}
-
-/// Starts a process. Wine fails now and then with an internal error where a second attempt succeeds; scripts/platform-tables counts
-/// the lines that say so.
-fn start(command: &mut Command) -> io::Result<Process> {
-    const ERROR_INTERNAL_ERROR: i32 = 1359;
-    match command.spawn() {
-        Err(error) if cfg!(windows) && error.raw_os_error() == Some(ERROR_INTERNAL_ERROR) => {
-            eprintln!("started again: {error}");
-            command.spawn()
-        }
-        started => started,
-    }
 }
 
 /// A running child, killed on drop.

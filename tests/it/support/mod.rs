@@ -15,6 +15,7 @@ pub mod machine;
 pub mod manager_socket;
 mod meddling;
 pub mod random;
+mod start;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

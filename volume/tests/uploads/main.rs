@@ -18,6 +18,8 @@ mod regions;
 mod s3;
 #[path = "../servers/mod.rs"]
 mod servers;
+#[path = "../../../tests/it/support/start.rs"]
+mod start;
 
 use std::process::ExitCode;
 

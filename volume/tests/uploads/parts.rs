@@ -14,6 +14,7 @@ use ndarray_shm_volume::{
 use crate::place::Place;
 use crate::processes::{self, ROLE};
 use crate::raw::Raw;
+use crate::start::start;
 
 const TASKS: usize = 4;
 
@@ -69,7 +70,7 @@ pub(crate) fn task(volume_at: &Path, arrays: &Path, location: &str) -> u8 {
 
 /// Starts a task as SLURM does, for an array that was submitted as `--array=4-7`.
 fn submit(place: &Place, task: usize) -> Child {
-    prepare(place, task).spawn().expect("a process")
+    start(&mut prepare(place, task)).expect("a process")
 }
 
 fn prepare(place: &Place, task: usize) -> Command {
@@ -104,7 +105,7 @@ pub(crate) fn four_tasks_write_the_whole_array_in_any_order() {
 
     // One task is killed while it works, and another task does its part.
     let before = raw.objects().len();
-    let mut killed = prepare(&place, 0).env(processes::HELD, "4").spawn().expect("a process");
+    let mut killed = start(prepare(&place, 0).env(processes::HELD, "4")).expect("a process");
     let since = Instant::now();
     while raw.objects().len() < before + 3 {
         assert!(since.elapsed() < LONG && killed.try_wait().expect("its state").is_none(), "it must be at work");

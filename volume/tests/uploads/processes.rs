@@ -15,6 +15,7 @@ use ndarray_shm_volume::{
 
 use crate::place::Place;
 use crate::raw::Raw;
+use crate::start::start;
 
 /// The role that the process plays.
 pub(crate) const ROLE: &str = "UPLOAD_TEST_ROLE";
@@ -81,7 +82,7 @@ fn actor(role: &str, place: &Place) -> Command {
 }
 
 fn play(role: &str, place: &Place) -> Child {
-    actor(role, place).spawn().expect("a process")
+    start(&mut actor(role, place)).expect("a process")
 }
 
 /// Opens a volume in which each object lies half in the left and half in the right region.
@@ -139,7 +140,7 @@ pub(crate) fn without_a_common_lock_elements_are_lost() {
     let place = Place::new();
     let raw = halves(&place.path("volume"));
     let (mut change, gate) = changing(&place);
-    assert!(actor("whole", &place).env(ALONE, "").status().expect("a process").success());
+    assert!(start(actor("whole", &place).env(ALONE, "")).expect("a process").wait().expect("its end").success());
     std::fs::remove_file(gate).expect("the gate");
     assert!(change.wait().expect("its end").success());
     let found = raw.read_all::<u16>(&"0:2,0:64".parse().expect("a box"), 0);
@@ -266,7 +267,7 @@ fn upload_slowly() -> usize {
 
 /// Kills an upload that has stored a number of objects. Until the kill it waits, having stored one more at most.
 fn kill_at(place: &Place, raw: &Raw, objects: usize) {
-    let mut child = actor("upload", place).env(HELD, objects.to_string()).spawn().expect("a process");
+    let mut child = start(actor("upload", place).env(HELD, objects.to_string())).expect("a process");
     let since = Instant::now();
     while raw.objects().len() < objects {
         assert!(since.elapsed() < LONG && child.try_wait().expect("its state").is_none(), "the upload must run");
