@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from . import _core, in_flight
+from . import _core, _program, in_flight
 from ._array import Array
 from ._attach import create, from_array, open
 from ._core import attached, unlink
@@ -42,6 +42,7 @@ from ._errors import (
     WouldDeadlock,
 )
 from ._guard import Guard, strict
+from ._program import doctor
 from ._render import Claim, RenderBuffer, paint
 from ._share import get_all_sharing_strategies, get_sharing_strategy, set_sharing_strategy, share, share_zeros
 
@@ -74,6 +75,7 @@ __all__ = [
     "WouldDeadlock",
     "attached",
     "create",
+    "doctor",
     "from_array",
     "gc",
     "get_all_sharing_strategies",
@@ -116,3 +118,6 @@ def gc(dry_run: bool = False, in_flight: bool = False) -> list[str]:
     of them could still be loaded. With `dry_run` nothing is removed.
     """
     return _core.reclaim(dry_run, in_flight)
+
+
+_program.choose_manager()

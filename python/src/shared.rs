@@ -1,11 +1,13 @@
 //! Counted arrays: shared with other processes by a handle, and removed by their last user.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use ndarray::{IxDyn, ShapeBuilder};
 use ndarray_shm::array::{ArrayLock, with_element};
 use ndarray_shm::counted::{Handle, HandleOptions, SharingStrategy};
+use ndarray_shm::manager::Program;
 use ndarray_shm::{Access, AttachOptions, CreateOptions, Directory, Element, Error, Order, RefcountedArray, Result};
 use pyo3::buffer::PyBuffer;
 use pyo3::prelude::*;
@@ -174,6 +176,13 @@ pub(crate) fn receive(py: Python<'_>, handle: &str, dtype: &str) -> PyResult<Att
 pub(crate) fn renew(py: Python<'_>, handle: &str, grace: f64) -> PyResult<bool> {
     let grace = seconds(grace)?;
     py.detach(|| handle.parse::<Handle>()?.renew(grace)).map_err(|error: Error| exception(py, &error))
+}
+
+/// Chooses the program that is started as the manager; without one there is none.
+#[pyfunction]
+#[pyo3(signature = (path))]
+pub(crate) fn set_manager(path: Option<PathBuf>) {
+    ndarray_shm::manager::set_program(path.map_or(Program::Off, Program::At));
 }
 
 /// Makes a handle useless, and returns whether it was still good.

@@ -1,0 +1,64 @@
+"""The native program in the wheel: the manager that the package starts, and the doctor."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import ndshm
+from ndshm import _program
+
+
+def test_program_is_found_by_the_place_of_the_package() -> None:
+    program = _program.path()
+    assert program is not None and Path(program).parent == Path(sys.prefix, "bin")
+    # A native program: it starts without a Python.
+    assert Path(program).read_bytes()[:4] == b"\x7fELF"
+    version = subprocess.run([program, "--version"], env={}, capture_output=True, text=True, check=True)
+    assert version.stdout.startswith("ndshm ")
+
+
+def test_doctor_returns_the_report_of_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "places" in ndshm.doctor() or ndshm.doctor()
+    monkeypatch.setattr(_program, "path", lambda: None)
+    with pytest.raises(ndshm.Unsupported, match="comes with the wheel"):
+        ndshm.doctor()
+
+
+def test_manager_frees_arrays_of_killed_processes(tmp_path: Path) -> None:
+    """With an empty PATH and a Python that is no venv: the program is found all the same."""
+    code = """
+import sys, time
+import numpy, ndshm
+array = ndshm.share(numpy.ones(1000))
+print(array.name, flush=True)
+time.sleep(60)
+"""
+    environment = {"PYTHONPATH": str(Path(ndshm.__file__).parent.parent), "NDSHM_MANAGER_SOCKET": str(tmp_path / "socket"), "PATH": ""}
+    python = os.path.realpath(sys.executable)
+    with subprocess.Popen([python, "-c", code], env=environment, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        name = child.stdout.readline().strip()
+        array = Path("/dev/shm", name)
+        try:
+            assert array.exists()
+            end = time.monotonic() + 30
+            while not (tmp_path / "socket").exists() and time.monotonic() < end:
+                time.sleep(0.01)
+            time.sleep(0.5)  # until the process has announced itself
+        finally:
+            child.send_signal(signal.SIGKILL)
+        child.wait()
+        start = time.monotonic()
+        while array.exists() and time.monotonic() < start + 30:
+            time.sleep(0.01)
+        assert not array.exists()
+    program = _program.path()
+    assert program is not None
+    subprocess.run([program, "manager", "stop"], env=environment, check=True, capture_output=True)
