@@ -1,4 +1,4 @@
-//! Sockets with a path: which process may have it, and what is left.
+//! Sockets with a path: which process gets the path, and which files remain.
 
 use std::io::ErrorKind;
 use std::os::unix::fs::PermissionsExt;
@@ -22,7 +22,7 @@ fn greet(listener: &Listener, path: &Path) {
 }
 
 #[test]
-fn who_connects_is_accepted_and_the_name_goes_with_the_listener() {
+fn connection_is_accepted_and_name_ends_with_listener() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("socket");
     assert_eq!(connect(&path, Some(late())).unwrap_err().kind(), ErrorKind::NotFound);
@@ -39,7 +39,7 @@ fn who_connects_is_accepted_and_the_name_goes_with_the_listener() {
 }
 
 #[test]
-fn a_path_longer_than_the_system_takes_works_on_linux_and_says_why_elsewhere() {
+fn long_path_works_on_linux_or_fails_with_the_reason() {
     let directory = tempfile::tempdir().unwrap();
     let deep = directory.path().join("a".repeat(100)).join("b".repeat(100));
     std::fs::create_dir_all(&deep).unwrap();
@@ -73,20 +73,20 @@ fn every_length_of_path_around_the_limit_works() {
 }
 
 #[test]
-fn a_socket_somebody_left_is_replaced_and_one_in_use_is_not() {
-    let _closed_is_closed = no_children();
+fn abandoned_socket_is_replaced_unlike_one_in_use() {
+    let _guard = no_children();
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("socket");
     drop(UnixListener::bind(&path).unwrap());
     assert!(path.exists(), "the standard library leaves it");
     let listener = listen(&path).unwrap();
     assert_eq!(listen(&path).unwrap_err().kind(), ErrorKind::AlreadyExists);
-    listener.accept(Some(late())).unwrap(); // the process that asked
+    listener.accept(Some(late())).unwrap(); // the probe of the second `listen`
     greet(&listener, &path);
 }
 
 #[test]
-fn what_else_stands_there_is_left_alone_and_named() {
+fn other_files_at_the_path_stay_and_are_named() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("there");
     let refused = |part: &str| {
@@ -112,7 +112,7 @@ fn what_else_stands_there_is_left_alone_and_named() {
 }
 
 #[test]
-fn another_users_socket_is_left_alone() {
+fn socket_of_another_user_is_not_replaced() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("socket");
     drop(UnixListener::bind(&path).unwrap());
@@ -124,8 +124,8 @@ fn another_users_socket_is_left_alone() {
 }
 
 #[test]
-fn a_listener_leaves_a_name_that_is_no_longer_its_own() {
-    let _closed_is_closed = no_children();
+fn listener_leaves_a_name_that_is_no_longer_its_own() {
+    let _guard = no_children();
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("socket");
     let listener = listen(&path).unwrap();
@@ -141,8 +141,8 @@ fn a_listener_leaves_a_name_that_is_no_longer_its_own() {
 }
 
 #[test]
-fn of_many_who_want_a_path_one_gets_it() {
-    let _closed_is_closed = no_children();
+fn one_of_several_racing_listeners_gets_the_path() {
+    let _guard = no_children();
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("socket");
     for _round in 0..20 {

@@ -1,4 +1,4 @@
-//! Bytes and files through sockets, as the system carries them.
+//! Bytes and files sent through sockets.
 
 use std::io::{ErrorKind, IoSlice, Read, Seek, Write};
 use std::time::Duration;
@@ -43,8 +43,8 @@ fn send_numbered(socket: &Socket, count: usize) {
 }
 
 #[test]
-fn a_full_socket_and_an_empty_one_end_with_the_time_given() {
-    let _closed_is_closed = no_children();
+fn full_and_empty_sockets_time_out() {
+    let _guard = no_children();
     let (one, other) = pair().unwrap();
     assert_eq!(one.receive(&mut [0], Some(soon())).unwrap_err().kind(), ErrorKind::TimedOut);
     let full = loop {
@@ -65,7 +65,7 @@ fn a_full_socket_and_an_empty_one_end_with_the_time_given() {
 }
 
 #[test]
-fn a_socket_that_is_no_stream_is_told_apart() {
+fn socket_that_is_no_stream_is_refused() {
     let datagrams = std::os::unix::net::UnixDatagram::unbound().unwrap();
     let socket = Socket::from(OwnedFd::from(datagrams));
     assert_eq!(socket.require_stream().unwrap_err().kind(), ErrorKind::InvalidInput);
@@ -75,7 +75,7 @@ fn a_socket_that_is_no_stream_is_told_apart() {
 }
 
 #[test]
-fn the_other_end_of_a_pair_is_this_process() {
+fn peer_of_a_pair_is_this_process() {
     let (one, _other) = pair().unwrap();
     let peer = one.peer().unwrap();
     assert_eq!(peer.user, crate::os::user_id());
@@ -83,8 +83,8 @@ fn the_other_end_of_a_pair_is_this_process() {
 }
 
 #[test]
-fn another_process_gets_the_files_and_answers() {
-    const NAME: &str = "os::sockets::socket::tests::another_process_gets_the_files_and_answers";
+fn another_process_receives_files_and_answers() {
+    const NAME: &str = "os::sockets::socket::tests::another_process_receives_files_and_answers";
     if let Some(socket) = inherited() {
         let files = socket.receive_files(3, Some(late())).unwrap();
         let numbers: Vec<usize> = files.iter().map(number).collect();
@@ -112,8 +112,8 @@ fn another_process_gets_the_files_and_answers() {
 }
 
 #[test]
-fn files_that_cannot_be_had_stay_in_the_socket() {
-    if !alone("os::sockets::socket::tests::files_that_cannot_be_had_stay_in_the_socket") {
+fn files_without_room_for_them_stay_in_the_socket() {
+    if !alone("os::sockets::socket::tests::files_without_room_for_them_stay_in_the_socket") {
         return;
     }
     let (one, other) = pair().unwrap();
@@ -143,14 +143,14 @@ fn files_that_cannot_be_had_stay_in_the_socket() {
 }
 
 #[test]
-fn the_message_gives_its_files_up_when_they_are_taken_or_left() {
-    let _closed_is_closed = no_children();
+fn message_releases_its_files_when_taken_or_dropped() {
+    let _guard = no_children();
     let is_closed = |socket: &Socket| socket.receive(&mut [0], Some(soon())).is_ok_and(|received| received == 0);
     for taken in [true, false] {
         let (one, other) = pair().unwrap();
         let (end, watched) = pair().unwrap();
         send(&one, &[1], &[&file(end)]).unwrap();
-        assert!(!is_closed(&watched), "it is under way");
+        assert!(!is_closed(&watched), "it is in flight");
         if taken {
             let files = other.receive_files(1, Some(late())).unwrap();
             assert!(!is_closed(&watched), "it is here");
@@ -163,7 +163,7 @@ fn the_message_gives_its_files_up_when_they_are_taken_or_left() {
 }
 
 #[test]
-fn another_number_of_files_than_announced_is_not_taken() {
+fn wrong_number_of_files_is_not_received() {
     let (one, other) = pair().unwrap();
     send_numbered(&one, 3);
     for wrong in [1, 2, 4] {
@@ -178,11 +178,11 @@ fn another_number_of_files_than_announced_is_not_taken() {
 }
 
 #[test]
-fn a_crowd_of_files_under_way_is_waited_for() {
-    if !alone("os::sockets::socket::tests::a_crowd_of_files_under_way_is_waited_for") {
+fn send_waits_while_too_many_files_are_in_flight() {
+    if !alone("os::sockets::socket::tests::send_waits_while_too_many_files_are_in_flight") {
         return;
     }
-    // Only users without privileges have this limit; for others the socket is full at some time.
+    // Only unprivileged users have this limit. For a privileged one the socket becomes full.
     let (one, other) = pair().unwrap();
     let files = numbered(32);
     let files: Vec<&File> = files.iter().collect();
