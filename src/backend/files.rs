@@ -189,7 +189,7 @@ impl Files {
         Err(Error::WouldBlock { location: at.to_string() })
     }
 
-    /// Removes the name of file `id`, whose NAME is locked. Returns false if the name leads to another file by now.
+    /// Removes the name of file `id`, with NAME of the file locked. Returns false if the name leads to another file by now.
     ///
     /// Unless the lock excludes all other processes, one of them may have removed the file since it was found, and the name may
     /// lead to a new file. So the file is renamed to a hidden name first, checked there, and renamed back if it is another one.
@@ -202,7 +202,7 @@ impl Files {
         let ((), hidden) = self.with_fresh_name(|hidden| os::rename_new(&path, hidden))?;
         let is_meant = os::facts_at(&hidden)?.id == id;
         if is_meant || os::rename_new(&hidden, &path).is_err() {
-            os::unlink(&hidden)?; // file `id`; or another file, whose name was taken again before it could be renamed back
+            os::unlink(&hidden)?; // file `id`; or another file, if its name was taken again before it could be renamed back
         }
         Ok(is_meant)
     }

@@ -12,9 +12,9 @@ use crate::os::{self, LockKind};
 /// Which processes the lock of a name excludes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Alone {
-    /// All others: it is a write lock.
+    /// All other processes: it is a write lock.
     Yes,
-    /// All others that respect the lock of the whole file: it is a read lock, with that lock.
+    /// All other processes that respect the lock of the whole file: it is a read lock, with that lock.
     Agreed,
     /// Only those that take write locks: it is a read lock.
     No,

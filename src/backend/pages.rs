@@ -18,7 +18,7 @@ pub enum Pages {
     Huge,
     /// The pages that the file system chooses, usually base pages.
     Base,
-    /// Allocates nothing in advance. A process whose access finds no free memory is killed (SIGBUS).
+    /// Allocates nothing in advance. If an access finds no free memory, the process is killed (SIGBUS).
     Sparse,
 }
 

@@ -138,7 +138,7 @@ impl DraftSegment {
         changed(mode).and(described)
     }
 
-    /// Fails in a forked child, whose parent writes to the same memory.
+    /// Fails in a forked child, because its parent writes to the same memory.
     pub(super) fn refuse_forked_child(&self, name: &str) -> Result<()> {
         if self.file.is_own_process() {
             return Ok(());

@@ -1,4 +1,4 @@
-//! The last 64 bytes of every file that carries bytes of our own: one format, one parser.
+//! The last 64 bytes of every file with bookkeeping of this crate: one format, one parser.
 //!
 //! ```text
 //! offset  size  field (little-endian)

@@ -132,7 +132,7 @@ fn record(id: FileId, kind: LockKind, range: LockRange) -> Token {
     Token(alive)
 }
 
-/// Locks cells of `file`, whose identity is `id`. No other hold may use its description.
+/// Locks cells of `file`, which has the identity `id`. No other hold may use its description.
 ///
 /// # Errors
 ///

@@ -67,8 +67,8 @@ pub(in crate::os) fn before_exec(
         Ok(())
     };
     // SAFETY: the hook only makes system calls, which touch neither memory nor locks of the process it was copied from. An
-    // error that it returns is a number, so nothing is allocated for it. It owns the file, whose descriptor is therefore
-    // open in the child.
+    // error that it returns is a number, so nothing is allocated for it. It owns the file, so the descriptor is open in the
+    // child.
     unsafe { command.pre_exec(hook) };
 }
 

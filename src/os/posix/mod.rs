@@ -257,7 +257,7 @@ fn fcntl_lock(file: &File, command: libc::c_int, kind: libc::c_int, range: LockR
         l_whence: libc::SEEK_SET as _,
         l_start: range.start.try_into().map_err(out_of_range)?,
         l_len: range.length.try_into().map_err(out_of_range)?,
-        l_pid: 0, // must be 0, or the kernel answers EINVAL
+        l_pid: 0, // must be 0, or the kernel returns EINVAL
     };
     // SAFETY: the descriptor is open for the whole call; these commands read and write one `struct flock`.
     let answer = unsafe { fcntl(file.as_raw_fd(), command, &raw mut lock) };
@@ -269,7 +269,7 @@ static GENERATION: AtomicU64 = AtomicU64::new(0);
 
 /// Number of forks that this process has begun. A fork is counted before the kernel copies anything.
 static BEGUN: AtomicU64 = AtomicU64::new(0);
-/// Number of forks whose copy is complete or has failed.
+/// Number of begun forks that are complete or have failed.
 static ENDED: AtomicU64 = AtomicU64::new(0);
 
 extern "C" fn begin_fork() {
@@ -315,7 +315,7 @@ pub(crate) fn forks() -> Option<u64> {
     (begun == ended).then_some(begun)
 }
 
-/// Reads a clock whose time is not negative.
+/// Reads a clock that never shows a negative time.
 pub(super) fn clock(id: ClockId) -> Duration {
     let time = rustix::time::clock_gettime(id);
     Duration::new(time.tv_sec.unsigned_abs(), u32::try_from(time.tv_nsec).unwrap_or(0))

@@ -77,7 +77,7 @@ pub(crate) fn open_descriptors() -> usize {
     descriptors().len()
 }
 
-/// Lets this process open `room` more descriptors and no others. The system limits their numbers, and numbers between those of open
+/// Lets this process open exactly `room` more descriptors. The system limits their numbers, and numbers between those of open
 /// descriptors may be free.
 pub(crate) fn leave_room_for(room: usize) {
     let open = descriptors();
