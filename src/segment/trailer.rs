@@ -1,4 +1,4 @@
-//! The trailer of a counted array or an arena: numbers that change, a record that does not, and the footer.
+//! The trailer of a counted array, an arena or a file of counters: numbers that change, a record that does not, and the footer.
 //!
 //! ```text
 //! offset  size  (little-endian; this page begins at a multiple of 4096 behind the payload, zeros between)
@@ -12,7 +12,7 @@
 //!   4032    64  the footer; its checksum covers file, name and record
 //! ```
 //!
-//! An arena has no tickets, and of the flags only *kept*.
+//! Arenas and counters have no tickets, and of the flags only *kept*.
 //!
 //! The bytes are input: [`Trailer`] is a copy that was checked. Only the counts are read from shared memory again.
 
