@@ -1,4 +1,4 @@
-//! The backend of files in one directory: on Linux real shared memory is one too.
+//! The backend of files in one directory. On Linux, real shared memory is such a directory too.
 
 use std::fs::File;
 use std::io;
@@ -16,16 +16,17 @@ use super::{
 use crate::error::{Error, Result};
 use crate::os::{self, Bound, Fact, Facts, FileId, LockKind, Mapping, Room};
 
-/// Drafts up to this many bytes in all are made without reading the limits first: that takes longer than the draft.
+/// Drafts of up to this many bytes in total are made without reading the limits again, which takes longer than making a small
+/// draft.
 const UNCHECKED_BYTES: u64 = 1 << 20;
 
-/// How often a name is tried again that others change under our hands.
+/// How many times a name is tried again that other processes change meanwhile.
 const TRIES: u32 = 1000;
 
 /// How long removing or replacing a name waits for another process that does so.
 const NAME_WAIT: Duration = Duration::from_secs(10);
 
-/// How often in a row the test of locks must succeed: a process that is just being spawned can make a single one lie.
+/// How many times in a row the test of locks must succeed. A process that is just being spawned can falsify a single test.
 const CLEAN_ROUNDS: u32 = 3;
 
 /// Segments as files of one directory.
@@ -34,8 +35,9 @@ pub(super) struct Files {
     name: String,
     path: PathBuf,
     survives: Fact,
+    /// Bytes drafted since the limits were read. From [`UNCHECKED_BYTES`] on they are read again.
     unchecked: AtomicU64,
-    /// Whether the program was told that the disk becomes full.
+    /// Whether the warning of a full disk was logged.
     warned: AtomicBool,
 }
 
@@ -58,11 +60,12 @@ impl Files {
         os::available(&self.path).map_err(|error| self.explain("ask for free room", error))
     }
 
-    /// Refuses what does not fit before anything is taken.
+    /// Fails if `needed` bytes do not fit, before anything is allocated.
     fn check_room(&self, needed: u64) -> Result<()> {
         if let Some(room) = self.room_to_limit()?.filter(|room| needed > room.bytes) {
             return Err(no_space(&self.path, needed, room));
         }
+        // Relaxed suffices: the sum only decides when the limits are read again.
         let drafted = self.unchecked.fetch_add(needed, Ordering::Relaxed).saturating_add(needed);
         if drafted < UNCHECKED_BYTES {
             return Ok(());
@@ -84,7 +87,7 @@ impl Files {
         if self.name == EMULATED { filling::room_to_limit(&self.path) } else { Ok(None) }
     }
 
-    /// Turns an error about this directory itself into ours.
+    /// Returns this crate's error for a system error about the directory itself.
     fn explain(&self, op: &'static str, error: io::Error) -> Error {
         let location = self.path.display().to_string();
         let denied = |reason| denied(location.clone(), os::facts_at(&self.path).ok(), reason);
@@ -108,7 +111,7 @@ impl Files {
         no_space(&self.path, needed, room)
     }
 
-    /// Takes room for every byte; of a file that no other process can reach, on pages of the given kind.
+    /// Allocates every byte of a file. `exclusive` chooses the pages of a file that no other process can reach.
     fn fill_holes(&self, file: &File, exclusive: Option<Pages>) -> Result<()> {
         let op = "reserve room";
         let facts = os::facts(file).map_err(|error| self.explain(op, error))?;
@@ -132,10 +135,10 @@ impl Files {
         })
     }
 
-    /// Turns an error about a file of this directory into ours.
+    /// Returns this crate's error for a system error about a file of the directory.
     fn explain_at(&self, op: &'static str, at: &Location, error: io::Error) -> Error {
         let denial = error.kind() == io::ErrorKind::PermissionDenied;
-        // That nothing has a name, or something has it, is the usual answer, and needs no second look.
+        // A free name, or a taken one, is the usual error and needs no query of the name.
         if denial || os::is_not_a_file(&error) {
             let facts = os::facts_at(&self.path_of(at)).ok();
             if let Some(found) = facts.as_ref().and_then(|facts| facts.other) {
@@ -158,16 +161,16 @@ impl Files {
         }
     }
 
-    /// Opens the file at a name and locks its NAME, so that no other process removes or replaces it meanwhile.
+    /// Opens the file of a name and locks its NAME, so that no other process removes or replaces it meanwhile.
     ///
-    /// `Ok(None)`: nothing has the name.
+    /// Returns `Ok(None)` if the name is free.
     fn hold_name(&self, at: &Location, limit: Duration) -> Result<Option<(File, Facts, Alone)>> {
         let path = self.path_of(at);
         for _ in 0..TRIES {
             let ((file, facts), kind) = match self.open_with_facts(at, Access::ReadWrite) {
                 Ok(opened) => (opened, LockKind::Exclusive),
                 Err(Error::NotFound { .. }) => return Ok(None),
-                // The owner can unlink a file that it may only read; the lock is then a weaker one.
+                // The owner can unlink a file that it may only read. The lock is then a read lock.
                 Err(Error::PermissionDenied { .. }) => match self.open_with_facts(at, Access::Read) {
                     Err(Error::NotFound { .. }) => return Ok(None),
                     other => (other?, LockKind::Shared),
@@ -175,6 +178,7 @@ impl Files {
                 Err(error) => return Err(error),
             };
             let alone = lock_name(&file, kind, at, limit)?;
+            // The lock is on the file that was opened. The name may lead to another file since then.
             match os::facts_at(&path) {
                 Ok(now) if now.id == facts.id => return Ok(Some((file, facts, alone))),
                 Ok(_) => {} // replaced between opening and locking
@@ -185,8 +189,10 @@ impl Files {
         Err(Error::WouldBlock { location: at.to_string() })
     }
 
-    /// Removes the name of a file with NAME locked. Unless it is locked alone, the file is moved to a hidden name first, and back
-    /// if it is another one by now: a process that is not alone either, or was not, has removed the meant one in between.
+    /// Removes the name of file `id`, with NAME of the file locked. Returns false if the name leads to another file by now.
+    ///
+    /// Unless the lock excludes all other processes, one of them may have removed the file since it was found, and the name may
+    /// lead to a new file. So the file is renamed to a hidden name first, checked there, and renamed back if it is another one.
     fn remove(&self, at: &Location, id: FileId, alone: Alone) -> io::Result<bool> {
         let path = self.path_of(at);
         if alone == Alone::Yes {
@@ -196,31 +202,32 @@ impl Files {
         let ((), hidden) = self.with_fresh_name(|hidden| os::rename_new(&path, hidden))?;
         let is_meant = os::facts_at(&hidden)?.id == id;
         if is_meant || os::rename_new(&hidden, &path).is_err() {
-            os::unlink(&hidden)?; // the meant one, or one that has a successor already
+            os::unlink(&hidden)?; // file `id`; or another file, if its name was taken again before it could be renamed back
         }
         Ok(is_meant)
     }
 
-    /// Moves the hidden file at `from` to the name `to`, replacing what has it.
+    /// Renames the hidden file at `from` to `to`, and replaces the file that has this name.
     fn replace(&self, from: &Path, to: &Location) -> Result<()> {
         self.put(to, |path, taken| if taken { os::rename_over(from, path) } else { os::rename_new(from, path) })
     }
 
-    /// Gives a file a name, while nothing else removes or replaces it; `put` is told whether a file has it.
+    /// Gives a file a name, while no other process removes or replaces that name. `put` gets whether the name is taken.
     fn put(&self, to: &Location, put: impl Fn(&Path, bool) -> io::Result<()>) -> Result<()> {
         let path = self.path_of(to);
         for _ in 0..TRIES {
             let held = self.hold_name(to, NAME_WAIT)?;
             match put(&path, held.is_some()) {
                 Ok(()) => return Ok(()),
-                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {} // another process was quicker: replace its file
+                // Another process took the name first: replace its file.
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
                 Err(error) => return Err(self.explain_at("replace", to, error)),
             }
         }
         Err(Error::WouldBlock { location: to.to_string() })
     }
 
-    /// Tries names until one is free.
+    /// Tries hidden names until one is free.
     fn with_fresh_name<R>(&self, make: impl FnMut(&Path) -> io::Result<R>) -> io::Result<(R, PathBuf)> {
         let prefix = format!("{RESERVED_PREFIX}draft-");
         let named =
@@ -235,16 +242,17 @@ impl Files {
             if !taken {
                 return link(path);
             }
-            // Linux replaces a name by renaming only. A process that is killed in between leaves the hidden name, which `reclaim` removes.
+            // Linux replaces a name only by rename. A process killed between link and rename leaves the hidden name, which
+            // `reclaim` removes.
             let ((), hidden) = self.with_fresh_name(link)?;
             os::step("replace: linked");
             os::rename_over(&hidden, path).inspect_err(|_| {
-                let _already_gone = os::unlink(&hidden);
+                let _ = os::unlink(&hidden); // may be gone already
             })
         })
     }
 
-    /// Tests whether a lock lives on in a mapping; only a row of clean answers is a yes.
+    /// Tests whether a lock outlives its descriptor in a mapping. Returns true only after several positive tests in a row.
     fn test_lock_survival(&self) -> Result<bool> {
         let mut clean = 0;
         for _ in 0..TRIES {
@@ -260,9 +268,10 @@ impl Files {
         Ok(false)
     }
 
-    /// Locks, maps, closes, and asks through a second description whether the lock is still there; unmaps, and asks whether
-    /// it is gone. If it is not, a process that another thread is just spawning has a copy of the description, and the
-    /// first answer means nothing: `None`.
+    /// Locks, maps and closes a file, and queries the lock through a second description. Then unmaps, and queries again.
+    ///
+    /// Returns `None` if the lock outlives the mapping too: then a process that another thread is just spawning has a copy of the
+    /// descriptor, and the first answer means nothing.
     fn test_lock_survival_once(&self) -> Result<Option<bool>> {
         if !os::MAPPINGS_HOLD_LOCKS {
             return Ok(Some(false));
@@ -289,7 +298,7 @@ impl Files {
     }
 }
 
-/// Refuses files larger than the process may make: the kernel would answer with a signal.
+/// Refuses files larger than the process may make. The kernel would send a signal (SIGXFSZ).
 pub(crate) fn check_length(directory: &Path, length: u64) -> Result<()> {
     let largest = os::largest_file();
     if length > largest {
@@ -333,7 +342,7 @@ unsafe impl Backend for Files {
         };
         let draft = draft.map_err(|error| self.out_of_room("make a draft", length, error))?;
         let file = draft.file();
-        // Room first: some systems take it only behind what a file has already.
+        // Room first: some systems allocate it only behind the present end of a file.
         if options.pages.are_reserved() {
             let reserved = super::reserve(file, length, options.pages);
             reserved.map_err(|error| self.out_of_room("reserve room", length, error))?;
@@ -375,7 +384,7 @@ unsafe impl Backend for Files {
 
     fn rename_within(&self, from: &Location, to: &Location, id: FileId, mode: Publish, limit: Duration) -> Result<()> {
         let _held = match self.hold_name(from, limit)? {
-            // What has the name by then could be moved in its stead.
+            // The name may lead to another file by the time of the rename, and that file would be moved.
             Some((_, facts, Alone::No)) if facts.id == id => {
                 return Err(Error::TimedOut { location: from.to_string(), waited: limit });
             }
@@ -386,10 +395,10 @@ unsafe impl Backend for Files {
         let same = os::facts_at(&target).ok().filter(|facts| facts.id == id);
         let explain = |at: &Location, error| self.explain_at("rename", at, error);
         match (same, mode) {
-            // Both names lead to it already, and a rename would do nothing.
             (Some(_), _) if from == to => Ok(()),
+            // Both names lead to the file already. A rename would do nothing and leave both.
             (Some(facts), _) if facts.links > 1 => os::unlink(&path).map_err(|error| explain(from, error)),
-            // One name in two spellings, where case does not tell them apart.
+            // Two spellings of one name, where the file system ignores case; or a name that must be free.
             (Some(_), _) | (None, Publish::New) => os::rename_new(&path, &target).map_err(|error| explain(to, error)),
             (None, Publish::Replace) => self.replace(&path, to),
         }
@@ -416,7 +425,7 @@ unsafe impl Backend for Files {
         let mut entries = Vec::new();
         for file in std::fs::read_dir(&self.path).map_err(explain)? {
             let file = file.map_err(explain)?;
-            // Whatever disappears while we look was not there.
+            // A file that disappears meanwhile is left out.
             let Ok(facts) = os::facts_at(&file.path()) else { continue };
             if facts.other.is_some() {
                 continue;
@@ -446,7 +455,7 @@ unsafe impl Backend for Files {
         }
         match self.test_lock_survival() {
             Ok(survives) => Ok(self.survives.set(survives.into()) == 1),
-            // A user that may only read here cannot create a file for the probe: better a descriptor too many than a lost lock.
+            // A user that may only read here cannot make a test file. A descriptor too many is better than a lost lock.
             Err(Error::PermissionDenied { .. } | Error::NoSpace { .. }) => Ok(false),
             Err(error) => Err(error),
         }

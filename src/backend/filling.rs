@@ -1,6 +1,6 @@
-//! How full emulated shared memory may make its disk: a limit, which is off if not set, and a warning.
+//! How much of its disk emulated shared memory may take: an optional limit, and a warning.
 //!
-//! Real shared memory is never asked: its size is that of its mount, and memory that runs out is noticed.
+//! Real shared memory needs neither: its mount has a size, and running out of memory is noticed.
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -9,12 +9,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use crate::error::{Error, Result};
 use crate::os::{self, Bound, Room};
 
-/// The name of the backend that is meant.
+/// The name of the backend for emulated shared memory.
 pub(super) const EMULATED: &str = "emulated";
 
 const LIMIT: &str = "NDSHM_EMULATED_LIMIT";
 
-/// Less than this left on the disk is worth a warning.
+/// A warning is logged if less than this is left on the disk.
 const LITTLE: u64 = 1 << 30;
 
 /// Returns how many bytes all files of the emulated directory may take together.
@@ -34,7 +34,7 @@ fn limit_from(value: Option<OsString>) -> Result<Option<u64>> {
         "T" => Some(40),
         _ => None,
     };
-    // `parse` alone would take a sign.
+    // `parse` alone would accept a sign.
     let number: Option<u64> = digits.parse().ok().filter(|_| digits.bytes().all(|byte| byte.is_ascii_digit()));
     let bytes = number.zip(shift).and_then(|(number, shift)| number.checked_mul(1 << shift));
     bytes.map(Some).ok_or_else(|| Error::InvalidSetting {
@@ -44,13 +44,13 @@ fn limit_from(value: Option<OsString>) -> Result<Option<u64>> {
     })
 }
 
-/// Returns how much room the limit leaves, if one is set: files that are there count with the bytes that they take.
+/// Returns how much room the limit leaves, if one is set. Existing files count with their allocated bytes.
 pub(super) fn room_to_limit(directory: &Path) -> Result<Option<Room>> {
     let Some(limit) = limit()? else { return Ok(None) };
-    let explain = |error| Error::os("count what the arrays take in", directory.display(), error);
+    let explain = |error| Error::os("count the bytes of the arrays in", directory.display(), error);
     let mut taken = 0_u64;
     for file in std::fs::read_dir(directory).map_err(explain)? {
-        // What disappears meanwhile takes nothing.
+        // A file that disappears meanwhile takes nothing.
         if let Ok(facts) = os::facts_at(&file.map_err(explain)?.path()) {
             taken = taken.saturating_add(if facts.other.is_none() { facts.allocated } else { 0 });
         }
@@ -58,15 +58,15 @@ pub(super) fn room_to_limit(directory: &Path) -> Result<Option<Room>> {
     Ok(Some(Room { bytes: limit.saturating_sub(taken), bound: Bound::Limit }))
 }
 
-/// Warns, once until there is room again, when what is made next leaves little room on the disk.
+/// Logs a warning if the next array leaves little room on the disk. Warns again only after there was room.
 pub(super) fn warn_of_full_disk(directory: &Path, room: u64, needed: u64, warned: &AtomicBool) {
     let left = room.saturating_sub(needed);
     if left >= LITTLE {
         warned.store(false, Ordering::Relaxed);
     } else if !warned.swap(true, Ordering::Relaxed) {
         log::warn!(
-            "arrays in {} leave less than 1 GiB of its disk ({left} bytes): unlink some, or set NDSHM_EMULATED_DIR to a directory with \
-             more room; {LIMIT} sets a limit",
+            "arrays in {} leave less than 1 GiB of its disk ({left} bytes): unlink some, or set NDSHM_EMULATED_DIR to a \
+             directory with more room; {LIMIT} sets a limit",
             directory.display()
         );
     }
@@ -77,7 +77,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn limit_is_unset_or_a_number_with_a_unit() {
+    fn limit_is_a_number_with_an_optional_unit() {
         for (text, bytes) in
             [("0", 0), ("4096", 4096), ("1K", 1 << 10), ("3M", 3 << 20), ("10G", 10 << 30), ("2T", 2 << 40)]
         {
@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn warning_repeats_only_after_room_returns() {
+    fn warning_comes_once_until_there_is_room_again() {
         let warned = AtomicBool::new(false);
         let path = Path::new("somewhere");
         for (room, needed, is_warned) in [

@@ -1,4 +1,4 @@
-//! Names of segments: what may be one, and what is kept for our own bookkeeping.
+//! Names of segments: which are valid, and which are reserved for the bookkeeping of this crate.
 
 use std::fmt;
 use std::str::FromStr;
@@ -6,15 +6,15 @@ use std::str::FromStr;
 use crate::error::{Error, Result};
 use crate::os;
 
-/// What file names of ledgers, drafts and unfinished renderbuffers begin with; no location may.
+/// Prefix of the file names of ledgers, drafts and unfinished renderbuffers. No location may begin with it.
 pub const RESERVED_PREFIX: &str = ".ndshm-";
 
-/// Bytes that a file name may have on every file system of note.
+/// Longest file name in bytes that every common file system allows.
 const LONGEST: usize = 255;
 
 /// The name of a segment: 1 to 255 bytes of UTF-8, without `/` and NUL, not `.` or `..`, not reserved.
 ///
-/// One leading `/` is dropped, because POSIX and Python write names of shared memory that way. Everything that takes a
+/// One leading `/` is dropped, because POSIX and Python write names of shared memory that way. Every function that takes a
 /// location takes a string too.
 ///
 /// ```
@@ -35,8 +35,8 @@ impl Location {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidLocation`] says which rule the name breaks; [`Error::Reserved`] that it begins with
-    /// [`RESERVED_PREFIX`].
+    /// - [`Error::InvalidLocation`]: the name breaks a rule, which the error states.
+    /// - [`Error::Reserved`]: the name begins with [`RESERVED_PREFIX`].
     pub fn new(name: &str) -> Result<Self> {
         let name = name.strip_prefix('/').unwrap_or(name);
         let rules = [
@@ -52,7 +52,7 @@ impl Location {
             let location = if shown.len() < name.len() { format!("{shown}..") } else { shown };
             return Err(Error::InvalidLocation { location, reason });
         }
-        // In any case: some file systems do not tell `.NDSHM-` from it, and fold the long s too.
+        // Ignores case, because some file systems do, and some fold the long s too.
         let folded = name.chars().map(|letter| if letter == 'ſ' { 's' } else { letter.to_ascii_lowercase() });
         if folded.take(RESERVED_PREFIX.len()).eq(RESERVED_PREFIX.chars()) {
             let reason = "names that begin with `.ndshm-` belong to this crate's own bookkeeping";
@@ -66,25 +66,25 @@ impl Location {
         &self.0
     }
 
-    /// Makes up a unique name, short enough for every system.
+    /// Makes a unique name from a random number, short enough for every system.
     pub(crate) fn unique(random: u128) -> Self {
         #[allow(clippy::cast_possible_truncation)] // 64 bits of it are enough
         Self(format!("ndshm-{:016x}", random as u64).into())
     }
 
-    /// Takes the file name of a draft, which no public location can have.
+    /// Takes the file name of a draft, which no public location can have. Returns `None` for other names.
     pub(crate) fn of_draft(name: &str) -> Option<Self> {
         (name.starts_with(RESERVED_PREFIX) && !name.contains('/') && Self::of_companion(name).is_none())
             .then(|| Self(name.into()))
     }
 
-    /// Makes up a unique file name for a draft.
+    /// Makes a unique file name for a draft from a random number.
     pub(crate) fn hidden(random: u128) -> Self {
         #[allow(clippy::cast_possible_truncation)] // 64 bits of it are enough
         Self(format!("{RESERVED_PREFIX}draft-{:016x}", random as u64).into())
     }
 
-    /// Names a piece of bookkeeping that belongs to this location.
+    /// Returns the name of a bookkeeping file that belongs to this location.
     pub(crate) fn companion(&self, kind: Companion) -> Result<Self> {
         let name = format!("{}{}", kind.prefix(), self.0);
         if name.len() > LONGEST {
@@ -106,9 +106,9 @@ impl Location {
 /// The bookkeeping files that belong to a location.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Companion {
-    /// The payload of a renderbuffer that is not finished.
+    /// The payload of an unfinished renderbuffer.
     Partial,
-    /// Which of its chunks are.
+    /// The ledger of a renderbuffer.
     Ledger,
 }
 
@@ -155,9 +155,9 @@ impl From<Location> for String {
     }
 }
 
-/// Anything that can be a [`Location`]: a string in any form, or a location.
+/// A conversion into a [`Location`], from a string in any form or from a location.
 ///
-/// Implemented for everything that can be looked at as a string; there is nothing to implement by hand.
+/// Implemented for every type with `AsRef<str>`, so there is nothing to implement by hand.
 pub trait IntoLocation {
     /// Checks and converts.
     ///
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn every_rule_has_its_own_reason() {
+    fn every_broken_rule_has_its_own_reason() {
         let long = "x".repeat(256);
         let mut reasons = Vec::new();
         for name in ["", ".", "..", "a/b", "a\0b", long.as_str()] {
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn companion_is_parsed_back_to_its_location() {
+    fn companion_leads_back_to_its_location() {
         let location = Location::new("volume").expect("a name");
         for kind in [Companion::Partial, Companion::Ledger] {
             let companion = location.companion(kind).expect("short enough");

@@ -1,30 +1,30 @@
-//! Which byte of the lock space means what.
+//! The bytes of the lock space, and what processes agree on for each.
 //!
 //! All locks lie on the payload file itself, far beyond any byte it can have, so that they cost no byte and any language
 //! that can call fcntl(2) can take part. docs/layout.md shows them to other languages.
 
 use crate::os::LockRange;
 
-/// On Windows the byte below it is taken too: `os/windows/locks.rs`.
+/// On Windows the byte below it is used too: `os/windows/locks.rs`.
 const BASE: u64 = 1 << 62;
 
 /// Read-locked by every attachment of a plain array, through the mapping's own file description: whether a process is attached.
 pub(crate) const LEASE: LockRange = LockRange { start: BASE, length: 1 };
 
-/// Write-locked by a process that is about to remove or replace this file's name; read-locked by one that cannot, or must not
-/// wait any longer for others that keep a read lock.
+/// Write-locked by a process that is about to remove or replace this file's name. Read-locked instead by a process that cannot
+/// take a write lock, or that has waited long enough for processes that keep a read lock.
 pub(crate) const NAME: LockRange = LockRange { start: BASE + 1, length: 1 };
 
-/// Fairness: a waiting writer write-locks it; readers and claims ask whether it is locked before they take cells. Respected for a
+/// Fairness: a waiting writer write-locks it, and readers and claims query it before they take cells. They respect it for a
 /// limited time only.
 pub(crate) const GATE: LockRange = LockRange { start: BASE + 2, length: 1 };
 
-/// Read-locked by every attachment of a counted array, instead of [`LEASE`]: a counted attachment makes sure that no process has the same
-/// bytes as plain elements.
+/// Read-locked by every attachment of a counted array, instead of [`LEASE`]: a counted attachment makes sure that no process has
+/// mapped the same bytes as plain elements.
 pub(crate) const COUNTED: LockRange = LockRange { start: BASE + 3, length: 1 };
 
-/// Of a ledger: write-locked by the process that begins the buffer, from before the ledger has its name until the payload has its own.
-/// A ledger without payload is stale as soon as this is free.
+/// Of a ledger: write-locked by the process that begins the buffer, from before the ledger has its name until the payload has
+/// its name. A ledger without payload is stale as soon as this is free.
 pub(crate) const BEGINNING: LockRange = LockRange { start: BASE + 4, length: 1 };
 
 /// Write-locked for an instant to change several spans of an arena.
@@ -33,7 +33,7 @@ pub(crate) const SPANS: LockRange = LockRange { start: BASE + 16, length: 1 };
 /// Write-locked while the holds of dead members of an arena are reclaimed.
 pub(crate) const RECOVER: LockRange = LockRange { start: BASE + 17, length: 1 };
 
-/// Returns what member `seat` of an arena has write-locked for as long as its process lives.
+/// Returns the byte that member `seat` of an arena write-locks for as long as its process lives.
 pub(crate) fn seat(seat: u32) -> LockRange {
     LockRange { start: BASE + 64 + u64::from(seat), length: 1 }
 }

@@ -1,6 +1,6 @@
 //! Where arrays live, and how they get, keep and lose their names.
 //!
-//! [`default_backend`] says where arrays are made if nothing else is said: in `/dev/shm` on Linux, and as files elsewhere. A
+//! [`default_backend`] returns where arrays are made by default: in `/dev/shm` on Linux, and as files elsewhere. A
 //! [`Directory`] chooses another place.
 //!
 //! ```
@@ -13,12 +13,12 @@
 //! # Ok::<(), ndarray_shm::Error>(())
 //! ```
 //!
-//! Most programs need nothing of this room. [`set_emulate_shm`] and the environment variables `EMULATE_SHM` and
-//! `NDSHM_EMULATED_DIR` choose between the two usual places for a whole program; `NDSHM_EMULATED_LIMIT` limits what emulation takes. The `unsafe` trait [`Backend`] is for
-//! programs that bring a place of their own, or inject faults in tests.
+//! Most programs need nothing of this module. [`set_emulate_shm`] and the environment variables `EMULATE_SHM` and
+//! `NDSHM_EMULATED_DIR` choose between the two usual places for a whole program; `NDSHM_EMULATED_LIMIT` limits the room that
+//! emulation takes. The `unsafe` trait [`Backend`] is for programs that bring a place of their own, or inject faults in tests.
 //!
-//! A backend hands out files; it maps nothing and knows no elements. On Linux real shared memory *is* a directory, so one
-//! implementation serves both it and its emulation, to the last error.
+//! A backend opens files. It maps nothing and knows no elements. On Linux real shared memory *is* a directory, so one
+//! implementation serves both it and its emulation, errors included.
 
 mod directory;
 mod files;
@@ -55,12 +55,13 @@ pub use crate::os::FileId;
 /// A place for segments.
 ///
 /// Only for programs that implement one: all others choose a [`Directory`]. A `Directory` is a backend too, so that an
-/// implementation can wrap it, to inject faults for example, and `Directory::from(Arc::new(..))` makes a directory of an implementation.
+/// implementation can wrap it, to inject faults for example. `Directory::from(Arc::new(..))` makes a directory of an
+/// implementation.
 ///
 /// # Safety
 ///
 /// Safe code above relies on all of this:
-/// - what [`draft`](Self::draft) returns no one else can reach until it is published;
+/// - no other process can reach what [`draft`](Self::draft) returns until it is published;
 /// - a file's length never changes after it was drafted, except while one process provably has it alone, and its bytes change
 ///   only through mappings and descriptors that take part in the locks;
 /// - [`publish`](Self::publish) and [`rename`](Self::rename) give a name in one step, or not at all, and no process finds a
@@ -69,7 +70,7 @@ pub use crate::os::FileId;
 /// - [`lock_survives_close`](Self::lock_survives_close) is `true` only where that was tested.
 #[allow(unsafe_code)]
 pub unsafe trait Backend: fmt::Debug + Send + Sync {
-    /// Returns the backend's short name: "shm", "emulated", or what its maker called it.
+    /// Returns the backend's short name: "shm", "emulated", or the name that the program gave it.
     fn name(&self) -> &str;
 
     /// Returns the directory in which other programs find the segments as files.
@@ -79,18 +80,18 @@ pub unsafe trait Backend: fmt::Debug + Send + Sync {
     ///
     /// # Errors
     ///
-    /// [`NoSpace`](crate::Error::NoSpace) before anything is taken.
+    /// [`NoSpace`](crate::Error::NoSpace), before anything is allocated.
     fn draft(&self, length: u64, options: DraftOptions) -> Result<DraftFile>;
 
-    /// Takes room for every byte of a file that may have holes; bytes already written stay.
+    /// Allocates every byte of a file that may have holes. Bytes already written stay.
     ///
     /// # Errors
     ///
     /// [`NoSpace`](crate::Error::NoSpace); [`Unsupported`](crate::Error::Unsupported) where the file system cannot
-    /// allocate ahead and others may be writing.
+    /// allocate ahead and other processes may be writing.
     fn reserve(&self, file: &File) -> Result<()>;
 
-    /// Takes room for every byte of a draft that was made sparse; bytes already written stay.
+    /// Allocates every byte of a draft that was made sparse. Bytes already written stay.
     ///
     /// No other process can reach a draft, so this can also be done where the file system cannot allocate ahead.
     ///
@@ -98,7 +99,7 @@ pub unsafe trait Backend: fmt::Debug + Send + Sync {
     ///
     /// As [`reserve`](Self::reserve).
     fn reserve_draft(&self, draft: &DraftFile, pages: Pages) -> Result<()> {
-        let _ = pages; // this one has no choice
+        let _ = pages; // the default has no choice of pages
         self.reserve(draft.file())
     }
 
@@ -132,7 +133,7 @@ pub unsafe trait Backend: fmt::Debug + Send + Sync {
     ///
     /// [`TimedOut`](crate::Error::TimedOut), and those of [`rename`](Self::rename).
     fn rename_within(&self, from: &Location, to: &Location, id: FileId, mode: Publish, limit: Duration) -> Result<()> {
-        let _ = limit; // this one waits as long as it likes
+        let _ = limit; // the default waits as long as `rename` does
         self.rename(from, to, id, mode)
     }
 
@@ -140,7 +141,7 @@ pub unsafe trait Backend: fmt::Debug + Send + Sync {
     ///
     /// # Errors
     ///
-    /// What looking at the name answers, unless nothing has it or this user may not look.
+    /// Those of querying the name. A free name, and a name that this user may not query, give `Ok(false)`.
     fn leads_to(&self, at: &Location, id: FileId) -> Result<bool> {
         match os::facts_at(&self.path().join(at.as_str())) {
             Ok(facts) => Ok(facts.id == id),
@@ -149,7 +150,7 @@ pub unsafe trait Backend: fmt::Debug + Send + Sync {
         }
     }
 
-    /// Removes a name; attached processes keep the bytes. `Ok(false)`: it was not there, or did not lead to `id`.
+    /// Removes a name. Attached processes keep the bytes. Returns `Ok(false)` if the name did not exist, or did not lead to `id`.
     ///
     /// # Errors
     ///
@@ -162,7 +163,7 @@ pub unsafe trait Backend: fmt::Debug + Send + Sync {
     ///
     /// [`TimedOut`](crate::Error::TimedOut), and those of [`unlink`](Self::unlink).
     fn unlink_within(&self, at: &Location, id: Option<FileId>, limit: Duration) -> Result<bool> {
-        let _ = limit; // this one waits as long as it likes
+        let _ = limit; // the default waits as long as `unlink` does
         self.unlink(at, id)
     }
 
@@ -170,22 +171,23 @@ pub unsafe trait Backend: fmt::Debug + Send + Sync {
     ///
     /// # Errors
     ///
-    /// What reading the directory answers.
+    /// Those of reading the directory.
     fn list(&self) -> Result<Vec<DirectoryEntry>>;
 
     /// Returns how many bytes a new segment could take now.
     ///
     /// # Errors
     ///
-    /// What asking the file system answers.
+    /// Those of querying the file system.
     fn available(&self) -> Result<u64>;
 
-    /// Writes, or with `None` removes, what is said beside a file's bytes: at most 3,500 bytes of text, as `docs/layout.md` has them.
+    /// Writes the description beside a file's bytes, or with `None` removes it. It is a text of at most 3,500 bytes, in the form of
+    /// `docs/layout.md`.
     ///
     /// # Errors
     ///
-    /// [`Unsupported`](crate::Error::Unsupported) where files can have nothing beside their bytes: arrays do not describe themselves
-    /// there, and everything else is the same. Removing succeeds there.
+    /// [`Unsupported`](crate::Error::Unsupported) where files have no attributes: arrays do not describe themselves there, and
+    /// everything else is the same. Removing succeeds there.
     fn set_attribute(&self, file: &File, text: Option<&[u8]>) -> Result<()> {
         let done = match text {
             Some(text) => os::set_attribute(file, text),
@@ -194,21 +196,21 @@ pub unsafe trait Backend: fmt::Debug + Send + Sync {
         done.map_err(|error| Error::os("describe an array in", self.path().display(), error))
     }
 
-    /// Reads what is said beside a file's bytes, and returns how many bytes of `buffer` it takes. `None`: nothing.
+    /// Reads the description beside a file's bytes into `buffer`. Returns its length, or `None` if there is none.
     ///
     /// # Errors
     ///
-    /// It takes more than the buffer, or this user may not read the file.
+    /// The description is longer than the buffer, or this user may not read the file.
     fn attribute(&self, file: &File, buffer: &mut [u8]) -> Result<Option<usize>> {
         os::attribute(file, buffer).map_err(|error| Error::os("read a description in", self.path().display(), error))
     }
 
-    /// Whether a lock lives on in a mapping when its descriptor is closed; tested once. Where it does not (overlayfs), or
-    /// where this user may not make a file to test it with, every attachment keeps its descriptor.
+    /// Whether a mapping keeps a lock after the descriptor is closed. Tested once. Where it does not (overlayfs), or where this
+    /// user may not make a test file, every attachment keeps its descriptor.
     ///
     /// # Errors
     ///
-    /// What making a test file answers.
+    /// Those of making a test file.
     fn lock_survives_close(&self) -> Result<bool>;
 }
 
@@ -221,23 +223,23 @@ pub enum Access {
     ReadWrite,
 }
 
-/// Whether a name that is taken may be taken over.
+/// Whether a file that has the name already may lose it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Publish {
     /// The name must be free.
     New,
-    /// What has the name loses it, in the same step; its attachments keep the old bytes.
+    /// The file that has the name loses it in the same step. Its attachments keep the old bytes.
     Replace,
 }
 
 /// A file of a [`Backend`] that no other process can reach yet: a [`Draft`](crate::Draft) before it knows its elements.
 ///
-/// Dropped unpublished, it leaves nothing: it either has no name at all, or a hidden one that goes with it.
+/// If it is dropped unpublished, nothing remains: it has either no name, or a hidden one that dropping removes.
 #[derive(Debug)]
 pub struct DraftFile {
     file: File,
     hidden: Option<PathBuf>,
-    /// Of the process that made it: a forked child's copy must not take its parent's name away.
+    /// Fork generation of the process that made it. The copy in a forked child must not remove the parent's hidden name.
     generation: u64,
 }
 
@@ -262,7 +264,7 @@ impl DraftFile {
         self.hidden.as_deref()
     }
 
-    /// Whether this is the process that made it, and no forked child.
+    /// Whether this process made it, and did not inherit it by a fork.
     pub(crate) fn is_own_process(&self) -> bool {
         self.generation == os::fork_generation()
     }
@@ -281,7 +283,7 @@ impl DraftFile {
 impl Drop for DraftFile {
     fn drop(&mut self) {
         if let Some(path) = self.hidden.as_ref().filter(|_| self.is_own_process()) {
-            let _already_gone = os::unlink(path);
+            let _ = os::unlink(path); // may be gone already
         }
     }
 }
@@ -293,7 +295,7 @@ pub struct DirectoryEntry {
     pub name: String,
     /// Length in bytes.
     pub len: u64,
-    /// Bytes for which room is taken; less than `len` if it is sparse.
+    /// Allocated bytes; fewer than `len` if the file is sparse.
     pub allocated: u64,
     /// Identity.
     pub id: FileId,
@@ -303,11 +305,11 @@ pub struct DirectoryEntry {
     pub mode: u32,
     /// When bytes were last written through a descriptor, or length or room last changed.
     pub modified: SystemTime,
-    /// What the name says it is.
+    /// What the file is, by its name.
     pub kind: EntryKind,
 }
 
-/// What a file's name says it is.
+/// What a file is, by its name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum EntryKind {

@@ -1,4 +1,4 @@
-//! The lock of a file's name, which a process takes that removes or replaces it.
+//! The lock of a file's name. A process takes it before it removes or replaces the name.
 
 use std::fs::File;
 use std::time::Duration;
@@ -9,19 +9,21 @@ use crate::backoff::Backoff;
 use crate::error::{Error, Result};
 use crate::os::{self, LockKind};
 
-/// What the lock of a name keeps out.
+/// Which processes the lock of a name excludes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Alone {
-    /// Every other holder of the name.
+    /// All other processes: it is a write lock.
     Yes,
-    /// The same, as long as all of them respect the lock of the whole file: this is a read lock.
+    /// All other processes that respect the lock of the whole file: it is a read lock, with that lock.
     Agreed,
-    /// Those that take write locks, and no others.
+    /// Only those that take write locks: it is a read lock.
     No,
 }
 
-/// Names are held for an instant only, unless their holder is stopped just then, or keeps a read lock. A process that may only
-/// read the file can do that: after `limit` a read lock beside it will do.
+/// Locks the name of a file. Waits at most `limit`, then takes a read lock beside another read lock.
+///
+/// Processes hold the name for an instant, unless one is stopped just then or keeps a read lock. Any process that may read the file
+/// can keep a read lock, so a removal must not wait for it without limit.
 pub(crate) fn lock_name(file: &File, kind: LockKind, at: &Location, limit: Duration) -> Result<Alone> {
     let mut backoff = Backoff::new(limit);
     let explain = |error| Error::os("lock the name", at, error);
@@ -29,7 +31,7 @@ pub(crate) fn lock_name(file: &File, kind: LockKind, at: &Location, limit: Durat
     loop {
         match kind {
             LockKind::Exclusive if lock(kind)? => return Ok(Alone::Yes),
-            // The weaker lock keeps out those that can take the stronger one; another of the whole file keeps out their like.
+            // The read lock excludes processes that can take a write lock. The lock of the whole file excludes those that cannot.
             LockKind::Shared if lock(kind)? && os::try_lock_whole(file).map_err(explain)? => return Ok(Alone::Agreed),
             _ if backoff.pause() => {}
             _ if lock(LockKind::Shared)? => return Ok(Alone::No),

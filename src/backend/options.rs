@@ -1,4 +1,4 @@
-//! How drafts are made, and the settings that everything has that makes some.
+//! Options of drafts, and the settings that all options for creating share.
 
 use super::Pages;
 
@@ -7,7 +7,7 @@ use super::Pages;
 pub struct DraftOptions {
     /// Permission bits, exact (no umask).
     pub permissions: u32,
-    /// What memory is taken in advance.
+    /// Which memory is allocated in advance, and on which pages.
     pub pages: Pages,
 }
 
@@ -17,8 +17,8 @@ impl Default for DraftOptions {
     }
 }
 
-/// Writes the setters that all options for creating have, so that they mean the same everywhere. What follows is documentation of
-/// `permissions` for the type at hand.
+/// Defines the setters that all options for creating share, so that they mean the same everywhere. The arguments are further
+/// documentation of `permissions` for the type.
 macro_rules! common_settings {
     ($(#[doc = $permissions:expr])*) => {
         /// Uses this directory instead of the [default](crate::default_backend).
@@ -27,7 +27,7 @@ macro_rules! common_settings {
             self
         }
 
-        /// Creates files with these permission bits, whatever the umask; 0600 if not said. Windows has none.
+        /// Creates files with these permission bits, whatever the umask. The default is 0600. Windows has no permission bits.
         ///
         $(#[doc = $permissions])*
         pub fn permissions(mut self, bits: u32) -> Self {
@@ -35,7 +35,7 @@ macro_rules! common_settings {
             self
         }
 
-        /// Chooses what memory is taken in advance, and on what pages; [`Pages::Auto`](crate::Pages::Auto) if not said.
+        /// Chooses which memory is allocated in advance, and on which pages. The default is [`Pages::Auto`](crate::Pages::Auto).
         pub fn pages(mut self, pages: crate::backend::Pages) -> Self {
             self.draft.pages = pages;
             self

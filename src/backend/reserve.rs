@@ -1,8 +1,8 @@
-//! Taking the memory of a new file: on huge pages as far as that pays, then, always, all of it.
+//! Allocates the memory of a new file: first on huge pages, as far as that pays, then all of it.
 //!
-//! Huge pages are asked for window by window, by a few threads. Whatever goes wrong with them costs speed, nothing else:
-//! what decides whether there is room is the plain reservation of the whole length at the end, which takes no time
-//! where memory is there already. A window is never asked for that goes beyond the end of the file.
+//! A few threads request huge pages, window by window. A failure there costs only speed: the plain reservation of the whole
+//! length at the end decides whether there is room. It takes no time where memory is allocated already. No window goes
+//! beyond the end of the file.
 
 use std::fs::File;
 use std::io;
@@ -14,57 +14,55 @@ use std::time::{Duration, Instant};
 use super::Pages;
 use crate::os::{self, HugeWindows};
 
-/// From this size on a file gets huge pages unless something else is said. Two of them take a quarter of the time that base
-/// pages take, one a third; but the first call also makes every processor put its lists of pages in order, and there are
-/// machines with hundreds.
+/// Smallest file that gets huge pages by default. Two huge pages take a quarter of the time that base pages take, one a third.
+/// But the first call also makes every processor drain its lists of pages, and some machines have hundreds of processors.
 const SMALLEST_AUTO: u64 = 4 << 20;
 
-/// What making and filling base pages costs more than filling huge ones, for each MiB, on a machine that has the memory at
-/// hand.
+/// How much more time base pages take than huge ones, made and filled, for each MiB on a machine with free memory.
 const PRICE_OF_BASE_PAGES: Duration = Duration::from_micros(500);
 
-/// The share of that price, one in so many, that may be lost before it is known that huge pages are dear today.
+/// The share of that price, one in so many, that may be lost before it is known that huge pages are slow at present.
 const STAKE: u32 = 10;
 
-/// Huge pages that were had may have cost so many times that price. Where a virtual machine's host must find the memory
-/// first, either kind costs more than twice as much; and attached processes read huge pages two or three times as fast.
+/// The huge pages obtained may have cost so many times that price. Where a virtual machine's host must find the memory first,
+/// both kinds cost more than twice as much, and attached processes read huge pages two or three times as fast.
 const WORTH: u32 = 4;
 
-/// Waiting counts for one in so many.
+/// The share of the elapsed time, one in so many, that counts as cost at least.
 const PATIENCE: u32 = 4;
 
-/// A loss too small to notice.
+/// The smallest loss that is allowed: too small to notice.
 const LEAST_STAKE: Duration = Duration::from_millis(2);
 
-/// Windows in a call. Every call waits for all processors once: one for each window takes a third longer, on a busy machine
-/// several times as long.
+/// Most windows in a call. Every call waits for all processors once. One call for each window takes a third longer, on a busy
+/// machine several times as long.
 const LARGEST_GROUP: usize = 32;
 
 /// Windows in the first call, which finds out whether there are huge pages at all.
 const FIRST_GROUP: usize = 2;
 
-/// Each call is for so many times as many windows as there are already.
+/// Each call is for so many times as many windows as are on huge pages already.
 const GROWTH: usize = 4;
 
-/// Each thread has so many windows to do, or it takes longer to start than it helps.
+/// Fewest windows for a thread. With fewer, starting the thread takes longer than it saves.
 const WINDOWS_PER_THREAD: usize = 16;
 
 /// More threads than this do not make memory faster.
 const MOST_THREADS: usize = 8;
 
-/// Takes room for the first `length` bytes of a file that no other process can reach; bytes already written stay. A file that
-/// is shorter gets this length, or gets it from the caller.
+/// Allocates the first `length` bytes of a file that no other process can reach. Bytes already written stay. A shorter file may
+/// get this length here; otherwise the caller sets it.
 ///
 /// # Errors
 ///
-/// There is no room: what was taken goes with the file.
+/// There is no room. Memory allocated until then is freed with the file.
 pub(crate) fn reserve(file: &File, length: u64, pages: Pages) -> io::Result<()> {
     reserve_with(file, length, pages, threads)
 }
 
 fn reserve_with(file: &File, length: u64, pages: Pages, threads: impl Fn(usize) -> usize) -> io::Result<()> {
     if wants_huge(length, pages) {
-        // Without a place to map them there are no huge pages, and that is all.
+        // If the file cannot be mapped, it gets no huge pages. That is no error.
         if let Ok(Some(windows)) = HugeWindows::of(file, length) {
             take(&windows, pages == Pages::Auto, threads(windows.count()));
         }
@@ -89,30 +87,30 @@ fn take(windows: &HugeWindows<'_>, thrifty: bool, threads: usize) {
     let work = HugePageWork::new(windows, thrifty, threads);
     thread::scope(|scope| {
         for _ in 1..threads {
-            // A thread that cannot be had is not missed: the others do its work.
-            let _ended_by_the_scope = thread::Builder::new().spawn_scoped(scope, || work.run());
+            // If a thread cannot be spawned, the others do its work. The scope joins all of them.
+            let _ = thread::Builder::new().spawn_scoped(scope, || work.run());
         }
         work.run();
     });
 }
 
-/// What the threads have to do together.
+/// The work that the threads share.
 #[derive(Debug)]
 struct HugePageWork<'a> {
     windows: &'a HugeWindows<'a>,
-    /// Where the next group begins.
+    /// The first window of the next group.
     next: AtomicUsize,
-    /// How many windows are on huge pages.
+    /// Number of windows on huge pages.
     taken: AtomicUsize,
     given_up: AtomicBool,
     largest_group: usize,
-    /// How much more than base pages each thread may cost; `None`: it may take any time.
+    /// How much each thread may lose; `None` for no limit on its cost.
     stake: Option<Duration>,
-    /// What one window on a huge page may have cost.
+    /// How much one window on a huge page may have cost.
     worth: Duration,
 }
 
-/// What one thread has done, and since when.
+/// The cost and the yield of one thread.
 #[derive(Debug)]
 struct Account {
     began: Instant,
@@ -125,8 +123,10 @@ impl Account {
         Self { began: Instant::now(), worked_before: os::thread_time(), taken: 0 }
     }
 
-    /// Where others take the processor away, base pages would not have been ready any sooner; where the kernel waits
-    /// for memory, they may.
+    /// Returns the processor time of the thread, or a share of the elapsed time if that is more.
+    ///
+    /// While other threads have the processor, base pages would not be ready any sooner: that time counts little. While the
+    /// kernel waits for memory, they might be: that time must count.
     fn cost(&self) -> Duration {
         os::thread_time().saturating_sub(self.worked_before).max(self.began.elapsed() / PATIENCE)
     }
@@ -158,8 +158,9 @@ impl<'a> HugePageWork<'a> {
         }
     }
 
-    /// The first groups are small: little is lost if there are no huge pages, or if they are dear.
+    /// Claims the next windows. The first groups are small, so that little is lost if there are no huge pages, or if they are slow.
     fn next_group(&self) -> Option<Range<usize>> {
+        // Relaxed suffices: `fetch_add` alone gives each window to one thread, and the other values only set the pace.
         if self.given_up.load(Ordering::Relaxed) {
             return None;
         }
@@ -169,7 +170,7 @@ impl<'a> HugePageWork<'a> {
         (start < end).then_some(start..end)
     }
 
-    /// Whether what a thread got so far was worth what it cost.
+    /// Whether the huge pages that a thread got so far are worth their cost.
     fn pays(&self, account: &Account) -> bool {
         self.stake.is_none_or(|stake| account.cost() <= stake + self.worth.saturating_mul(account.taken))
     }
@@ -179,10 +180,10 @@ impl<'a> HugePageWork<'a> {
         account.taken = account.taken.saturating_add(u32::try_from(taken).unwrap_or(u32::MAX));
     }
 
-    /// Says whether to go on with others.
+    /// Puts the windows of a group on huge pages. Returns whether to go on with further groups.
     fn take_group(&self, group: Range<usize>, account: &mut Account) -> bool {
         if self.windows.prepare(group.clone()).is_err() {
-            return false; // no room: the reservation will say it
+            return false; // no room: the reservation at the end reports it
         }
         if self.windows.collapse(group.clone()).is_ok() {
             self.note(group.len(), account);
@@ -191,13 +192,13 @@ impl<'a> HugePageWork<'a> {
         for window in group {
             match self.windows.collapse(window..window + 1) {
                 Ok(()) => self.note(1, account),
-                // Refused before there was any: it always will be.
+                // Refused before any window was put on a huge page: every window will be refused.
                 Err(error)
                     if error.kind() == io::ErrorKind::InvalidInput && self.taken.load(Ordering::Relaxed) == 0 =>
                 {
                     return false;
                 }
-                // Memory is in pieces, or a page was busy: this window stays on base pages.
+                // Memory is fragmented, or a page was busy: this window stays on base pages.
                 Err(_) if self.pays(account) => {}
                 Err(_) => return false,
             }
@@ -216,7 +217,7 @@ mod tests {
     const SMALL: &str = "NDSHM_TEST_SMALL";
     const MIB: u64 = 1 << 20;
 
-    /// Runs the test again, alone, where a directory has 16 MiB; `false` where this user cannot mount anything.
+    /// Runs the test again, alone, in a process with a directory of 16 MiB. Returns `false` if this user cannot mount one.
     fn again_with_little_room(test: &str) -> bool {
         let directory = tempfile::tempdir().expect("a temporary directory");
         let script =
@@ -238,11 +239,11 @@ mod tests {
     }
 
     #[test]
-    fn failed_reservation_of_any_threads_leaves_nothing() {
+    fn reservation_beyond_the_room_fails_and_leaves_nothing() {
         let Some(small) = std::env::var_os(SMALL) else {
             again_with_little_room(concat!(
                 "backend::reserve::tests::",
-                "failed_reservation_of_any_threads_leaves_nothing"
+                "reservation_beyond_the_room_fails_and_leaves_nothing"
             ));
             return;
         };
@@ -264,7 +265,7 @@ mod tests {
             let file = new();
             reserve(&file, 13 * MIB).expect("what is left");
             assert_eq!((os::facts(&file).expect("facts").allocated, room()), (13 * MIB, 0));
-            // Every byte can be written, and none of them takes more.
+            // Every byte can be written without allocating more.
             os::write_all_at(&file, &vec![1; 13 << 20], 0).expect("room");
             drop((file, other));
             assert_eq!(room(), all);
@@ -272,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn reservation_keeps_existing_bytes() {
+    fn reservation_keeps_written_bytes() {
         let Ok(file) = os::create_sealable() else { return };
         let bytes: Vec<u8> = (0..7_u32 << 20).map(|i| (i % 251) as u8).collect();
         os::write_all_at(&file, &bytes, 0).expect("a write");

@@ -1,4 +1,4 @@
-//! Which backend is meant when none is named: the program's choice, the environment's, or what the machine has.
+//! The default backend: chosen by the program, by the environment, or by what the machine has.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -15,13 +15,13 @@ const EMULATED_DIRECTORY: &str = "NDSHM_EMULATED_DIR";
 /// How many directories are remembered.
 const DIRECTORIES: usize = 64;
 
-/// 0: the environment decides; 1: real; 2: emulated.
+/// 0: the environment decides; 1: real; 2: emulated. It guards no other data, so Relaxed suffices.
 static CHOICE: AtomicU8 = AtomicU8::new(0);
 
 /// Chooses for this process between real and emulated shared memory; `None` leaves it to `EMULATE_SHM` again.
 ///
-/// Arrays that are attached already stay where they are. Children of [`process::spawn`](crate::process::spawn()) begin with the same
-/// choice: it is their `EMULATE_SHM`.
+/// Arrays that are attached already stay where they are. Children of [`process::spawn`](crate::process::spawn()) begin with the
+/// same choice, in their `EMULATE_SHM`.
 ///
 /// # Examples
 ///
@@ -36,7 +36,7 @@ pub fn set_emulate_shm(emulate: Option<bool>) {
     CHOICE.store(emulate.map_or(0, |emulate| 1 + u8::from(emulate)), Ordering::Relaxed);
 }
 
-/// What [`set_emulate_shm`] chose, as the environment variable that chooses the same in another process.
+/// Returns the choice of [`set_emulate_shm`] as an environment variable that makes another process choose the same.
 pub(crate) fn chosen_variable() -> Option<(&'static str, &'static str)> {
     match CHOICE.load(Ordering::Relaxed) {
         0 => None,
@@ -46,8 +46,8 @@ pub(crate) fn chosen_variable() -> Option<(&'static str, &'static str)> {
 
 /// Returns the backend that is used when none is given.
 ///
-/// The first of these that applies: what [`set_emulate_shm`] said; the environment variable `EMULATE_SHM` (1, true, yes
-/// or 0, false, no); real shared memory if this process can write to it, which is asked until it can; emulation by files.
+/// The first of these that applies: the choice of [`set_emulate_shm`]; the environment variable `EMULATE_SHM` (1, true, yes
+/// or 0, false, no); real shared memory if this process can write to it, which is checked until it can; emulation by files.
 ///
 /// # Examples
 ///
@@ -63,7 +63,7 @@ pub(crate) fn chosen_variable() -> Option<(&'static str, &'static str)> {
 ///
 /// - [`InvalidSetting`](Error::InvalidSetting): `EMULATE_SHM` is set to something else.
 /// - [`Unsupported`](Error::Unsupported): real shared memory was asked for where there is none.
-/// - [`PermissionDenied`](Error::PermissionDenied): the emulated directory is a link, another user's, or open to others.
+/// - [`PermissionDenied`](Error::PermissionDenied): the emulated directory is a link, another user's, or writable by other users.
 pub fn default_backend() -> Result<Directory> {
     let emulate = match CHOICE.load(Ordering::Relaxed) {
         0 => emulate_from(std::env::var_os(EMULATE))?,
@@ -76,8 +76,10 @@ pub fn default_backend() -> Result<Directory> {
     })
 }
 
-/// Whether this process can write to real shared memory. A yes is remembered: asking takes as long as a tenth of making a
-/// small array, and arrays of one process stay in one place.
+/// Whether this process can write to real shared memory.
+///
+/// If it can, that is remembered: the check takes a tenth of the time of making a small array, and the arrays of one process
+/// stay in one place.
 fn shm_is_writable() -> bool {
     static WRITABLE: AtomicBool = AtomicBool::new(false);
     if WRITABLE.load(Ordering::Relaxed) {
@@ -125,8 +127,9 @@ impl Directory {
     ///
     /// # Errors
     ///
-    /// - [`PermissionDenied`](Error::PermissionDenied): it is a link, another user's, or open to others.
-    /// - [`InvalidSetting`](Error::InvalidSetting): `NDSHM_EMULATED_DIR` is empty, or the directory above the one it names is missing.
+    /// - [`PermissionDenied`](Error::PermissionDenied): it is a link, another user's, or writable by other users.
+    /// - [`InvalidSetting`](Error::InvalidSetting): `NDSHM_EMULATED_DIR` is empty, or the directory above the one it names is
+    ///   missing.
     pub fn emulated() -> Result<Self> {
         let path = Self::emulated_path()?;
         os::private_directory(&path).map_err(|error| {
@@ -141,11 +144,11 @@ impl Directory {
         Ok(remembered(EMULATED, &path))
     }
 
-    /// Returns how many bytes the files of emulated shared memory may take together, as `NDSHM_EMULATED_LIMIT` says; `None` if it is
-    /// not set, and the disk is the limit.
+    /// Returns how many bytes the files of emulated shared memory may take together, as `NDSHM_EMULATED_LIMIT` says; `None` if it
+    /// is not set, and the disk is the limit.
     ///
-    /// Memory that was reserved in advance counts, with files of other programs in the directory. What has lost its name and is still
-    /// attached does not.
+    /// Memory that was reserved in advance counts, and so do files of other programs in the directory. Arrays that have lost their
+    /// names and are still attached do not count.
     ///
     /// # Errors
     ///
@@ -180,8 +183,8 @@ impl Directory {
     }
 }
 
-/// Says why the emulated directory cannot be made. Only the last part of a path is made: whatever is missing above it is most
-/// likely a slip of the pen.
+/// Returns the error for an emulated directory that cannot be made. Only the last part of its path is ever made, because a missing
+/// parent is most likely a typing error.
 fn no_emulated_directory(path: &Path, source: std::io::Error) -> Error {
     let is_orphan = path.parent().is_some_and(|parent| !parent.exists());
     match std::env::var_os(EMULATED_DIRECTORY) {
@@ -197,8 +200,8 @@ fn no_emulated_directory(path: &Path, source: std::io::Error) -> Error {
     }
 }
 
-/// What to say of a name that nothing has in the default place: the error that names the other usual place, if an array there has it.
-/// Looking makes no directory.
+/// Returns the error for a name that is free in the default place, if the other usual place has an array of this name. Makes no
+/// directory.
 pub(crate) fn found_elsewhere(searched: &Directory, location: &Location) -> Option<Error> {
     let (directory, emulate) = match searched.name() {
         EMULATED => (PathBuf::from(os::SHARED_MEMORY?), 0),
@@ -213,11 +216,11 @@ pub(crate) fn found_elsewhere(searched: &Directory, location: &Location) -> Opti
     })
 }
 
-/// A directory by its name and path; one instance of each of those that were used last, so that its probe is made once.
+/// Returns the directory with this name and path. The instances used last are kept, so that each tests its locks only once.
 pub(crate) fn remembered(name: &str, path: &Path) -> Directory {
     static KNOWN: PerProcess<Vec<Directory>> = PerProcess::new();
     let make = || Directory::new(name, path);
-    // An instance of its own is as good, and makes a probe of its own.
+    // Without the list a new instance works as well, and tests the locks again.
     let Some(mut slot) = KNOWN.lock(MOMENT) else { return make() };
     os::step("directories: locked");
     let known = slot.value.get_or_insert_default();
@@ -233,7 +236,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn recently_used_directories_are_remembered() {
+    fn last_used_directories_are_remembered() {
         let of = |number: usize| remembered("some", Path::new(&format!("/directory/{number}")));
         let (first, second) = (of(0), of(1));
         for number in 2..=DIRECTORIES {
@@ -244,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_six_words_are_booleans() {
+    fn only_six_words_are_booleans() {
         for (word, meaning) in
             [("1", true), ("true", true), ("YES", true), ("0", false), ("False", false), ("no", false)]
         {

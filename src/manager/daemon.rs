@@ -159,8 +159,8 @@ impl Manager {
     ///
     /// # Errors
     ///
-    /// [`Os`](Error::Os): waiting failed. Those of [`start`](Self::start): a client connected at the last moment, and listening again
-    /// failed.
+    /// [`Os`](Error::Os): waiting failed. Those of [`start`](Self::start): a client connected at the last moment, and listening
+    /// again failed.
     pub fn run(mut self) -> Result<()> {
         let mut round = Instant::now() + FIRST_ROUNDS;
         let mut accept_from = Instant::now();
@@ -287,8 +287,8 @@ impl Manager {
         self.next_client += 1;
         let client = Connection { talk: Some(talk), watch, process, greeted: false };
         self.clients.insert(number, client);
-        // Reads the lines that the client sent before it was accepted. They count even if the client is dead by now: its directories
-        // become due.
+        // Reads the lines that the client sent before it was accepted. They count even if the client is dead by now: its
+        // directories become due.
         self.listen_to(number);
         if is_gone {
             self.bury(number);
@@ -372,8 +372,8 @@ impl Manager {
         }
     }
 
-    /// Searches all directories once more and removes the socket. Returns `false` if an array in flight expires later, or if a client
-    /// connected at the last moment.
+    /// Searches all directories once more and removes the socket. Returns `false` if an array in flight expires later, or if a
+    /// client connected at the last moment.
     fn may_end(&mut self) -> Result<bool> {
         self.places.mark_all(Instant::now());
         self.places.reclaim_due(Instant::now(), |backend| Reclaim::new().run(backend));

@@ -1,10 +1,10 @@
 //! The manager: a process that reclaims the orphans of killed processes as soon as they are dead.
 //!
-//! It is optional. Orphaned counted arrays are found by the kernel's locks, at any time and by any process; the manager only does it
-//! promptly. Clients tell it which *directories* they use, one line for each, and it waits for the clients' deaths by pidfds.
+//! It is optional. Orphaned counted arrays are found by the kernel's locks, at any time and by any process; the manager only does
+//! it promptly. Clients tell it which *directories* they use, one line for each, and it waits for the clients' deaths by pidfds.
 //!
-//! The manager is the program `ndshm manager`. The first process that needs it starts it, and it ends after a minute without clients. A
-//! program that is installed without `ndshm` can run the manager itself:
+//! The manager is the program `ndshm manager`. The first process that needs it starts it, and it ends after a minute without
+//! clients. A program that is installed without `ndshm` can run the manager itself:
 //!
 //! ```no_run
 //! use ndarray_shm::manager::{self, ManagerOptions};
@@ -14,8 +14,8 @@
 //! # Ok::<(), ndarray_shm::Error>(())
 //! ```
 //!
-//! Not for plain arrays, which stay until they are unlinked. Programs that are never killed do not need it: their last handle removes
-//! the name. [`set_program`] with [`Program::Off`] switches it off.
+//! Not for plain arrays, which stay until they are unlinked. Programs that are never killed do not need it: their last handle
+//! removes the name. [`set_program`] with [`Program::Off`] switches it off.
 //!
 //! There is one manager for each user and socket.
 //!
@@ -24,8 +24,8 @@
 //! | socket | `NDSHM_MANAGER_SOCKET`; else `ndshm-manager.sock` in `$XDG_RUNTIME_DIR`, if that is this user's own, else in `ndshm-manager-UID` in the temporary directory |
 //! | program | [`set_program`]; else `NDSHM_MANAGER`, a path or `off`; else `ndshm` beside this program, else in `PATH` |
 //!
-//! Linux only. On other platforms no manager can run: starting or asking one fails with [`Unsupported`](crate::Error::Unsupported), and
-//! arrays work without it.
+//! Linux only. On other platforms no manager can run: starting or asking one fails with
+//! [`Unsupported`](crate::Error::Unsupported), and arrays work without it.
 
 mod daemon;
 mod endpoint;
@@ -55,9 +55,9 @@ pub fn run(options: &ManagerOptions) -> Result<bool> {
 
 /// Starts a command in the background, such as a [manager](self). The calling process should end soon after.
 ///
-/// The command runs in the root directory, without standard streams, and inherits no descriptor of this process: this function marks
-/// all descriptors of the process close-on-exec, so later children inherit none either. The command is in a session of its own once it
-/// calls [`leave_session`].
+/// The command runs in the root directory, without standard streams, and inherits no descriptor of this process: this function
+/// marks all descriptors of the process close-on-exec, so later children inherit none either. The command is in a session of its
+/// own once it calls [`leave_session`].
 ///
 /// # Errors
 ///

@@ -24,8 +24,8 @@ const MOST_OF_CLIENT: usize = 64;
 /// child keeps a copy of the mappings, and with it the leases, until it calls exec.
 const PAUSES: [u64; 9] = [2, 5, 10, 20, 50, 100, 200, 500, 1000];
 
-/// A pause is at least this many times as long as the last search. So a directory full of arrays that really are held is searched less
-/// often.
+/// A pause is at least this many times as long as the last search. So a directory full of arrays that really are held is searched
+/// less often.
 const SHARE: u32 = 4;
 
 /// The number of a directory, never used again.
@@ -140,8 +140,8 @@ impl Places {
         }
     }
 
-    /// Makes all directories due once, without a death. This starts no series of further searches for arrays that seem held: without a
-    /// death, nothing suggests that they are released soon.
+    /// Makes all directories due once, without a death. This starts no series of further searches for arrays that seem held:
+    /// without a death, nothing suggests that they are released soon.
     pub(super) fn go_round(&mut self, now: Instant) {
         for place in self.known.values_mut() {
             let at = place.not_before(now);
@@ -196,8 +196,8 @@ impl Places {
                     let removed = found.removed.len();
                     self.reclaimed += removed as u64;
                     let now = now + place.took;
-                    // Tickets may expire in quick succession. A search takes `took`, so waiting at least as long lets one search find
-                    // several.
+                    // Tickets may expire in quick succession. A search takes `took`, so waiting at least as long lets one search
+                    // find several.
                     place.expiry = found.next.and_then(|next| now.checked_add(next.max(place.took)));
                     // An attached process may be about to end, or be a child that is being spawned. So search again, if there was a
                     // death.

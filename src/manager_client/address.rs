@@ -21,8 +21,8 @@ const NAME: &str = "ndshm-manager.sock";
 ///
 /// # Errors
 ///
-/// [`InvalidSetting`](Error::InvalidSetting): `NDSHM_MANAGER_SOCKET` is empty. [`Unsupported`](Error::Unsupported) on platforms without
-/// files.
+/// [`InvalidSetting`](Error::InvalidSetting): `NDSHM_MANAGER_SOCKET` is empty. [`Unsupported`](Error::Unsupported) on platforms
+/// without files.
 pub fn socket_path(explicit: Option<&Path>) -> Result<PathBuf> {
     let from_environment = std::env::var_os(SOCKET);
     let temporary = os::temporary_directory();
@@ -30,8 +30,8 @@ pub fn socket_path(explicit: Option<&Path>) -> Result<PathBuf> {
     choose(explicit, from_environment, std::env::var_os("XDG_RUNTIME_DIR"), &temporary)
 }
 
-/// Returns the first of: the program's choice, the environment variable, a socket in the user's runtime directory if that is private,
-/// a socket in this user's directory in the temporary directory.
+/// Returns the first of: the program's choice, the environment variable, a socket in the user's runtime directory if that is
+/// private, a socket in this user's directory in the temporary directory.
 fn choose(
     explicit: Option<&Path>,
     from_environment: Option<OsString>,

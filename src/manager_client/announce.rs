@@ -1,8 +1,8 @@
 //! Announces to the manager which directories this process uses, and starts a manager if there is none.
 //!
 //! Nothing here fails or waits for long: without a manager everything works, only the memory of killed processes is freed later.
-//! A process keeps one connection as long as it lives. A forked child makes its own: the inherited one belongs to its parent, and the
-//! child neither uses nor closes it.
+//! A process keeps one connection as long as it lives. A forked child makes its own: the inherited one belongs to its parent, and
+//! the child neither uses nor closes it.
 
 use std::io::ErrorKind;
 use std::mem::ManuallyDrop;
@@ -66,8 +66,8 @@ struct Known {
 
 /// Announces to the manager that this process uses counted arrays of a directory, and starts a manager if there is none.
 ///
-/// [Counted arrays](crate::counted) call this by themselves. It never fails. It waits at most 100 ms, for another thread that announces
-/// at the same time. Starting a manager is left to a thread that ends within seconds.
+/// [Counted arrays](crate::counted) call this by themselves. It never fails. It waits at most 100 ms, for another thread that
+/// announces at the same time. Starting a manager is left to a thread that ends within seconds.
 pub fn announce(backend: &Directory) {
     let choice = program::choice();
     if choice == Program::Off {
@@ -91,8 +91,8 @@ pub fn announce(backend: &Directory) {
     state.tell();
 }
 
-/// Reminds the manager, if there is one, to search a directory when the tickets of an array in flight have expired. No death would make
-/// it search then, and only the tickets still keep the array's name.
+/// Reminds the manager, if there is one, to search a directory when the tickets of an array in flight have expired. No death
+/// would make it search then, and only the tickets still keep the array's name.
 ///
 /// Called while an array is dropped. It fails silently: the manager also searches at regular intervals.
 pub(crate) fn remind(home: &Home, after: Duration) {

@@ -45,8 +45,8 @@ pub fn set_program(program: Program) {
     }
 }
 
-/// Returns the choice of this process, or of the process that this one was forked from. It is `Off` on platforms without a manager, and
-/// in a child that was forked while another thread called `set_program`.
+/// Returns the choice of this process, or of the process that this one was forked from. It is `Off` on platforms without a
+/// manager, and in a child that was forked while another thread called `set_program`.
 pub(super) fn choice() -> Program {
     if daemon::supported().is_err() {
         return Program::Off;

@@ -1,4 +1,4 @@
-//! Room by writing: the slow way, for file systems that cannot allocate ahead.
+//! Allocation by writing: the slow way, for file systems that cannot allocate ahead.
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
@@ -6,10 +6,9 @@ use std::io::{self, Read, Seek, SeekFrom};
 /// Bytes that are read and written at a time.
 const STEP: usize = 1 << 20;
 
-/// Writes every byte of the first `length`, so that room is taken for each: what is there already stays, what is
-/// missing becomes zero.
+/// Writes each of the first `length` bytes, so that room is allocated for each. Existing bytes stay, missing ones become zero.
 ///
-/// No other process may write to the file meanwhile: its write between this read and this write would be undone.
+/// No other process may write to the file meanwhile: a write between the read and the write here would be undone.
 pub(crate) fn fill(mut file: &File, length: u64) -> io::Result<()> {
     let mut bytes = Vec::with_capacity(STEP);
     let mut at = 0;
@@ -32,7 +31,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn filling_keeps_bytes_and_appends_zeros() {
+    fn existing_bytes_stay_and_missing_ones_become_zero() {
         let mut file = tempfile::tempfile().expect("a temporary file");
         file.write_all(b"kept").expect("a write");
         let length = STEP as u64 + 10;

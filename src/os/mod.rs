@@ -12,37 +12,37 @@
 //! | `create_hidden` | a new empty file under a free name, exclusively |
 //! | `link_nameless`, `rename_new`, `rename_over` | give or change a name in one step |
 //! | `reopen` | a new open file description of the same file, by descriptor |
-//! | `is_in_file_system_of` | whether what is known of a directory is true of a file |
-//! | `set_attribute`, `attribute`, `remove_attribute` | a few bytes beside a file's own, where the file system has room for them |
+//! | `is_in_file_system_of` | whether a file is in the file system of a directory |
+//! | `set_attribute`, `attribute`, `remove_attribute` | an extended attribute of a file, where the file system has any |
 //! | `facts` | identity, links, length, owner, group, mode of an open file |
-//! | `reserve` | takes the room now, of a new file before it has its length: afterwards no access fails for want of room |
+//! | `reserve` | allocates room now, for a new file before it has its length: afterwards no access fails for lack of room |
 //! | `Mapping` | bytes of a file in memory, where huge pages fit; how many of them are on huge pages |
 //! | `HugeWindows` | the parts of a file that could each be a huge page, and can be put onto one |
-//! | `thread_time` | how long this thread was run, waiting not counted |
-//! | `available`, `available_memory` | how much `reserve` could take in a directory or in memory, and which limit is the nearest |
+//! | `thread_time` | the processor time of this thread |
+//! | `available`, `available_memory` | how much `reserve` could allocate in a directory or in memory, and which limit is the nearest |
 //! | `try_lock`, `lock`, `unlock`, `is_locked` | byte-range locks that belong to the open file description |
-//! | `unlink`, `finish_unlink` | take a name away while others use the file; remove what could not be removed then |
+//! | `unlink`, `finish_unlink` | remove a name while other processes use the file; remove a file that could not be removed then |
 //! | `seal`, `is_sealed`, `create_sealable` | memory that can never change again |
 //! | `temporary_directory` | where temporary files are, or `Unsupported` where there are no files |
 //! | `private_directory` | a directory only this user, or its own group, can write into |
 //! | `pair`, `connect` | stream sockets between processes of one machine, which no program that is run inherits |
-//! | `listen` | gives a socket a path of any length, where nothing is, or only what a dead process left |
-//! | `Listener::accept`, `has_name`, `remove_name` | the connecting process; the name, known by identity, which is removed with the listener |
-//! | `Socket::send`, `receive`, `receive_files`, `room_for` | bytes and open files, at most until a deadline; a file is taken from the socket only if it could be had |
+//! | `listen` | gives a socket a path of any length, which is free or has only a dead process's socket |
+//! | `Listener::accept`, `has_name`, `remove_name` | accept a connection; check the name by its identity, and remove it, at the latest with the listener |
+//! | `Socket::send`, `receive`, `receive_files`, `room_for` | bytes and open files, at most until a deadline; files leave the socket only if this process has descriptors for all of them |
 //! | `Socket::peer` | the process at the other end, as the kernel says |
 //! | `SOCKETS_CARRY_FILES` | whether open files can be received without ever losing one |
 //! | `daemon`: `supported`, `wait`, `Process`, .. | waiting for several sockets at once, and for the death of the processes at their other ends |
 //! | `daemon`: `set_apart`, `leave_session`, `keep_descriptors`, .. | a program in the background that outlives the process that started it |
-//! | `wait_on`, `wake` | sleep while a word of shared memory has a value, at most so long; wake its sleepers, in any process. Where that is impossible, short sleeps |
-//! | `fork_generation`, `forks` | a number that differs between a process and its forked children; how many forks it has begun, while none goes on |
+//! | `wait_on`, `wake` | sleep while a word of shared memory has a value, with a time limit; wake its sleepers, in any process. Where that is impossible, short sleeps |
+//! | `fork_generation`, `forks` | a number that differs between a process and its forked children; how many forks it has begun, unless one is under way |
 //! | `PerProcess`, `Fact` | statics without a lock that a forked child could inherit locked |
 //! | `LOCKS_CONVERT` | whether `try_lock` changes a lock of the same description from one kind to the other, in one step or not at all |
 //! | `LINKS_TELL` | whether the facts of an open file say that its name has gone |
-//! | `RESERVING_SETS_LENGTH` | whether a shorter file has got its length when its room was taken |
-//! | `MAPPINGS_HOLD_LOCKS`, `DESCRIPTORS_CAN_BE_SHARED`, `MAPPING` | what a mapping is good for here, and why one fails |
+//! | `RESERVING_SETS_LENGTH` | whether `reserve` gives a shorter file its length |
+//! | `MAPPINGS_HOLD_LOCKS`, `DESCRIPTORS_CAN_BE_SHARED`, `MAPPING` | whether mappings hold locks, whether arrays are shared by descriptors, why a mapping fails |
 //! | `process_number` | the number of this process; 0 where processes have none |
 //! | `own_program`, `prepare_child` | start this program again; what a child gets and how it is bound to its parent |
-//! | `create_report`, `inherited_report` | a file without a name, or one that vanishes, for the last words of children |
+//! | `create_report`, `inherited_report` | a file without a name, or one that vanishes, for the reports of children about their end |
 //! | `Watched`, `wait_for_end`, `Bell`, `Stop` | children, and waiting for the end of any of them; end that wait, or one of `daemon`; end a child |
 //! | `ending_signal`, `is_abort`, `signal_name` | how a child ended |
 //! | `forbidden_name` | why a file cannot have this name here |
@@ -55,7 +55,7 @@ use std::io;
 use std::path::PathBuf;
 use std::time::SystemTime;
 
-/// Writes functions of systems that lack something: they take what their counterparts take, and always answer the same.
+/// Defines the functions of systems that lack something. They take the arguments of their counterparts, and always return the same.
 #[cfg(not(any(target_os = "linux", target_os = "android")))]
 macro_rules! answers {
     ($($(#[$about:meta])* fn $name:ident($($argument:ty),*) -> $result:ty = $answer:expr;)*) => {
@@ -63,7 +63,7 @@ macro_rules! answers {
     };
 }
 
-/// Writes methods of what there is none of.
+/// Defines methods of a type that has no values.
 #[cfg(not(any(target_os = "linux", target_os = "android")))]
 macro_rules! never {
     ($(fn $name:ident($($argument:ty),*) -> $result:ty;)*) => {
@@ -77,7 +77,7 @@ cfg_if::cfg_if! {
         mod posix;
         pub(crate) mod sockets;
 
-        /// Compiles what it is given where there are sockets, which is here: tests above this floor need some.
+        /// Compiles its items: this system has sockets, which tests above this floor need.
         #[cfg(all(test, feature = "channel"))]
         macro_rules! with_sockets {
             ($($item:item)*) => { $($item)* }
@@ -90,7 +90,7 @@ cfg_if::cfg_if! {
         mod sockets;
         pub(crate) use self::not_unix::*;
 
-        /// Leaves out what needs sockets; `lacking/sockets.rs` tests what is here instead.
+        /// Leaves out its items, which need sockets. `lacking/sockets.rs` has tests for systems without them.
         #[cfg(all(test, feature = "channel"))]
         macro_rules! with_sockets {
             ($($item:item)*) => {};
@@ -144,7 +144,7 @@ cfg_if::cfg_if! {
     }
 }
 
-/// Whether processes can share anything here: that takes locks which end with the process that holds them.
+/// Whether processes can share anything here. Sharing needs locks that end with the process that holds them.
 pub(crate) const SUPPORTED: bool =
     cfg!(any(target_os = "linux", target_os = "android", target_vendor = "apple", windows));
 
@@ -158,21 +158,21 @@ pub(crate) const SHARED_MEMORY: Option<&str> = if LINUX { Some("/dev/shm") } els
 /// only; on Windows a second lock would wait for the first.
 pub(crate) const LOCKS_CONVERT: bool = LINUX;
 
-/// Whether a mapping can hold a lock after its descriptor is closed. Even so, not on every file system: probe it. Elsewhere the
-/// descriptor holds it.
+/// Whether a mapping can hold a lock after its descriptor is closed. Even on Linux not every file system allows that, so it must
+/// be tested. Elsewhere the descriptor holds the lock.
 pub(crate) const MAPPINGS_HOLD_LOCKS: bool = LINUX;
 
 /// Whether an array can be handed to another process by its descriptor alone.
 pub(crate) const DESCRIPTORS_CAN_BE_SHARED: bool = LINUX;
 
-/// Whether a file that room was taken in has that length already.
+/// Whether `reserve` gives a shorter file its length.
 pub(crate) const RESERVING_SETS_LENGTH: bool = LINUX;
 
-/// Whether [`Facts::links`] tells of every file that is open whether its name has gone. On Windows the name is moved aside where
-/// the file is mapped; Windows tells an open handle of that, Wine does not.
+/// Whether [`Facts::links`] of an open file always shows that its name has gone. On Windows a mapped file is renamed instead of
+/// removed. Windows shows the new name to an open handle, Wine does not.
 pub(crate) const LINKS_TELL: bool = !cfg!(windows);
 
-/// What is said to have failed where a mapping does, with the likely reason.
+/// The operation that an error about a failed mapping names, with the likely reason.
 pub(crate) const MAPPING: &str = if LINUX {
     "mapping it (address space or vm.max_map_count used up?)"
 } else {
@@ -201,16 +201,15 @@ mod sleep_tests;
 pub struct Peer {
     /// The effective user of the process that connected, listened or made the pair, at that time.
     pub user: u32,
-    /// Its number, where the system tells it and it has one here; it may have ended, and the number been given to
-    /// another.
+    /// Its process id, where the system returns it and the process has one in this pid namespace. The process may have ended, and
+    /// the id may be another's by now.
     pub process: Option<u32>,
 }
 
-/// What tells one file from every other on this machine while it is open or mapped: device and inode number, or volume
-/// and file index.
+/// The identity of a file on this machine while it is open or mapped: device and inode number, or volume and file index.
 ///
-/// Numbers are reused as soon as nothing holds the file, so one proves something only while a mapping or descriptor
-/// pins it.
+/// Numbers are reused as soon as no process has the file open or mapped. An identity proves something only while a mapping
+/// or descriptor keeps the file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct FileId {
     /// Number of the device or volume.
@@ -219,7 +218,7 @@ pub struct FileId {
     pub number: u64,
 }
 
-/// What an open file says about itself.
+/// The metadata of a file.
 #[derive(Debug, Clone)]
 pub(crate) struct Facts {
     pub(crate) id: FileId,
@@ -227,7 +226,7 @@ pub(crate) struct Facts {
     pub(crate) links: u64,
     /// Length in bytes.
     pub(crate) length: u64,
-    /// Bytes for which room has been taken.
+    /// Allocated bytes.
     pub(crate) allocated: u64,
     /// The owner's number; 0 where users have none.
     pub(crate) owner: u32,
@@ -240,7 +239,7 @@ pub(crate) struct Facts {
     pub(crate) other: Option<&'static str>,
 }
 
-/// Whether a lock tolerates others of its kind.
+/// Whether several holders can have the lock at once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum LockKind {
     /// Any number of holders; also called a read lock.
@@ -262,16 +261,16 @@ impl LockRange {
     }
 }
 
-/// Which of the two ways to end a child is meant; the later one is the stronger.
+/// A way to end a child. The later one is the stronger.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Stop {
-    /// SIGTERM: it may clean up first. On Windows, where what has no window cannot be asked, it is terminated too.
+    /// SIGTERM: the child may clean up first. On Windows a program without a window cannot be asked, and is terminated.
     Ask,
     /// SIGKILL, or `TerminateProcess`.
     Kill,
 }
 
-/// How much room there is, and what bounds it.
+/// How much room there is, and which limit bounds it.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Room {
     pub(crate) bytes: u64,
@@ -296,12 +295,12 @@ pub(crate) enum Bound {
     Quota,
     /// The length of files that the process may make.
     FileSize,
-    /// What the user allows emulated shared memory.
+    /// The user's limit on emulated shared memory.
     Limit,
 }
 
 impl Bound {
-    /// Says how to raise this limit.
+    /// Returns how to raise this limit.
     pub(crate) fn advice(self) -> &'static str {
         match self {
             Self::FileSystem => "free some of the disk, or choose another directory with NDSHM_EMULATED_DIR",
@@ -320,8 +319,8 @@ impl Bound {
             }
             Self::FileSize => "the process may not make files so large: raise `ulimit -f`",
             Self::Limit => {
-                "NDSHM_EMULATED_LIMIT limits what all files of the emulated directory take: unlink arrays that are no longer needed \
-                 (`ndshm ls`), or raise it"
+                "NDSHM_EMULATED_LIMIT limits what all files of the emulated directory take: unlink arrays that are no \
+                 longer needed (`ndshm ls`), or raise it"
             }
             Self::Quota => "the user's disk quota is used up: free some of it, or choose another directory",
             Self::Machine => {
@@ -334,10 +333,10 @@ impl Bound {
 /// Why a directory cannot be used as a private one.
 #[derive(Debug)]
 pub(crate) enum PrivateDirectoryError {
-    /// It exists, and others could replace what is put into it.
+    /// It exists, and other users could replace files in it.
     #[allow(dead_code)] // where there are no directories, none is found unsafe
     Unsafe { reason: &'static str, owner: u32, mode: u32 },
-    /// The system would not make it or show it.
+    /// The system call to make or query it failed.
     Os(io::Error),
 }
 
@@ -357,20 +356,20 @@ pub(crate) fn owns_files_of(user: u32) -> bool {
     [0, user].contains(&user_id())
 }
 
-/// Whether the error says that there is no room: blocks, inodes, quota, or what a file can hold.
+/// Whether the error says that there is no room: no blocks, no inodes, no quota, or the largest length of a file.
 pub(crate) fn is_out_of_room(error: &io::Error) -> bool {
     use io::ErrorKind::{FileTooLarge, QuotaExceeded, StorageFull};
     matches!(error.kind(), StorageFull | QuotaExceeded | FileTooLarge)
 }
 
-/// Returns the identity of this boot, where it is told: what was in memory before another one is gone.
+/// Returns the identity of this boot, where the system has one. Memory of an earlier boot is gone.
 pub(crate) fn known_boot_id() -> Option<[u8; 16]> {
     static BOOT: PerProcess<Option<[u8; 16]>> = PerProcess::new();
     BOOT.get_or(find_boot_id)
 }
 
-/// Returns the identity of this boot. Where the system does not tell it no two processes agree on it, so that nothing that
-/// one of them left behind is believed by another.
+/// Returns the identity of this boot. Where the system has none, every process makes its own, so that no process trusts what
+/// another one left behind.
 pub(crate) fn boot_id() -> [u8; 16] {
     use std::hash::{BuildHasher, Hasher, RandomState};
     static UNKNOWN: PerProcess<[u8; 16]> = PerProcess::new();

@@ -1,7 +1,8 @@
-//! Statics without a lock that a forked child could inherit locked: the thread that holds it does not exist there.
+//! Statics without a lock that a forked child could inherit locked. In the child the thread that holds such a lock does not
+//! exist, and a wait for it would never end.
 //!
-//! Locks inside of values (arenas, limbos, pools, channels, children) are a matter of these: they know which process made
-//! them, and in a forked child they take no lock, or only try to. What each thread has for itself needs none.
+//! Values with locks of their own (arenas, limbos, pools, channels, children) know which process made them, and in a forked child
+//! they take no lock, or only try to. Thread-local values need no lock.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, TryLockError};
@@ -10,11 +11,11 @@ use std::time::Duration;
 use super::fork_generation;
 use crate::backoff::Backoff;
 
-/// How long a thread waits for others that look something up here.
+/// How long a thread waits for other threads that look something up here.
 pub(crate) const MOMENT: Duration = Duration::from_millis(1);
 
-/// A value that each process has for itself, forked children too: one lock for each of eight generations of forks. A descendant
-/// goes without if its lock was locked when an ancestor eight generations before it forked.
+/// A value of each process, forked children included, with one lock for each of eight generations of forks. A descendant has no
+/// value if its lock was held when an ancestor eight generations before it forked.
 #[derive(Debug)]
 pub(crate) struct PerProcess<T>([Mutex<Generation<T>>; 8]);
 
@@ -29,7 +30,7 @@ impl<T> PerProcess<T> {
         Self([const { Mutex::new(Generation { generation: 0, value: None }) }; 8])
     }
 
-    /// Locks this process's value; `None` if another thread has it for longer than that.
+    /// Locks this process's value. Returns `None` if the lock is not free within `patience`.
     pub(crate) fn lock(&self, patience: Duration) -> Option<MutexGuard<'_, Generation<T>>> {
         self.lock_of(fork_generation(), patience)
     }
@@ -46,7 +47,7 @@ impl<T> PerProcess<T> {
                 Err(TryLockError::WouldBlock) => return None,
             };
             if slot.generation != generation {
-                // An ancestor's. Never dropped: the number of a descriptor may mean something else by now.
+                // The value of an ancestor. Never dropped: a descriptor in it may be another file's by now.
                 std::mem::forget(slot.value.take());
                 slot.generation = generation;
             }
@@ -56,7 +57,7 @@ impl<T> PerProcess<T> {
 }
 
 impl<T: Clone> PerProcess<T> {
-    /// Returns what this process has found out already, or finds it out: more than once if threads do so at the same time.
+    /// Returns the value that this process has found, or finds it. Threads that do so at the same time may find it more than once.
     pub(crate) fn get_or(&self, find: impl FnOnce() -> T) -> T {
         if let Some(known) = self.lock(MOMENT).and_then(|slot| slot.value.clone()) {
             return known;
@@ -68,7 +69,8 @@ impl<T: Clone> PerProcess<T> {
 }
 
 impl<T: Clone + Default> PerProcess<T> {
-    /// Returns the value of this process, or of the nearest ancestor that has one; `None` if one of them was just changing it.
+    /// Returns the value of this process, or of the nearest ancestor that has one. Returns `None` if a thread is changing a value,
+    /// or was when an ancestor forked.
     pub(crate) fn inherited(&self) -> Option<T> {
         if let Some(own) = self.lock(MOMENT)?.value.clone() {
             return Some(own);
@@ -79,7 +81,7 @@ impl<T: Clone + Default> PerProcess<T> {
     }
 }
 
-/// A number that is the same however often it is found out.
+/// A number that is the same however often it is found. It guards no other data, so Relaxed suffices.
 #[derive(Debug)]
 pub(crate) struct Fact(AtomicUsize);
 
@@ -93,7 +95,7 @@ impl Fact {
     }
 
     pub(crate) fn set(&self, found: usize) -> usize {
-        self.0.store(found.wrapping_add(1), Ordering::Relaxed); // the largest number is found out every time
+        self.0.store(found.wrapping_add(1), Ordering::Relaxed); // the largest number is found again every time
         found
     }
 

@@ -1,4 +1,4 @@
-//! Sleeping on a word, whichever way it is done here.
+//! Sleeping on a word, by futex or by polling.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
@@ -9,14 +9,14 @@ use super::{wait_on, wake};
 const LONG: Duration = Duration::from_secs(60);
 
 #[test]
-fn changed_word_prevents_the_sleep() {
+fn changed_word_prevents_sleep() {
     let begin = Instant::now();
     wait_on(&AtomicU32::new(1), 0, LONG);
     assert!(begin.elapsed() < LONG);
 }
 
 #[test]
-fn a_sleep_ends_with_its_limit() {
+fn sleep_ends_at_its_limit() {
     let word = AtomicU32::new(0);
     let (begin, limit) = (Instant::now(), Duration::from_millis(20));
     while begin.elapsed() < limit {
@@ -31,7 +31,7 @@ fn wake_without_sleepers_returns_zero() {
 }
 
 #[test]
-fn a_sleeper_wakes_when_the_word_has_changed() {
+fn sleepers_wake_when_the_word_changes() {
     let word = AtomicU32::new(0);
     let begin = Instant::now();
     thread::scope(|scope| {

@@ -1,6 +1,7 @@
-//! The text beside a plain array's bytes: read and written by name, without attaching.
+//! The description of a plain array: a text beside the bytes of its file, in an extended attribute. It is read and written by name,
+//! without attaching.
 //!
-//! Knows its length and its place, not what it says.
+//! Knows the length and the place of the text, not its contents.
 
 use std::fs::File;
 
@@ -12,19 +13,19 @@ use crate::backend::{Access, Backend, Directory, Location};
 use crate::error::{Error, Result};
 use crate::os;
 
-/// The longest description in bytes. ext4 keeps what stands beside a file's bytes in one block of 4 KiB, with what else is there.
+/// The longest description in bytes. ext4 keeps all extended attributes of a file in one block of 4 KiB.
 pub(crate) const LONGEST_DESCRIPTION: usize = 3500;
 
-/// How often a name is looked at again that was replaced meanwhile.
+/// How many times a name is opened again because it was replaced meanwhile.
 const TRIES: u32 = 1000;
 
-/// Reads what stands beside the bytes of an open file. What is too long, or may not be read, is no description.
+/// Reads the description of an open file. Returns `None` if there is none, or if it is too long or may not be read.
 pub(super) fn read<'a>(backend: &Directory, file: &File, buffer: &'a mut [u8]) -> Option<&'a [u8]> {
     let length = backend.attribute(file, buffer).ok()??;
     buffer.get(..length)
 }
 
-/// Returns the length of the plain array that has a name, and the text beside its bytes.
+/// Returns the length and the description of the plain array of this name.
 pub(crate) fn read_description<'a>(
     backend: &Directory,
     location: &Location,
@@ -36,7 +37,8 @@ pub(crate) fn read_description<'a>(
         let facts = look(&file, location)?;
         refuse_bookkeeping(&file, &facts, location)?;
         let length = read(backend, &file, buffer).map(<[u8]>::len);
-        // A pool may have used the memory for an array of another name since it was opened.
+        // After the file was opened, a pool may have recycled its memory for an array of another name. Then the description is of
+        // that array.
         if is_named(&look(&file, location)?, &home)? {
             return Ok((facts.length, length.and_then(|length| buffer.get(..length))));
         }
@@ -44,7 +46,7 @@ pub(crate) fn read_description<'a>(
     Err(unlinked(&home))
 }
 
-/// Writes the text beside the bytes of the plain array that has a name, if it has so many bytes, or removes what is there.
+/// Writes the description of the plain array of this name, if the array has the given length, or removes the description.
 pub(crate) fn describe(backend: &Directory, location: &Location, new: Option<(u64, &[u8])>) -> Result<()> {
     let home = Home { backend: backend.clone(), location: location.clone() };
     for _ in 0..TRIES {
@@ -60,7 +62,7 @@ pub(crate) fn describe(backend: &Directory, location: &Location, new: Option<(u6
     Err(unlinked(&home))
 }
 
-/// `Ok(false)`: the name leads elsewhere by now.
+/// Returns `Ok(false)` if the name leads to another file by now.
 fn describe_leased(file: &File, home: &Home, new: Option<(u64, &[u8])>) -> Result<bool> {
     let Home { backend, location } = home;
     let facts = look(file, location)?;
@@ -76,8 +78,8 @@ fn describe_leased(file: &File, home: &Home, new: Option<(u64, &[u8])>) -> Resul
         Ok(()) => Ok(true),
         Err(Error::Unsupported { .. }) => Err(Error::Unsupported {
             location: location.to_string(),
-            what: "its file system has no room beside a file's bytes (extended attributes of `user.`, which tmpfs has since \
-                   Linux 6.6): say type and shape where the array is opened"
+            what: "its file system has no extended attributes of `user.` (tmpfs has them since Linux 6.6), which keep the \
+                   description: give type and shape where the array is opened"
                 .into(),
         }),
         Err(error) => Err(error.about(location)),

@@ -14,9 +14,9 @@ pub(crate) struct DraftSegment {
     pub(super) file: DraftFile,
     pub(super) backend: Directory,
     options: DraftOptions,
-    /// It was published before, and its locks exclude processes that still have the file open.
+    /// The memory was published before, and the draft's exclusive locks keep out processes that still have the file open.
     pub(super) alone: bool,
-    /// Its memory is to be recycled after its name was removed.
+    /// The published segment keeps its descriptor, so that its memory can be recycled once its name is removed.
     recyclable: bool,
 }
 
@@ -39,7 +39,7 @@ impl DraftSegment {
         Self { segment, file, backend, options, alone: false, recyclable: true }
     }
 
-    /// Says whether the descriptor stays with the published segment, so that its memory can be used again.
+    /// Sets whether the published segment keeps its descriptor, so that its memory can be recycled.
     pub(crate) fn set_recyclable(&mut self, recyclable: bool) {
         self.recyclable = recyclable;
     }
@@ -56,12 +56,12 @@ impl DraftSegment {
         &self.backend
     }
 
-    /// Takes room for the whole draft, if it was made sparse.
+    /// Allocates the whole draft, if it was made sparse.
     pub(crate) fn reserve(&self, pages: Pages) -> Result<()> {
         self.backend.reserve_draft(&self.file, pages)
     }
 
-    /// Gives the file this length, so that there is exactly so much room behind the segment's bytes.
+    /// Makes the file exactly `room` bytes long. The segment's own length stays.
     pub(super) fn grow(&mut self, room: u64) -> Result<()> {
         if self.segment.file_length >= room {
             // Memory that was used before may be longer, and the trailer is looked for at the end of the file.
@@ -70,18 +70,18 @@ impl DraftSegment {
         let name = self.backend.path().display().to_string();
         check_length(self.backend.path(), room)?;
         self.file.file().set_len(room).map_err(|error| Error::os("make room for a trailer", &name, error))?;
-        // A page or two are missing: none of them is worth a huge one.
+        // A page or two are missing, too few for a huge page.
         let reserved = if self.options.pages.are_reserved() { self.reserve(Pages::Base) } else { Ok(()) };
         let mapped = reserved.and_then(|()| map(self.file.file(), 0, room, Access::ReadWrite, &name));
         self.segment.map = mapped.inspect_err(|_| {
-            // What was not mapped yet can be given back.
-            let _published_draft_checks = self.file.file().set_len(self.segment.file_length);
+            // The old mapping is still there, and ends before the new bytes. If this fails, `shrink` finds the file too long.
+            let _ = self.file.file().set_len(self.segment.file_length);
         })?;
         self.segment.file_length = room;
         Ok(())
     }
 
-    /// Takes room behind this length away again.
+    /// Shortens the file to `length` bytes.
     fn shrink(&mut self, length: u64) -> Result<()> {
         let file = self.file.file();
         let name = self.backend.path().display().to_string();
@@ -89,19 +89,19 @@ impl DraftSegment {
         if os::facts(file).map_err(failed)?.length == length {
             return Ok(());
         }
-        // First the mapping: some systems shorten no file that is mapped beyond its new end.
+        // The mapping first: some systems do not shorten a file that is mapped beyond its new end.
         self.segment.map = map(file, 0, length, Access::ReadWrite, &name)?;
         self.segment.file_length = length;
         file.set_len(length).map_err(failed)
     }
 
-    /// Leases the file as one kind of array instead of another. No other process can hold it.
+    /// Takes the lease of one kind of array and releases that of another. No other process can attach to the draft meanwhile.
     pub(super) fn lease_as(&self, new: LockRange, old: LockRange, name: &str) -> Result<()> {
         lease_own(self.file.file(), new, name)?;
         os::unlock(self.file.file(), old).map_err(|error| Error::os("lease", name, error))
     }
 
-    /// Gives the draft its name; on failure it is given back as it was. `description` is the text beside its bytes.
+    /// Publishes the draft as a plain array of this name, with a description. On failure the draft is returned as it was.
     #[allow(clippy::result_large_err)] // moved once, on the way to an error that boxes it
     pub(crate) fn publish(
         mut self,
@@ -110,12 +110,12 @@ impl DraftSegment {
         keep: bool,
         description: Option<&[u8]>,
     ) -> Result<Segment, (Error, Self)> {
-        // What is published as a plain array is its elements, without room behind them.
+        // In a plain array all bytes are elements: no room may stay behind them.
         let own = self.refuse_forked_child(at.as_str());
         match own.and_then(|()| self.shrink(self.segment.length as u64)) {
             Ok(()) => {
                 if description.is_some() {
-                    let _ = self.set_description(description); // not every file system has room for it, and the array is as good without
+                    let _ = self.set_description(description); // optional: not every file system supports it
                 }
                 self.publish_whole(at, mode, keep)
             }
@@ -123,13 +123,14 @@ impl DraftSegment {
         }
     }
 
-    /// Writes or removes what stands beside the bytes.
+    /// Writes or removes the description.
     pub(super) fn set_description(&self, text: Option<&[u8]>) -> Result<()> {
         let (file, mode) = (self.file.file(), self.options.permissions);
         if mode & 0o200 != 0 {
             return self.backend.set_attribute(file, text);
         }
-        // The owner of a file that nothing may write to cannot describe it either. No other process can open it yet.
+        // A file that its owner may not write to accepts no description either. Its mode can change for a moment, because no other
+        // process can open it yet.
         let changed =
             |mode| os::set_mode(file, mode).map_err(|error| Error::os("describe", self.backend.name(), error));
         changed(mode | 0o200)?;
@@ -137,7 +138,7 @@ impl DraftSegment {
         changed(mode).and(described)
     }
 
-    /// Refuses the copy of a draft that a forked child has: its parent writes to the same memory.
+    /// Fails in a forked child, because its parent writes to the same memory.
     pub(super) fn refuse_forked_child(&self, name: &str) -> Result<()> {
         if self.file.is_own_process() {
             return Ok(());
@@ -146,7 +147,7 @@ impl DraftSegment {
         Err(Error::Unsupported { location: name.to_owned(), what })
     }
 
-    /// Gives the draft its name together with whatever stands behind its bytes.
+    /// Publishes the draft together with the bytes behind its payload.
     #[allow(clippy::result_large_err)] // as above
     pub(super) fn publish_whole(mut self, at: &Location, mode: Publish, keep: bool) -> Result<Segment, (Error, Self)> {
         let settled = self.prepare_lease(keep, at.as_str());
@@ -158,7 +159,7 @@ impl DraftSegment {
         }
     }
 
-    /// Leaves the file without a name: its descriptor is the only way to it.
+    /// Makes a segment that has no name and can be reached only by its descriptor.
     #[allow(clippy::result_large_err)] // as above
     pub(crate) fn share_nameless(mut self, home: &Home) -> Result<Segment, (Error, Self)> {
         match self.prepare_lease(true, home.location.as_str()) {
@@ -167,7 +168,8 @@ impl DraftSegment {
         }
     }
 
-    /// Gives the segment the draft's descriptor, where guards are to use it, its memory is to come back, or the lease depends on it.
+    /// Lets the segment keep the draft's descriptor if guards are to use it, if its memory can be recycled, or if the lease ends
+    /// with the descriptor.
     fn prepare_lease(&mut self, for_guards: bool, name: &str) -> Result<()> {
         if for_guards || self.recyclable || !self.backend.lock_survives_close()? {
             let file = self.file.file().try_clone().map_err(|error| Error::os("keep the descriptor", name, error))?;

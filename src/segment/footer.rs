@@ -1,10 +1,10 @@
-//! The last 64 bytes of every file that carries bytes of our own: one format, one parser.
+//! The last 64 bytes of every file with bookkeeping of this crate: one format, one parser.
 //!
 //! ```text
 //! offset  size  field (little-endian)
 //!      0     8  magic, "\x89NDSHM\r\n"
 //!      8     2  layout version, 2
-//!     10     2  kind: 1 = counted array, 2 = ledger of a renderbuffer, 3 = arena, 4 = counters (5 .. are set aside)
+//!     10     2  kind: 1 = counted array, 2 = ledger of a renderbuffer, 3 = arena, 4 = counters (5 and above: reserved)
 //!     12     4  length of the trailer: from the end of the payload to the end of the file, this footer included
 //!     16     8  length of the payload
 //!     24    16  random id
@@ -17,7 +17,7 @@
 
 use std::ops::Range;
 
-/// First bytes of a footer. Not text, and spoilt by every line-ending conversion.
+/// First bytes of a footer. They are not text, and any conversion of line endings damages them.
 const MAGIC: [u8; 8] = *b"\x89NDSHM\r\n";
 
 /// Layout version that this crate writes and reads.
@@ -43,7 +43,7 @@ const ZERO_AT: Range<usize> = ID_AT.end..TRAILER_CRC_AT.start;
 pub(crate) enum Kind {
     /// An array that counts its handles.
     Counted = 1,
-    /// Which chunks of a renderbuffer are finished.
+    /// The ledger of a renderbuffer: which chunks are finished.
     Ledger = 2,
     /// Many arrays in one mapping, counted by holders.
     Arena = 3,
@@ -68,14 +68,14 @@ pub(crate) struct Footer {
 }
 
 impl Footer {
-    /// Writes the footer behind `trailer`, the trailer's own bytes, none of which ever changes.
+    /// Appends the footer to the other bytes of the trailer. They must never change, because a checksum covers them.
     pub(crate) fn append_to(kind: Kind, payload: u64, id: u128, trailer: &mut Vec<u8>) {
         let length = u32::try_from(trailer.len() + FOOTER).unwrap_or(u32::MAX);
         let footer = Self { kind, payload, trailer: length, id }.to_bytes(trailer);
         trailer.extend_from_slice(&footer);
     }
 
-    /// Returns the footer as bytes; `constant` is what its checksum covers.
+    /// Returns the footer as bytes. Its checksum of the trailer covers `constant`.
     pub(crate) fn to_bytes(&self, constant: &[u8]) -> [u8; FOOTER] {
         let mut bytes = [0; FOOTER];
         bytes[MAGIC_AT].copy_from_slice(&MAGIC);
@@ -92,18 +92,18 @@ impl Footer {
 }
 
 impl RawFooter {
-    /// Takes the last bytes of a file; `None` if the file is too short to have a footer.
+    /// Takes the last bytes of a file. Returns `None` if the file is too short to have a footer.
     pub(crate) fn of(tail: &[u8]) -> Option<Self> {
         let start = tail.len().checked_sub(FOOTER)?;
         Some(Self(tail[start..].try_into().ok()?))
     }
 
-    /// Whether the bytes claim to be ours. A claim is enough to keep safe code out.
+    /// Whether the bytes begin like a footer of this crate. That is enough to refuse the file as a plain array.
     pub(crate) fn is_ours(&self) -> bool {
         self.0[MAGIC_AT] == MAGIC
     }
 
-    /// Whether the bytes claim to be of this kind.
+    /// Whether the bytes begin like a footer of this kind.
     pub(crate) fn claims(&self, kind: Kind) -> bool {
         self.is_ours() && u16::from_le_bytes(self.field(KIND_AT)) == kind as u16
     }
@@ -140,7 +140,7 @@ impl RawFooter {
         Ok(Footer { kind, payload, trailer, id: u128::from_le_bytes(self.field(ID_AT)) })
     }
 
-    /// Checks the trailer's own bytes.
+    /// Whether the checksum of the trailer matches these bytes.
     pub(crate) fn covers(&self, trailer_without_footer: &[u8]) -> bool {
         u32::from_le_bytes(self.field(TRAILER_CRC_AT)) == crc32fast::hash(trailer_without_footer)
     }
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn written_trailer_or_footer_is_read_back() {
+    fn written_footer_is_read_back() {
         let bytes = sample();
         let raw = RawFooter::of(&bytes).expect("long enough");
         let footer = raw.validate(Kind::Ledger, 100 + bytes.len() as u64).expect("valid");
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn no_flipped_bit_goes_unnoticed() {
+    fn every_flipped_bit_is_detected() {
         let bytes = sample();
         let length = 100 + bytes.len() as u64;
         for bit in 0..FOOTER * 8 {

@@ -1,4 +1,4 @@
-//! Where a segment has its name, and what that name leads to now.
+//! The backend and the name of a segment, and the file that this name leads to now.
 
 use std::fs::File;
 
@@ -7,7 +7,7 @@ use crate::backend::{Access, Backend, Companion, Directory, IntoLocation, Locati
 use crate::error::{Error, Result};
 use crate::os::{self, Facts, FileId};
 
-/// Where a segment has its name.
+/// The backend and the name of a segment.
 #[derive(Debug, Clone)]
 pub(crate) struct Home {
     pub(crate) backend: Directory,
@@ -25,7 +25,7 @@ impl Home {
         Ok(Self { backend, location })
     }
 
-    /// Where the bookkeeping that belongs to it has its name.
+    /// Returns the backend and name of the bookkeeping that belongs to the segment.
     pub(crate) fn companion(&self, kind: Companion) -> Result<Self> {
         Ok(Self { backend: self.backend.clone(), location: self.location.companion(kind)? })
     }
@@ -41,7 +41,7 @@ impl Home {
         }
     }
 
-    /// Refuses a name that is taken, unless only the dead have it: then it is freed.
+    /// Refuses a name that is taken, unless its file is an orphan: then the name is removed.
     pub(crate) fn refuse_taken_by_the_living(&self) -> Result<()> {
         let refused = self.refuse_taken();
         if refused.as_ref().is_err_and(Error::is_already_exists)
@@ -63,7 +63,8 @@ impl Home {
     }
 }
 
-/// Opens what has a name: as long as the descriptor lives, its identity is not reused. `None`: nothing has it.
+/// Opens the file of this name. While the descriptor is open, no other file gets the same identity. Returns `Ok(None)` if the name
+/// does not exist.
 pub(crate) fn pin(backend: &Directory, at: &Location, access: Access) -> Result<Option<(File, Facts)>> {
     let file = match backend.open(at, access) {
         Err(Error::NotFound { .. }) => return Ok(None),
@@ -73,7 +74,7 @@ pub(crate) fn pin(backend: &Directory, at: &Location, access: Access) -> Result<
     Ok(Some((file, facts)))
 }
 
-/// Whether anything has a name.
+/// Whether the name is taken.
 pub(crate) fn has_name(backend: &Directory, at: &Location) -> Result<bool> {
     match backend.open(at, Access::Read) {
         Err(Error::NotFound { .. }) => Ok(false),

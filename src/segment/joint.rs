@@ -18,14 +18,14 @@ use crate::error::{Error, Result};
 use crate::os::{self, Facts, LockKind, LockRange, Mapping};
 
 impl DraftSegment {
-    /// Gives a draft with a record its name, and stays attached to it.
+    /// Publishes a draft that has a trailer, and stays attached to it.
     pub(crate) fn publish_joint(self, home: &Home) -> Result<Segment> {
         self.lease_as(COUNTED, LEASE, home.location.as_str())?;
         self.publish_whole(&home.location, Publish::New, true).map_err(|(error, _draft)| error)
     }
 }
 
-/// A joint segment to be attached, if `read` makes sense of its record; the answer says whether holes stay.
+/// A joint segment to attach, if `read` accepts its trailer. `read` also returns whether holes stay unallocated.
 struct Joint<F> {
     kind: Kind,
     read: F,
@@ -54,9 +54,10 @@ impl<R, F: Fn(&Trailer) -> Result<(R, bool)>> Subject for Joint<F> {
     }
 }
 
-/// What a joint segment does with its descriptor, which it keeps for locks.
+// A joint segment keeps its descriptor for locks.
 impl Segment {
-    /// Opens, leases and maps what has the name, if `read` makes sense of its record; the answer says whether holes stay.
+    /// Opens, leases and maps the joint segment of this name, if `read` accepts its trailer. `read` also returns whether holes stay
+    /// unallocated.
     pub(crate) fn attach_joint<R>(
         home: &Home,
         kind: Kind,
@@ -67,10 +68,11 @@ impl Segment {
         Ok((segment, found))
     }
 
-    /// Gives the lease up, before everything else goes: a process that another thread is just spawning has a copy of the
-    /// descriptor for a moment, and closing ours would not be enough.
+    /// Releases the lease before the segment is dropped. Closing is not enough: a process that another thread is just spawning has
+    /// a copy of the descriptor for a moment.
     pub(crate) fn end_lease(&self) {
-        let _goes_with_the_description = self.descriptor.as_ref().map(|kept| os::unlock(&kept.file, COUNTED));
+        // If this fails, the lease ends with the last copy of the descriptor.
+        let _ = self.descriptor.as_ref().map(|kept| os::unlock(&kept.file, COUNTED));
     }
 
     /// Whether the range is locked by any description other than the kept one, in this process or another.
@@ -80,7 +82,7 @@ impl Segment {
             .map_err(|error| Error::os("ask for a lock", &home.location, error))
     }
 
-    /// Makes a description for a lock that goes with this process.
+    /// Opens a description for a lock that ends with this process.
     pub(crate) fn mark(&self, home: &Home) -> Result<Mark> {
         let file = self.open_again(home, Access::ReadWrite)?;
         let generation = os::fork_generation();
@@ -93,7 +95,7 @@ impl Segment {
         Ok(Mark { file: Some(file), mapping: Some(mapping), generation })
     }
 
-    /// Waits for a lock that is held for moments only.
+    /// Takes a lock that every process holds for moments only, and waits for it at most this long.
     pub(crate) fn turn(&self, range: LockRange, limit: Duration, home: &Home) -> Result<Turn> {
         let file = self.open_again(home, Access::ReadWrite)?;
         let mut backoff = Backoff::new(limit);
@@ -106,14 +108,17 @@ impl Segment {
     }
 }
 
-/// Takes a write lock if nothing else has it.
+/// Takes a write lock if no other description has a lock on the range.
 fn try_lock(file: &File, range: LockRange, home: &Home) -> Result<bool> {
     os::try_lock(file, LockKind::Exclusive, range).map_err(|error| Error::os("lock", &home.location, error))
 }
 
-/// A description for one lock that shall go with this very process: only a mapping keeps it that no forked child gets, and no
-/// child was forked before there was nothing else. Where locks do not outlive descriptors the descriptor is kept, and the lock
-/// goes when this process and all children have ended that it forked meanwhile.
+/// An open file description for one lock that must end with this very process.
+///
+/// Forked children share a description through their copies of its descriptor. Therefore only a mapping that is kept from children
+/// holds it: the descriptor is closed, and [`confirm`](Self::confirm) reports children forked while it was open. Where locks do
+/// not outlive the descriptor, the descriptor is kept, and the lock ends when this process and all children forked meanwhile have
+/// ended.
 #[derive(Debug)]
 pub(crate) struct Mark {
     file: Option<File>,
@@ -122,36 +127,39 @@ pub(crate) struct Mark {
 }
 
 impl Mark {
-    /// Takes a lock if it is free.
+    /// Takes the lock if it is free.
     pub(crate) fn try_take(&self, range: LockRange, home: &Home) -> Result<bool> {
         self.file.as_ref().map_or(Ok(false), |file| try_lock(file, range, home))
     }
 
-    /// Gives back a lock that is not to be kept.
+    /// Releases the lock.
     pub(crate) fn unlock(&self, range: LockRange) {
-        let _goes_with_the_description = self.file.as_ref().map(|file| os::unlock(file, range));
+        // If this fails, the lock ends with the description.
+        let _ = self.file.as_ref().map(|file| os::unlock(file, range));
     }
 
-    /// Leaves the lock to the mapping, where there is one. `false`: a child was forked since [`os::forks`] was that number, and
-    /// may have the description too, so that the lock would not end with this process.
+    /// Closes the descriptor, so that only the mapping holds the lock. Without a mapping, keeps the descriptor.
+    ///
+    /// Returns false if a child was forked since [`os::forks`] returned `forks`. The child may share the description, and the lock
+    /// would outlive this process.
     pub(crate) fn confirm(&mut self, range: LockRange, forks: u64) -> bool {
         if self.mapping.is_none() {
             return true;
         }
-        // As long as the descriptor is open the lock can be taken from such a child as well.
+        // While the descriptor is open, the lock can still be released for such a child too.
         if os::forks() != Some(forks) {
             self.unlock(range);
             return false;
         }
         self.file = None;
-        // A child forked between the two looks keeps the lock until it ends.
+        // A child forked between the two queries has a copy of the descriptor, and keeps the lock until it ends.
         os::forks() == Some(forks)
     }
 }
 
 impl Drop for Mark {
     fn drop(&mut self) {
-        // A forked child never had the mapping, and may have something else at its address.
+        // A forked child has no such mapping, and may have something else at its address.
         if self.generation != os::fork_generation() {
             std::mem::forget(self.mapping.take());
         }
@@ -164,8 +172,8 @@ impl Turn {
         try_lock(&self.file, range, home)
     }
 
-    /// Gives the second lock back.
+    /// Releases the second lock.
     pub(crate) fn unlock(&self, range: LockRange) {
-        let _goes_with_the_description = os::unlock(&self.file, range);
+        let _ = os::unlock(&self.file, range); // if this fails, closing unlocks
     }
 }

@@ -1,9 +1,8 @@
-//! Holding cells: one open file description for each hold, so that the kernel excludes threads, handles and processes
-//! alike.
+//! Locks on cells. Each hold has an open file description of its own, so the kernel excludes threads, handles and
+//! processes alike.
 //!
-//! A second request on one description would convert or merge locks instead of conflicting, so every hold owns the
-//! description it was taken on. The only bookkeeping in the process is a list per thread of what that thread took, to
-//! refuse a wait that could never end.
+//! A second request on one description would convert or merge locks instead of conflicting. The only state in the process
+//! is a list per thread of the locks that the thread holds. It serves to refuse a wait that could never end.
 
 use std::cell::RefCell;
 use std::fs::File;
@@ -20,9 +19,9 @@ use crate::os::{self, FileId, LockKind, LockRange};
 pub(crate) enum Wait<'a> {
     /// Not at all.
     No,
-    /// This long.
+    /// At most this long.
     For(Duration),
-    /// This long, and while the caller wants to wait.
+    /// At most this long, and only while the callback returns true.
     While(Duration, KeepWaiting<'a>),
     /// Until it is granted.
     Forever,
@@ -52,8 +51,8 @@ impl std::fmt::Debug for KeepWaiting<'_> {
 /// The time between two calls of `KeepWaiting`.
 const ASK: Duration = Duration::from_millis(100);
 
-/// How long a thread respects a gate that it finds closed whenever it looks. The writer may be stopped (SIGSTOP), and then
-/// never opens it. Longer than most reads, so that a living writer gets in before any reader that came after it.
+/// How long a thread respects a gate that stays closed. A stopped writer (SIGSTOP) never opens its gate. Longer than most
+/// reads, so that a running writer gets its turn before any reader that came later.
 const GATE_WAIT: Duration = Duration::from_secs(10);
 
 /// How many closed gates a thread remembers.
@@ -63,31 +62,38 @@ const GATES: usize = 32;
 #[derive(Debug)]
 struct Closed {
     id: FileId,
+    /// The first query that found it closed.
     since: Instant,
+    /// The last query that found it closed.
     seen: Instant,
 }
 
-/// Locks that this thread took and that were not dropped yet.
+/// A lock that this thread took.
 #[derive(Debug)]
 struct HeldLock {
     id: FileId,
     kind: LockKind,
     range: LockRange,
+    /// Fork generation. A forked child ignores what its parent put into the list.
     generation: u64,
+    /// Upgradable until the lock is dropped.
     alive: Weak<()>,
 }
 
-// Both are used in this file only, which forks nowhere: a forked child inherits none of them borrowed.
+// Only this file uses them, and nothing in it forks, so a forked child inherits neither of them borrowed.
 thread_local! {
     static TAKEN: RefCell<Vec<HeldLock>> = const { RefCell::new(Vec::new()) };
     static CLOSED: RefCell<Vec<Closed>> = const { RefCell::new(Vec::new()) };
 }
 
-/// How a request stands to what its own thread holds.
+/// How a request relates to the locks that its own thread holds on the same file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Standing {
+    /// The thread holds none.
     Nothing,
+    /// The thread holds some, and none conflicts.
     Compatible,
+    /// The thread holds a conflicting lock.
     Conflicting,
 }
 
@@ -105,7 +111,7 @@ fn own(id: FileId, kind: LockKind, range: LockRange) -> Standing {
             }
         })
     };
-    // A thread that is ending may have lost its list already: then it is on its own, and waits like any other.
+    // In a thread that is ending, the list may be destroyed already. Its request then waits like that of any other thread.
     TAKEN.try_with(look).unwrap_or(Standing::Nothing)
 }
 
@@ -114,7 +120,7 @@ pub(crate) fn is_own_conflict(id: FileId, kind: LockKind, range: LockRange) -> b
     own(id, kind, range) == Standing::Conflicting
 }
 
-/// Says that something is held, for as long as it lives: how other requests of the same thread know.
+/// Marks a lock as held while this value lives, for later requests of the same thread.
 #[derive(Debug)]
 pub(crate) struct Token(#[allow(dead_code)] Arc<()>);
 
@@ -122,16 +128,16 @@ fn record(id: FileId, kind: LockKind, range: LockRange) -> Token {
     let alive = Arc::new(());
     let generation = os::fork_generation();
     let record = HeldLock { id, kind, range, generation, alive: Arc::downgrade(&alive) };
-    let _ending = TAKEN.try_with(|taken| taken.borrow_mut().push(record));
+    let _ = TAKEN.try_with(|taken| taken.borrow_mut().push(record)); // fails only where the ending thread's list is destroyed
     Token(alive)
 }
 
-/// Takes a lock on cells of `file`, which is the file `id`, on its own description.
+/// Locks cells of `file`, which has the identity `id`. No other hold may use its description.
 ///
 /// # Errors
 ///
-/// [`Error::WouldBlock`], [`Error::TimedOut`] or, if the thread's own holds stand in the way of a wait without end,
-/// [`Error::WouldDeadlock`].
+/// [`Error::WouldBlock`] or [`Error::TimedOut`] if the lock was not granted; [`Error::WouldDeadlock`] if the wait has no limit and
+/// this thread itself holds a conflicting lock.
 pub(crate) fn take(
     file: &File,
     id: FileId,
@@ -192,7 +198,7 @@ struct LockRequest<'a> {
 }
 
 impl LockRequest<'_> {
-    /// Waits at the gate within its bound, then for the cells as long as it takes.
+    /// Waits at the gate for a limited time, then for the cells without limit.
     fn until_granted(self) -> std::io::Result<()> {
         let mut backoff = Backoff::new(Duration::MAX);
         let mut has_gate = false;
@@ -210,7 +216,7 @@ impl LockRequest<'_> {
             && os::try_lock(self.file, self.kind, self.range)?)
     }
 
-    /// The kernel has no lock with a time limit: try again and again. A waiting writer keeps the gate meanwhile.
+    /// Tries again and again, because the kernel has no lock request with a timeout. A waiting writer keeps the gate meanwhile.
     fn within(self, limit: Duration, keep_waiting: &dyn Fn() -> bool) -> std::io::Result<bool> {
         let mut backoff = Backoff::new(limit);
         let mut has_gate = false;
@@ -230,19 +236,20 @@ impl LockRequest<'_> {
         }
     }
 
-    /// Whether the request may go on to the cells: the gate is open, is now closed by this request itself, or has been closed
-    /// by another for too long. The cells alone exclude; what goes past a closed gate only does not wait for its turn.
+    /// Whether the request may go on to the cells: the gate is open, or this request closed it, or another request has kept it
+    /// closed for too long. Only the cells exclude: a request that passes a closed gate takes its turn too early, no more.
     fn passes_gate(self, has_gate: &mut bool) -> std::io::Result<bool> {
         let is_closed = match self.gate {
             Gate::Open => return Ok(true),
             Gate::Pass => os::is_locked(self.file, LockKind::Shared, GATE)?,
             Gate::Close => {
-                // Not twice: Windows refuses a lock that the same handle has.
+                // Never requested twice: Windows refuses a lock that the same handle already holds.
                 *has_gate = *has_gate || os::try_lock(self.file, LockKind::Exclusive, GATE)?;
                 !*has_gate
             }
         };
-        // A thread that is ending may have lost its list already: without it no bound would be kept.
+        // In a thread that is ending, the list may be destroyed already. Without it the wait would have no limit, so the request
+        // passes.
         Ok(CLOSED.try_with(|gates| outlasts(&mut gates.borrow_mut(), self.id, is_closed)).unwrap_or(true))
     }
 
@@ -251,9 +258,10 @@ impl LockRequest<'_> {
     }
 }
 
-/// Notes how the gate of a file was found, and returns whether it need not be respected. It is remembered from one request of the
-/// thread to the next, so that a stopped writer holds each thread up once and refuses a request that does not wait for a
-/// limited time only.
+/// Notes whether the gate of a file was found closed. Returns whether the request may pass it.
+///
+/// A closed gate is remembered from one request of the thread to the next. A stopped writer therefore delays each thread once,
+/// and requests that do not wait are refused for a limited time only.
 fn outlasts(gates: &mut Vec<Closed>, id: FileId, is_closed: bool) -> bool {
     gates.retain(|gate| gate.seen.elapsed() < GATE_WAIT && (is_closed || gate.id != id));
     if !is_closed {
@@ -269,7 +277,7 @@ fn outlasts(gates: &mut Vec<Closed>, id: FileId, is_closed: bool) -> bool {
     false
 }
 
-/// A lock on a description that nothing else uses, given back when this is dropped.
+/// A lock on an open file description of its own. Dropping this releases it.
 #[derive(Debug)]
 pub(crate) struct Turn {
     pub(super) file: File,
@@ -289,7 +297,7 @@ impl Drop for Turn {
     /// forked child only closes, because its parent still holds the lock.
     fn drop(&mut self) {
         if os::fork_generation() == self.generation {
-            let _unlocked_by_close_then = os::unlock(&self.file, self.range);
+            let _ = os::unlock(&self.file, self.range); // if this fails, closing unlocks
         }
     }
 }
@@ -302,7 +310,7 @@ pub(crate) struct Hold {
 }
 
 impl Hold {
-    /// Takes the lock on a description that nothing else uses.
+    /// Locks cells of `file`. No other hold may use its description.
     pub(crate) fn take(
         file: File,
         id: FileId,

@@ -7,13 +7,14 @@ use crate::backend::{Access, Backend};
 use crate::error::{Error, Result};
 use crate::os::{self, Facts, Mapping};
 
-/// Takes the room that a foreign file only promises, where touching its holes would take it.
+/// Allocates the holes of a file, so that no later access raises SIGBUS. With read access, only where reading a hole allocates
+/// memory.
 pub(super) fn fill_holes(file: &File, facts: &Facts, home: &Home, access: Access) -> Result<()> {
     let Home { backend, location } = home;
     if access == Access::ReadWrite {
         return backend.reserve(file).map_err(|error| error.about(location));
     }
-    // On a disk a hole is read as zeros at no cost; in memory the reader pays.
+    // On a disk, reading a hole allocates nothing. In memory (tmpfs), it allocates a page.
     if !os::holes_take_memory(file) {
         return Ok(());
     }
@@ -27,7 +28,7 @@ pub(super) fn fill_holes(file: &File, facts: &Facts, home: &Home, access: Access
                    AttachOptions::leave_holes"
                 .into(),
         }),
-        // The name was replaced or removed meanwhile. The attachment is to the caller's file, whatever has the name.
+        // The name was replaced or removed meanwhile. Only the caller's file may be filled, not another file of that name.
         Ok(_) | Err(Error::NotFound { .. }) => Err(unlinked(home)),
         Err(error) => Err(error),
     }
@@ -41,13 +42,15 @@ pub(super) fn too_large(name: &str) -> Error {
     Error::TooLarge { location: name.to_owned(), shape: Vec::new(), item: 1 }
 }
 
-/// An empty file is mapped too, never to be touched: the mapping carries the lease. Where that cannot be, the descriptor is
-/// kept and carries it, and any memory will do.
+/// Maps `length` bytes of the file from `start`.
+///
+/// An empty file is mapped too, because the mapping carries the lease; that mapping is never accessed. Where a mapping carries no
+/// lease, the kept descriptor does, and an empty file is represented by other memory.
 pub(super) fn map(file: &File, start: u64, length: u64, access: Access, name: &str) -> Result<Mapping> {
     map_as(file, start, length, Sharing::of(access), name)
 }
 
-/// What becomes of the bytes that are written through a mapping.
+/// Where bytes go that are written through a mapping.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Sharing {
     /// They cannot be written.
@@ -64,7 +67,7 @@ impl Sharing {
     }
 }
 
-/// As `map`, with a choice of what becomes of bytes that are written.
+/// Like `map`, with a choice of the sharing.
 pub(super) fn map_as(file: &File, start: u64, length: u64, sharing: Sharing, name: &str) -> Result<Mapping> {
     let write = sharing == Sharing::Shared;
     let mapped = match map_length(length, name)? {

@@ -1,4 +1,5 @@
-//! Plain segments: all bytes of the file are the payload, and all of them elements; and bookkeeping that is attached as if it were one.
+//! Plain segments: all bytes of the file are payload, and all of the payload are elements. Files with a footer are attached here
+//! too, if they are expected ([`Expect::Bookkeeping`]).
 
 use std::fs::File;
 
@@ -11,10 +12,10 @@ use crate::backend::{Directory, Location};
 use crate::error::{Error, Result};
 use crate::os::{Facts, LockRange};
 
-/// What a file that is attached must be.
+/// What a file must be to be attached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Expect {
-    /// Exactly this many bytes, and none of ours among them.
+    /// Exactly this many bytes, without a footer of this crate.
     Payload(u64),
     /// A file with a footer, of any length.
     Bookkeeping,
@@ -47,7 +48,7 @@ impl Subject for Expect {
     }
 }
 
-/// A plain array: `check` gets its length and what stands beside its bytes, and refuses another array than was meant.
+/// A plain array. `check` gets its length and its description, and fails if it is not the expected array.
 struct Plain<'a, F> {
     backend: &'a Directory,
     check: F,
@@ -69,7 +70,7 @@ impl<R, F: Fn(u64, Option<&[u8]>) -> Result<R>> Subject for Plain<'_, F> {
     }
 }
 
-/// Refuses a file that has our footer.
+/// Refuses a file that has a footer of this crate.
 pub(super) fn refuse_bookkeeping(file: &File, facts: &Facts, location: &Location) -> Result<()> {
     let Some(footer) = read_footer(file, facts.length, location)?.filter(RawFooter::is_ours) else { return Ok(()) };
     let reason = if footer.validate(Kind::Counted, facts.length).is_ok() {
@@ -83,7 +84,7 @@ pub(super) fn refuse_bookkeeping(file: &File, facts: &Facts, location: &Location
 }
 
 impl Segment {
-    /// Opens, leases and maps the plain array that has the name, unless `check` refuses its length or what stands beside its bytes.
+    /// Opens, leases and maps the plain array of this name, unless `check` refuses its length or its description.
     pub(crate) fn attach_described<R>(
         home: &Home,
         how: Attach,
@@ -92,7 +93,7 @@ impl Segment {
         by_name(home, how, &Plain { backend: &home.backend, check })
     }
 
-    /// Leases and maps a file that was opened by name. `Ok(None)`: the name leads elsewhere by now.
+    /// Leases and maps a file that was opened by name. Returns `Ok(None)` if the name leads to another file by now.
     pub(crate) fn attach_file(file: File, home: &Home, expect: Expect, how: Attach) -> Result<Option<Self>> {
         Ok(attach(file, true, home, how, &expect)?.map(|(segment, ())| segment))
     }

@@ -1,11 +1,12 @@
 //! Recycled memory: a published segment loses its name and becomes a draft once no other process is attached.
 //!
-//! Every attachment holds a read lock on LEASE, through a description of its own. The memory's owner *converts* its own read lock to
-//! a write lock, which the kernel grants only if no other description holds one. From then on no process can attach, and none
+//! Every attachment holds a read lock on LEASE, through a description of its own. The memory's owner *converts* its own read lock
+//! to a write lock, which the kernel grants only if no other description holds one. From then on no process can attach, and none
 //! holds guards, because all cells are locked the same way. This lasts until the memory has a public name again.
 //!
-//! Another process may have opened the old name without having leased the file yet. Its lease is refused, or granted when the file
-//! has its next name. In the second case the name check after the lease (segment/attach.rs) finds that the old name leads elsewhere.
+//! Another process may have opened the old name without having leased the file yet. Its lease is refused, or granted when the
+//! file has its next name. In the second case the name check after the lease (segment/attach.rs) finds that the old name leads
+//! elsewhere.
 
 use std::fs::File;
 use std::path::PathBuf;
@@ -20,7 +21,7 @@ use crate::error::{Error, Result};
 use crate::os::{self, FileId, LockKind};
 use crate::random;
 
-/// What stands for the name in errors about memory that has none.
+/// Stands for the name in errors about memory without a name.
 const NAMELESS: &str = "(recycled memory)";
 
 /// How many random hidden names are tried, in case one is taken.
@@ -33,8 +34,8 @@ pub(crate) fn is_possible() -> bool {
 }
 
 /// Removes the name of a plain segment and keeps its memory, to which other processes may still be attached. Waits at most `limit`
-/// for another process that changes the same name. `Ok(None)`: the segment had lost its name before, or its memory cannot be
-/// recycled; the memory is freed with the last attachment.
+/// for another process that changes the same name. Returns `Ok(None)` if the segment had lost its name before, or if its memory
+/// cannot be recycled; the memory is freed with the last attachment.
 ///
 /// `options` are those of a new draft in its place; they must be the segment's own.
 #[allow(clippy::result_large_err)] // moved once, on the way to an error that boxes it
@@ -138,16 +139,17 @@ impl LeaseDescriptor {
 }
 
 impl DraftSegment {
-    /// Takes memory that was published before for this draft alone. `Ok(false)`: a process is still attached, or holds cells.
+    /// Takes recycled memory for this draft alone. Returns `Ok(false)` if another process is still attached, or holds cells.
     pub(crate) fn isolate(&mut self) -> Result<bool> {
         let failed = |error| Error::os("lock", NAMELESS, error);
         let take = |range| os::try_lock(self.file().file(), LockKind::Exclusive, range).map_err(failed);
-        // LEASE alone does not exclude everything: a forked child can hold cells without a lease, and a process that opened the name
-        // as a counted array holds COUNTED until it has read the end of the file.
+        // LEASE alone does not exclude everything: a forked child can hold cells without a lease, and a process that opened the
+        // name as a counted array holds COUNTED until it has read the end of the file.
         os::step("recycle: to be alone");
         self.alone = self.alone || (take(LEASE)? && take(COUNTED)? && take(ALL_CELLS)?);
         if self.alone {
-            // The description would be that of the next array. Before this moment another process could still have written it again.
+            // The old description would become that of the next array. It is removed only now, because until the locks were
+            // granted another process could have written it again.
             self.set_description(None)?;
         }
         Ok(self.alone)
@@ -163,8 +165,8 @@ impl DraftSegment {
         self.segment().file_length
     }
 
-    /// Begins a new array of `length` bytes in the room. `Ok(false)`: the hidden name was removed, so that the file could never
-    /// get another.
+    /// Begins a new array of `length` bytes in the file. Returns `Ok(false)` if the hidden name was removed: the file cannot get
+    /// another name.
     pub(crate) fn reuse(&mut self, length: u64) -> Result<bool> {
         let id = self.segment().id;
         if self.file().path().is_some_and(|path| !os::facts_at(path).is_ok_and(|facts| facts.id == id)) {

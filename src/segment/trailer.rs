@@ -1,7 +1,7 @@
-//! The last page of a counted array or an arena: numbers that change, a record that does not, and the footer.
+//! The trailer of a counted array, an arena or a file of counters: numbers that change, a record that does not, and the footer.
 //!
 //! ```text
-//! offset  size  (little-endian; the page begins at a multiple of 4096 behind the payload, zeros between)
+//! offset  size  (little-endian; this page begins at a multiple of 4096 behind the payload, zeros between)
 //!      0     8  number of handles, flags: see counts.rs
 //!      8    56  zero
 //!     64  2048  128 tickets, each a number and a deadline (8 + 8)
@@ -12,9 +12,9 @@
 //!   4032    64  the footer; its checksum covers file, name and record
 //! ```
 //!
-//! An arena has no tickets, and of the flags only *kept*.
+//! Arenas and counters have no tickets, and of the flags only *kept*.
 //!
-//! The bytes are input: [`Trailer`] is a copy that was checked. Only the counts are looked at again in shared memory.
+//! The bytes are input: [`Trailer`] is a copy that was checked. Only the counts are read from shared memory again.
 
 use std::fs::File;
 use std::time::Duration;
@@ -24,7 +24,7 @@ use super::footer::{FOOTER, Footer, Kind, RawFooter};
 use crate::error::{Error, Result};
 use crate::os::{self, Facts, FileId};
 
-/// Bytes of the page; also what its beginning is a multiple of.
+/// Bytes of the page. It also begins at a multiple of this.
 pub(crate) const PAGE: usize = 4096;
 /// Bytes of the record.
 pub(crate) const RECORD: usize = 304;
@@ -39,7 +39,7 @@ const FILE_AT: usize = NAME_AT - 16;
 const RECORD_AT: usize = NAME_AT + NAME;
 const FOOTER_AT: usize = RECORD_AT + RECORD;
 
-// What is mapped as atomics is exactly what stands before the record's room.
+// The bytes used as atomics are exactly the counts and the tickets. They end before the constant bytes.
 const _: () = assert!(size_of::<Counts>() == TICKETS_AT + TICKET * MOST_TICKETS && size_of::<Counts>() <= NAME_AT);
 const _: () = assert!(PAGE % align_of::<Counts>() == 0);
 
@@ -52,22 +52,22 @@ pub(crate) struct Trailer {
     pub(crate) id: u128,
     pub(crate) state: State,
     tickets: Vec<(u64, u64)>,
-    /// The name it was made for. Under another one it is a copy.
+    /// The name for which it was created. Under another name the file is a copy.
     pub(crate) name: Box<str>,
     pub(crate) record: [u8; RECORD],
-    /// Which file it was made in.
+    /// The file in which it was created.
     made_in: FileId,
-    /// Which file it was read from, and how long that was.
+    /// The file from which it was read, and the length of that file.
     pub(crate) file: FileId,
     pub(crate) length: u64,
 }
 
-/// Returns how long the file of a payload is, padding and page included; `None` if no file can be that long.
+/// Returns the length of the file for a payload, padding and page included; `None` if no file can be that long.
 pub(crate) fn file_length(payload: u64) -> Option<u64> {
     payload.checked_next_multiple_of(PAGE as u64)?.checked_add(PAGE as u64)
 }
 
-/// Writes the page of an array that no other process can reach yet.
+/// Makes the page of a new array, which no other process can reach yet.
 pub(crate) fn new_page(
     kind: Kind,
     payload: u64,
@@ -93,12 +93,12 @@ pub(crate) fn new_page(
 }
 
 impl Trailer {
-    /// Reads and checks the last page of a counted array that is open.
+    /// Reads and checks the trailer of an open counted array.
     pub(crate) fn read(file: &File, facts: &Facts, name: &str) -> Result<Self> {
         Self::read_any(file, facts, name)?.of_kind(Kind::Counted, name)
     }
 
-    /// Refuses what is of another kind.
+    /// Refuses a trailer of another kind.
     pub(crate) fn of_kind(self, kind: Kind, name: &str) -> Result<Self> {
         let reason = match self.kind {
             found if found == kind => return Ok(self),
@@ -110,7 +110,7 @@ impl Trailer {
         Err(Error::Reserved { location: name.to_owned(), reason })
     }
 
-    /// Reads and checks the last page of whatever counts its users: a counted array, an arena, counters.
+    /// Reads and checks the trailer of an open counted array, arena or file of counters.
     pub(crate) fn read_any(file: &File, facts: &Facts, name: &str) -> Result<Self> {
         let not_counted = || Error::NotCounted { location: name.to_owned() };
         let start = facts.length.checked_sub(PAGE as u64).ok_or_else(not_counted)?;
@@ -145,7 +145,7 @@ impl Trailer {
         Ok(Self { kind, payload, id: footer.id, state, tickets, name, record, made_in, file, length })
     }
 
-    /// Refuses an array that was made for another name.
+    /// Refuses an array that was created for another name.
     pub(crate) fn refuse_copy(&self, name: &str) -> Result<()> {
         if *self.name == *name {
             return Ok(());
@@ -154,13 +154,15 @@ impl Trailer {
         Err(Error::Trailer { location: name.to_owned(), reason })
     }
 
-    /// Whether the file is the one in which the array was created, as far as can be known. A copy under the same name in another
-    /// directory is not, nor is a file on a device that got another number when the machine was started. Others are never removed.
+    /// Whether this is the file in which the array was created, as far as file numbers show.
+    ///
+    /// False for a copy under the same name in another directory, and for a file whose device got another number at a reboot. A
+    /// file that is not the original is never removed.
     pub(crate) fn is_original(&self) -> bool {
         self.made_in == self.file
     }
 
-    /// Number of handles in flight, and for how long the last of them protects the array.
+    /// Returns the number of tickets in flight, and how long the last of them protects the array.
     pub(crate) fn in_flight(&self, now: Duration) -> (usize, Duration) {
         counts::count(self.tickets.iter().copied(), now)
     }
@@ -188,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn written_trailer_or_footer_is_read_back() {
+    fn written_trailer_is_read_back() {
         for (payload, length) in [(0, 4096), (1, 8192), (4096, 8192), (4097, 12288)] {
             assert_eq!(file_length(payload), Some(length));
             let page = new_page(Kind::Counted, payload, 7, ID, State::new(true), "it", &[9; RECORD]).expect("it fits");
@@ -203,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn no_flipped_bit_of_record_or_footer_goes_unnoticed() {
+    fn flipped_bit_of_record_or_footer_is_detected() {
         let page = new_page(Kind::Counted, 100, 7, ID, State::new(true), "it", &[9; RECORD]).expect("it fits");
         for bit in FILE_AT * 8..PAGE * 8 {
             let mut page = page;

@@ -27,8 +27,7 @@ pub(crate) fn rename_new(from: &Path, to: &Path) -> io::Result<()> {
         Err(Errno::NOTSUP | Errno::OPNOTSUPP | Errno::INVAL | Errno::NOSYS) => {}
         other => return Ok(other?),
     }
-    // A second link refuses a name that is taken, just as well but not in one step: a crash in between leaves both
-    // names.
+    // A hard link refuses a taken name too, but link and removal are two steps: a crash in between leaves both names.
     std::fs::hard_link(from, to)?;
     std::fs::remove_file(from)
 }
@@ -52,10 +51,10 @@ pub(crate) fn reopen(file: &File, write: bool) -> io::Result<File> {
     }
 }
 
-/// Takes room for the first `length` bytes; bytes already written stay.
+/// Allocates the first `length` bytes. Bytes already written stay.
 ///
-/// An empty file gets room beyond its end, and its length afterwards from the caller. Where the file system cannot fill
-/// holes by itself, a file that no other process can see (`exclusive`) is written from end to end.
+/// An empty file gets room beyond its end, and the caller sets its length afterwards. Where the file system cannot fill holes
+/// by itself, a file that no other process can see (`exclusive`) is written from end to end.
 pub(crate) fn reserve(file: &File, length: u64, exclusive: bool) -> io::Result<()> {
     if length == 0 {
         return Ok(());
@@ -64,12 +63,12 @@ pub(crate) fn reserve(file: &File, length: u64, exclusive: bool) -> io::Result<(
     if now.length >= length && now.allocated >= length {
         return Ok(());
     }
-    // `F_PREALLOCATE` takes all or nothing. It counts from the end of the room a file has: for an empty file that is its
-    // beginning; what it would do about the holes of another is not documented.
+    // `F_PREALLOCATE` allocates all or nothing. It counts from the end of the file's room, which for an empty file is its
+    // beginning. What it does about holes of other files is not documented.
     if now.length == 0 {
         match retry_on_intr(|| fs::fallocate(file, FallocateFlags::empty(), 0, length)) {
             Ok(()) if facts(file)?.allocated >= length => return Ok(()),
-            // It is not done here, or was only said to be.
+            // Not supported here, or reported as done without effect.
             Ok(()) | Err(Errno::NOTSUP | Errno::OPNOTSUPP | Errno::INVAL | Errno::NOSYS | Errno::NODEV) => {}
             Err(error) => return Err(error.into()),
         }

@@ -1,4 +1,4 @@
-//! Systems where only the death of a child can be waited for: nothing here works, and callers do without.
+//! Systems that can wait only for the death of children. Every function here fails, and callers do without.
 
 use std::io;
 use std::path::Path;
@@ -12,7 +12,7 @@ fn unsupported<T>() -> io::Result<T> {
 }
 
 answers! {
-    /// Whether anything of this can be done here, and if not, why.
+    /// Succeeds where this module works. Here it returns the reason why it does not.
     fn supported() -> io::Result<()> = unsupported();
     fn wait(&[Source<'_>], Option<Duration>) -> io::Result<Vec<bool>> = unsupported();
     fn is_trusted_like(&Path, &Path) -> bool = false;
@@ -22,7 +22,7 @@ answers! {
     fn keep_descriptors() -> () = ();
 }
 
-/// A process; here there is none.
+/// A process. Here the type has no values.
 #[derive(Debug)]
 pub(crate) enum Process {}
 
@@ -32,7 +32,7 @@ impl Process {
     }
 }
 
-/// What could be waited for.
+/// What `wait` could wait for.
 #[derive(Debug, Clone, Copy)]
 #[allow(dead_code)] // never waited for
 pub(crate) enum Source<'a> {

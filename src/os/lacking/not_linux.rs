@@ -1,4 +1,4 @@
-//! Every system but Linux: what only Linux has is refused, known to be missing, or done by looking again and again.
+//! Every system but Linux. Features of Linux are refused, reported as missing, or replaced by polling.
 
 #![allow(clippy::unnecessary_wraps, clippy::unused_self)] // as their counterparts
 
@@ -18,7 +18,7 @@ use memmap2::{MmapOptions, MmapRaw};
 use crate::backoff::Backoff;
 use crate::os::Room;
 
-/// Whether a file of that owner is certainly this user's: numbers of users are believed.
+/// Whether a file of that owner is certainly this user's. User numbers are trusted here.
 pub(crate) use crate::os::is_user as is_surely_user;
 
 /// How long the end of a child may go unnoticed.
@@ -37,31 +37,30 @@ answers! {
     /// Refuses: no memory can be sealed.
     fn seal(&File) -> io::Result<()> = Err(io::ErrorKind::Unsupported.into());
 
-    /// Whether neither bytes nor length can change any more: never.
+    /// Returns false: no file can be sealed.
     fn is_sealed(&File) -> bool = false;
 
-    /// Whether a hole of this file takes memory when it is merely read; on disks it does not.
+    /// Returns false: on disks, reading a hole allocates nothing.
     fn holes_take_memory(&File) -> bool = false;
 
-    /// Returns how many bytes of memory this process could take now: the system does not say. Files take disk, which `available`
-    /// knows.
+    /// Returns `None`: the system does not report how much memory this process could allocate. Files take room on the disk, which
+    /// `available` returns.
     fn available_memory() -> Option<Room> = None;
 
-    /// Whether an open file is in the very file system that a directory is in; not asked here, where every attachment keeps its
-    /// descriptor.
+    /// Returns false. Nothing depends on it here, because every attachment keeps its descriptor.
     fn is_in_file_system_of(&File, &Path) -> bool = false;
 
     /// Returns the path by which this program can be started again.
     fn own_program() -> io::Result<PathBuf> = std::env::current_exe();
 
-    /// Returns no time: what would be measured with it is not done here.
+    /// Returns zero: the work that it measures is not done here.
     fn thread_time() -> Duration = Duration::ZERO;
 
-    /// Wakes nothing: sleepers look at the word by themselves.
+    /// Wakes nothing: sleepers poll the word.
     fn wake(&AtomicU32, u32) -> usize = 0;
 }
 
-/// Sleeps while the word is `expected`, for `limit` at most: looks at it again after 20 µs, later every 2 ms.
+/// Sleeps while the word is `expected`, for `limit` at most. Polls the word, first after 20 µs, later every 2 ms.
 pub(crate) fn wait_on(word: &AtomicU32, expected: u32, limit: Duration) {
     let mut backoff = Backoff::new(limit);
     while word.load(Ordering::Acquire) == expected && backoff.pause() {}
@@ -89,12 +88,12 @@ impl Mapping {
         Ok(Self(unsafe { options.map_copy(file) }?.into()))
     }
 
-    /// Stands for an empty file, which cannot be mapped: one byte of other memory, which is never touched.
+    /// Represents an empty file, which cannot be mapped, by one byte of other memory, which is never accessed.
     pub(crate) fn of_empty(_file: &File, _write: bool) -> io::Result<Self> {
         Ok(Self(MmapOptions::new().len(1).map_anon()?.into()))
     }
 
-    /// Would leave the mapping out of forked children; here it holds no lock, and none is asked for.
+    /// Does nothing: mappings hold no locks here, so none has to be kept from forked children.
     pub(crate) fn keep_from_children(&self) -> io::Result<()> {
         Ok(())
     }
@@ -104,18 +103,18 @@ impl Mapping {
         self.0.as_mut_ptr()
     }
 
-    /// Returns how many of the mapped bytes are mapped by huge pages; the system does not say.
+    /// Returns 0: the system does not report how many of the bytes are mapped by huge pages.
     pub(crate) fn huge_bytes(&self) -> io::Result<u64> {
         Ok(0)
     }
 }
 
-/// The windows of a file that could each be a huge page: here there are none.
+/// The windows of a file that could each be a huge page. Here the type has no values.
 #[derive(Debug)]
 pub(crate) struct HugeWindows<'a>(Infallible, PhantomData<&'a File>);
 
 impl<'a> HugeWindows<'a> {
-    /// Finds none.
+    /// Returns `Ok(None)`: no file has windows.
     pub(crate) fn of(_file: &'a File, _length: u64) -> io::Result<Option<Self>> {
         Ok(None)
     }
@@ -134,7 +133,7 @@ pub(crate) struct Watched {
     pub(crate) child: Child,
 }
 
-/// Ends a wait of the thread that made it.
+/// Ends a wait of the thread that made the bell.
 #[derive(Debug, Clone)]
 pub(crate) struct Bell(Thread);
 

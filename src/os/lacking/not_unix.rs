@@ -10,21 +10,21 @@ use std::sync::Arc;
 use crate::os::{Stop, Watched};
 
 answers! {
-    /// Returns a number that a forked child does not share with its parent: there are no forks.
+    /// Returns 0: there are no forks.
     fn fork_generation() -> u64 = 0;
 
-    /// Returns how many forks this process has begun: none.
-    #[allow(clippy::unnecessary_wraps)] // elsewhere one may be going on
+    /// Returns 0: there are no forks.
+    #[allow(clippy::unnecessary_wraps)] // elsewhere a fork may be under way
     fn forks() -> Option<u64> = Some(0);
 
-    /// Returns how long a file may be that this process makes; here no limit is known.
+    /// Returns the length of the largest file that this process may make. Here no limit is known.
     fn largest_file() -> u64 = u64::MAX;
 
-    /// Locks nothing: a process that may remove a file can take the stronger lock here.
+    /// Locks nothing: a process that may remove a file can take a write lock here.
     #[allow(clippy::unnecessary_wraps)] // other systems can fail
     fn try_lock_whole(&File) -> io::Result<bool> = Ok(true);
 
-    /// Returns the user's number; users have none here, and the owner of every file is this one.
+    /// Returns 0: users have no numbers here, and every file has the owner 0.
     fn user_id() -> u32 = 0;
 
     /// Refuses: files have no groups here.
@@ -47,26 +47,26 @@ answers! {
     #[allow(clippy::unnecessary_wraps)] // other systems can fail
     fn set_mode(&File, u32) -> io::Result<()> = Ok(());
 
-    /// Returns the signal that ended a process: there are none.
+    /// Returns `None`: there are no signals.
     fn ending_signal(ExitStatus) -> Option<i32> = None;
 }
 
-/// Makes a path of text; paths are not bytes here.
+/// Makes a path from UTF-8, because paths are not bytes here.
 pub(crate) fn path_from(bytes: Vec<u8>) -> Option<PathBuf> {
     Some(String::from_utf8(bytes).ok()?.into())
 }
 
-/// There is nothing to arrange.
+/// Does nothing: children inherit no report here.
 pub(crate) fn prepare_child(_command: &mut Command, _report: Option<Arc<File>>) {}
 
 impl Watched {
-    /// Terminates it: it cannot be asked.
+    /// Terminates the child, which cannot be asked to end.
     pub(crate) fn stop(&mut self, _how: Stop) {
         let _ = self.child.kill(); // it may have ended
     }
 }
 
-/// Returns a signal's name: there are none.
+/// Returns a signal's number, because signals have no names here.
 pub(crate) fn signal_name(signal: i32) -> Cow<'static, str> {
     format!("signal {signal}").into()
 }

@@ -1,4 +1,4 @@
-//! Systems without sockets that could carry open files (Windows, wasm32-unknown-unknown): nothing can be made or connected.
+//! Systems without sockets that carry open files (Windows, wasm32-unknown-unknown). No socket can be made or connected.
 
 use std::convert::Infallible;
 use std::fs::File;
@@ -10,15 +10,15 @@ use crate::os::Peer;
 
 pub(crate) const SOCKETS_CARRY_FILES: bool = false;
 
-/// A connected stream socket between two processes of this machine; on this platform there is none.
+/// A connected stream socket between two processes of this machine. On this platform the type has no values.
 #[derive(Debug)]
 pub struct Socket(Infallible);
 
-/// A socket that others connect to; on this platform there is none.
+/// A socket to which other processes connect. On this platform the type has no values.
 #[derive(Debug)]
 pub(crate) struct Listener(Infallible);
 
-/// What everything answers that would make one.
+/// The error of every function that would make one.
 fn unsupported<T>() -> io::Result<T> {
     let reason = "this platform has no sockets that carry open files; share arrays by name";
     Err(io::Error::new(io::ErrorKind::Unsupported, reason))
@@ -55,7 +55,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_operation_fails_with_the_reason() {
+    fn every_attempt_fails_with_the_reason() {
         let path = Path::new("a");
         for answer in [listen(path).map(drop), pair().map(drop), connect(path, None).map(drop)] {
             let error = answer.unwrap_err();

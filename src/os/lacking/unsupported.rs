@@ -1,9 +1,9 @@
-//! Systems where nothing can be shared: everything compiles, nothing works.
+//! Systems where nothing can be shared. The crate compiles, and every operation fails.
 //!
-//! wasm32-unknown-unknown has no files. FreeBSD and its relatives have no range locks that belong to the open file, and what they
-//! have would not keep the promise. The older locks of fcntl(2) belong to the process: its threads would not exclude one
-//! another, and closing any descriptor of the file would drop the locks of every guard. flock(2) belongs to the open file, but
-//! knows no ranges. illumos has the commands, for whole files only.
+//! wasm32-unknown-unknown has no files. FreeBSD and its relatives have no range locks that belong to the open file, and their
+//! other locks do not suffice. The older locks of fcntl(2) belong to the process: its threads would not exclude one another, and
+//! closing any descriptor of the file would drop the locks of every guard. Locks of flock(2) belong to the open file, but have
+//! no ranges. illumos has the commands, for whole files only.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use crate::os::{Facts, LockKind, LockRange, PrivateDirectoryError, Room};
 
-/// What every function answers that could fail.
+/// The error of every function that can fail.
 fn unsupported<T>() -> io::Result<T> {
     Err(io::Error::new(
         io::ErrorKind::Unsupported,

@@ -1,4 +1,4 @@
-//! Linux: what one thread rings to end a wait of another, an eventfd(2).
+//! Linux: an eventfd(2) by which one thread ends the wait of another.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use rustix::event::{EventfdFlags, eventfd};
 
-/// Ends waits. It rings until it is silenced; its clones are the same bell.
+/// Ends waits. It rings until it is silenced. Its clones are the same bell.
 #[derive(Debug, Clone)]
 pub(crate) struct Bell(Arc<OwnedFd>);
 
@@ -15,13 +15,13 @@ impl Bell {
         Ok(Self(Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)))
     }
 
-    /// Rings; more than once is as good as once.
+    /// Rings. Ringing more than once has the effect of ringing once.
     pub(crate) fn ring(&self) {
-        let _rings_already = rustix::io::write(&self.0, &1u64.to_ne_bytes());
+        let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes()); // if the counter is full, it rings already
     }
 
     pub(super) fn silence(&self) {
-        let _silent = rustix::io::read(&self.0, &mut [0; 8]);
+        let _ = rustix::io::read(&self.0, &mut [0; 8]); // fails if it does not ring
     }
 }
 

@@ -15,30 +15,31 @@ use crate::os::Stop;
 use crate::os::daemon::{Process, Source, wait};
 use crate::os::posix::children::{before_exec, for_children, number, signal_group};
 
-/// How often children are looked at that cannot be waited for: no pidfds before Linux 5.3, and in some sandboxes.
+/// How often children without a pidfd are polled: there are none before Linux 5.3, and in some sandboxes.
 const LOOK: Duration = Duration::from_millis(10);
 
-/// Returns the path by which this very program can be started again, also after the file at its name was replaced.
+/// Returns the path by which this very program can be started again, even after the file of its name was replaced.
 pub(crate) fn own_program() -> io::Result<PathBuf> {
     let path = std::env::current_exe()?;
     // proc(5): a program without a name is shown with " (deleted)". The link itself still leads to it.
     Ok(if path.exists() { path } else { "/proc/self/exe".into() })
 }
 
-/// Creates the file for the children's last words, and says how they find it.
+/// Creates the file for the children's reports, and returns the argument by which they find it.
 pub(crate) fn create_report() -> io::Result<(File, OsString)> {
     for_children(&super::create_sealable()?)
 }
 
-/// Arranges that a child inherits the report, and that it is killed when the thread that starts it ends.
+/// Lets a child inherit the report, and has it killed when the thread that starts it ends.
 ///
-/// SIGKILL, and not a signal that could be ignored: no process is left that could insist. Its own children, if they were
-/// started like this, follow.
+/// By SIGKILL, because the child could ignore other signals, and no process is left to repeat them. The child's own children, if
+/// they were started like this, are killed then too.
 pub(crate) fn prepare_child(command: &mut Command, report: Option<Arc<File>>) {
     let parent = process::getpid();
     before_exec(command, report, move || {
         process::set_parent_process_death_signal(Some(Signal::KILL))?;
-        // A parent that died before that call sends nothing. A parent in another pid namespace has no number here.
+        // If the parent died before that call, no signal comes, but the child has another parent by now. A parent in another pid
+        // namespace has no number here.
         if process::getppid().is_some_and(|now| now != parent) {
             process::kill_process(process::getpid(), Signal::KILL)?;
         }
@@ -46,7 +47,7 @@ pub(crate) fn prepare_child(command: &mut Command, report: Option<Arc<File>>) {
     });
 }
 
-/// A child that has not been waited for, and what tells of its end.
+/// A child that has not been waited for, and the pidfd that shows its end.
 #[derive(Debug)]
 pub(crate) struct Watched {
     pub(crate) child: Child,
@@ -84,7 +85,7 @@ pub(crate) fn wait_for_end<'a>(
     let limit = if is_seen { limit } else { Some(limit.map_or(LOOK, |limit| limit.min(LOOK))) };
     let ends = children.filter_map(|child| child.end.as_ref()).map(Source::Process);
     if wait(&ends.chain([Source::Bell(bell)]).collect::<Vec<_>>(), limit).is_err() {
-        // Out of memory: not to be repeated at full speed.
+        // Out of memory: the pause keeps the caller from repeating the wait at full speed.
         std::thread::sleep(Duration::from_millis(1));
     }
     bell.silence();
@@ -115,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn children_without_a_pidfd_are_polled() {
+    fn children_without_pidfd_are_polled() {
         let bell = Bell::new().unwrap();
         let mut unseen = Watched { child: Command::new("true").spawn().unwrap(), end: None };
         let begin = Instant::now();

@@ -1,5 +1,5 @@
-//! Linux: what a background process needs that serves other processes: waiting for several sockets and for the death of the processes
-//! at their other ends, trusting no other user, and depending on no process that may end before it does.
+//! Linux: functions for a background process that serves other processes. It waits for several sockets and for the death of the
+//! processes at their other ends, trusts no other user, and depends on no process that may end before it does.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -17,26 +17,26 @@ use crate::os::posix::children::number;
 use crate::os::sockets::credentials;
 use crate::os::{Bell, Listener, Socket, user_id};
 
-/// Marks of an end of a connection, as poll(2) reports it.
+/// The flags by which poll(2) reports the end of a connection.
 const HUNG_UP: PollFlags = PollFlags::HUP.union(PollFlags::RDHUP).union(PollFlags::ERR);
 
-/// Whether anything of this can be done here, and if not, why.
-#[allow(clippy::unnecessary_wraps)] // elsewhere it cannot
+/// Succeeds where this module works. Elsewhere it returns the reason.
+#[allow(clippy::unnecessary_wraps)] // elsewhere it fails
 pub(crate) fn supported() -> io::Result<()> {
     Ok(())
 }
 
-/// A process, whatever becomes of its number: a pidfd.
+/// A pidfd. It stays the same process even when the number is reused.
 #[derive(Debug)]
 pub(crate) struct Process(pub(super) OwnedFd);
 
 impl Process {
-    /// Takes hold of a child that has not been waited for; `None` where there are no pidfds, as in some sandboxes.
+    /// Opens a child that has not been waited for. Returns `None` where there are no pidfds, as in some sandboxes.
     pub(super) fn of_child(child: &Child) -> Option<Self> {
         pidfd_open(number(child.id())?, PidfdFlags::empty()).ok().map(Self)
     }
 
-    /// Takes hold of the process that connected; `None` if it is gone, or cannot be told from another any more.
+    /// Opens the process that connected. Returns `None` if it is gone, or cannot be told from another process any more.
     ///
     /// # Errors
     ///
@@ -49,12 +49,13 @@ impl Process {
         }
     }
 
-    /// The same on kernels that give no pidfd of a peer.
+    /// Does the same on kernels that return no pidfd of a peer.
     fn by_number(socket: &Socket) -> io::Result<Option<Self>> {
         let process = socket.peer()?.process.and_then(number);
         match pidfd_open(process.ok_or(io::ErrorKind::Unsupported)?, PidfdFlags::empty()) {
-            // A number is used again only after its process's death, which closes the connection, unless a forked child
-            // has it too.
+            // The pidfd may be of a later process with the same number. But a number is reused only after the death of its
+            // process, which closes the connection, unless a forked child has it too. So the connection is checked after the
+            // pidfd was opened.
             Ok(_) if is_hung_up(socket)? => Ok(None),
             Ok(process) => Ok(Some(Self(process))),
             Err(Errno::SRCH) => Ok(None),
@@ -78,7 +79,7 @@ pub(crate) enum Source<'a> {
     Socket(&'a Socket),
     /// A death.
     Process(&'a Process),
-    /// A ring, which does not end.
+    /// A ring, which lasts until the bell is silenced.
     Bell(&'a Bell),
 }
 
@@ -93,10 +94,10 @@ impl AsFd for Source<'_> {
     }
 }
 
-/// Waits until something happens at one of the sources, or the time is over, or a signal came; says for each whether it
-/// did.
+/// Waits until something happens at one of the sources, or the time is over, or a signal arrives. Returns for each source whether
+/// something happened.
 pub(crate) fn wait(sources: &[Source<'_>], limit: Option<Duration>) -> io::Result<Vec<bool>> {
-    // What does not fit is for ever.
+    // A limit that does not fit the type is none.
     let limit = limit.and_then(|limit| Timespec::try_from(limit).ok());
     let mut questions: Vec<PollFd<'_>> = sources.iter().map(|source| PollFd::new(source, PollFlags::IN)).collect();
     match poll(&mut questions, limit.as_ref()) {
@@ -116,7 +117,7 @@ pub(crate) fn is_trusted_like(path: &Path, model: &Path) -> bool {
     [file, link.uid()].iter().all(|owner| [user_id(), 0, model].contains(owner))
 }
 
-/// Whether the process runs with rights that its caller has not (set-user-ID): it must not run what the caller names.
+/// Whether the process has rights that its caller lacks (set-user-ID). Then it must not run a program that the caller names.
 pub(crate) fn has_borrowed_rights() -> bool {
     use rustix::process::{getegid, geteuid, getgid, getuid};
     getuid() != geteuid() || getgid() != getegid()
@@ -127,20 +128,19 @@ pub(crate) fn set_apart(command: &mut Command) {
     command.process_group(0);
 }
 
-/// Leaves session and terminal, if this process leads no process group.
+/// Leaves session and terminal. Fails if this process leads a process group.
 pub(crate) fn leave_session() -> io::Result<()> {
     rustix::process::setsid()?;
     Ok(())
 }
 
-/// Keeps every descriptor but the standard three from the programs that this process starts from now on.
+/// Marks every descriptor but the standard three so that programs started from now on do not inherit it.
 #[allow(unsafe_code)]
 pub(crate) fn keep_descriptors() {
     const CLOSE_RANGE_CLOEXEC: libc::c_uint = 4;
     // SAFETY: nothing is closed; descriptors get the flag that closes them in a program that is started. On kernels that
     // do not know the call (before 5.11) nothing happens.
-    let _unknown =
-        unsafe { libc::syscall(libc::SYS_close_range, 3 as libc::c_uint, libc::c_uint::MAX, CLOSE_RANGE_CLOEXEC) };
+    let _ = unsafe { libc::syscall(libc::SYS_close_range, 3 as libc::c_uint, libc::c_uint::MAX, CLOSE_RANGE_CLOEXEC) };
 }
 
 #[cfg(test)]
@@ -152,8 +152,8 @@ mod tests {
     use crate::os::{Peer, connect, listen};
 
     #[test]
-    fn wait_notices_when_the_peer_closes() {
-        let _closed_is_closed = no_children();
+    fn peer_is_watched_and_its_closing_is_seen() {
+        let _guard = no_children();
         let directory = tempfile::tempdir().expect("a directory");
         let path = directory.path().join("socket");
         let listener = listen(&path).expect("listens");

@@ -1,7 +1,7 @@
 //! Linux: huge pages for files in memory, whatever their file system was mounted with.
 //!
-//! madvise(2), `MADV_COLLAPSE` (Linux 6.1): puts the pages of a window, a range as large and as aligned as a huge page, onto
-//! one, with zeros where there were none. An empty window is refused. It needs no privilege.
+//! A window is a range as large and as aligned as a huge page. `MADV_COLLAPSE` of madvise(2) (Linux 6.1) moves the pages of a
+//! window onto a huge page, with zeros where there were none. It refuses an empty window, and needs no privilege.
 
 use std::fs::File;
 use std::io;
@@ -13,13 +13,13 @@ use super::Mapping;
 use super::room::is_on_tmpfs;
 use crate::os::Fact;
 
-/// No kernel has huge pages of files that are smaller than this.
+/// No kernel has smaller huge pages of files than this.
 pub(super) const SMALLEST_HUGE_PAGE: usize = 2 << 20;
 
-/// Not every C library has it.
+/// Not every C library defines it.
 const MADV_COLLAPSE: libc::c_int = 25;
 
-/// Returns the size of a huge page: 2 MiB, if small ones have 4 KiB.
+/// Returns the size of a huge page: 2 MiB if base pages have 4 KiB.
 pub(super) fn huge_page_size() -> usize {
     static SIZE: Fact = Fact::new();
     SIZE.get_or(|| {
@@ -39,8 +39,8 @@ pub(crate) struct HugeWindows<'a> {
 }
 
 impl<'a> HugeWindows<'a> {
-    /// Finds the windows in the first `length` bytes of a file; one that is shorter gets this length. `None`: it has none, or
-    /// is not in memory.
+    /// Finds the windows in the first `length` bytes of a file. A shorter file gets this length. Returns `None` if there is no
+    /// whole window, or if the file is not in memory.
     pub(crate) fn of(file: &'a File, length: u64) -> io::Result<Option<Self>> {
         let size = huge_page_size();
         let Ok(length) = usize::try_from(length) else { return Ok(None) };
@@ -60,12 +60,12 @@ impl<'a> HugeWindows<'a> {
         self.size as u64
     }
 
-    /// Returns how many there are.
+    /// Returns the number of windows.
     pub(crate) fn count(&self) -> usize {
         self.count
     }
 
-    /// Takes the first bytes of each of these windows, so that none is empty; bytes already written stay.
+    /// Allocates the first byte of each of these windows, so that none is empty. Bytes already written stay.
     ///
     /// # Errors
     ///
@@ -77,21 +77,20 @@ impl<'a> HugeWindows<'a> {
         Ok(())
     }
 
-    /// Puts each of these windows onto a huge page; bytes already written stay.
+    /// Puts each of these windows onto a huge page. Bytes already written stay.
     ///
     /// # Errors
     ///
-    /// At least one of them is not on a huge page. `InvalidInput`: that it never will be (an older kernel, forbidden to the
-    /// process or to the machine), or an empty window, or that the file system has no room for all of it. What is
-    /// on a huge page stays there.
+    /// At least one window is not on a huge page. Windows on huge pages stay there. `InvalidInput`: the window never will be (an
+    /// older kernel, or forbidden to the process or the machine), or it is empty, or the file system has no room for all of it.
     #[allow(unsafe_code)]
     pub(crate) fn collapse(&self, windows: Range<usize>) -> io::Result<()> {
         if windows.is_empty() || windows.end > self.count {
             return Err(io::ErrorKind::InvalidInput.into());
         }
         let start = self.map.as_mut_ptr().wrapping_add(windows.start * self.size);
-        // SAFETY: the range is inside of our own mapping, as was just checked, and the advice changes no byte that any code
-        // can read.
+        // SAFETY: the range is inside of this mapping, as was just checked, and the advice changes no byte that any code can
+        // read.
         let answer = unsafe { libc::madvise(start.cast(), windows.len() * self.size, MADV_COLLAPSE) };
         if answer == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
     }
@@ -103,7 +102,7 @@ mod tests {
     use crate::os::create_sealable;
 
     #[test]
-    fn windows_are_whole_and_in_memory_files_only() {
+    fn only_whole_windows_of_memory_files_are_found() {
         let size = huge_page_size() as u64;
         let memory = create_sealable().expect("memory");
         assert!(HugeWindows::of(&memory, size - 1).expect("a mapping").is_none());

@@ -1,7 +1,7 @@
 //! Linux: files in memory, at addresses where huge pages can be mapped as such.
 //!
-//! A huge page of a file is mapped as one only where address and offset agree modulo its size; elsewhere it is 512 small
-//! ones again, each with a fault of its own. No flag of mmap(2) asks for that, so a place is looked for first.
+//! A huge page of a file is mapped as one only where address and offset agree modulo its size. Elsewhere it is mapped as 512
+//! small ones, each with a fault of its own. No flag of mmap(2) requests such an address, so one is searched for first.
 
 #![allow(unsafe_code)]
 
@@ -14,17 +14,17 @@ use rustix::mm::{self, Advice, MapFlags, ProtFlags};
 
 use super::huge::{SMALLEST_HUGE_PAGE, huge_page_size};
 
-/// How often a place is looked for anew, because another thread took the one that was found.
+/// How many times an address is searched for again because another thread took the one that was found.
 const TRIES: u32 = 16;
 
 /// Bytes of a file, mapped shared. They are unmapped when it is dropped.
 #[derive(Debug)]
 pub(crate) struct Mapping {
-    /// Where the mapping begins: on a page.
+    /// Where the mapping begins, on a page boundary.
     start: NonNull<c_void>,
     /// How many bytes are mapped.
     length: usize,
-    /// Where the bytes begin that were asked for.
+    /// Bytes of the mapping before the requested ones.
     ahead: usize,
 }
 
@@ -36,7 +36,7 @@ unsafe impl Sync for Mapping {}
 impl Mapping {
     /// Maps `length` bytes, at least one, from `offset` on, for writing too if `write`.
     ///
-    /// Pages beyond the end of the file can be mapped; touching one kills the process.
+    /// Pages beyond the end of the file can be mapped. An access to one kills the process.
     pub(crate) fn new(file: &File, offset: u64, length: usize, write: bool) -> io::Result<Self> {
         let protection = if write { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
         Self::mapped(file, offset, length, protection, MapFlags::SHARED)
@@ -58,7 +58,7 @@ impl Mapping {
         Ok(Self { start, length, ahead })
     }
 
-    /// Maps an empty file, one byte that is never touched: the mapping can hold its lock.
+    /// Maps one byte beyond the end of an empty file, so that the mapping can hold its lock. The byte is never accessed.
     pub(crate) fn of_empty(file: &File, write: bool) -> io::Result<Self> {
         Self::new(file, 0, 1, write)
     }
@@ -71,14 +71,14 @@ impl Mapping {
     /// Leaves the mapping out of forked children, so that a lock that it holds ends with this process. The bytes must never be
     /// read.
     pub(crate) fn keep_from_children(&self) -> io::Result<()> {
-        // SAFETY: the range is our own mapping, and its bytes are never touched, in a forked child either.
+        // SAFETY: the range is this mapping, and its bytes are never accessed, not in a forked child either.
         Ok(unsafe { mm::madvise(self.start.as_ptr(), self.length, Advice::LinuxDontFork) }?)
     }
 
     /// Returns how many of the mapped bytes are mapped by huge pages.
     ///
-    /// The kernel knows only what is mapped already: one page of every window that has any is mapped for that, and then all
-    /// mappings of the process are read (`/proc/self/smaps`), which takes a time that grows with their pages.
+    /// The kernel counts only pages that are mapped already. So one page of every window with memory is mapped first. Then all
+    /// mappings of the process are read (`/proc/self/smaps`), in a time that grows with their pages.
     pub(crate) fn huge_bytes(&self) -> io::Result<u64> {
         if self.length < SMALLEST_HUGE_PAGE {
             return Ok(0);
@@ -98,12 +98,13 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: the range is one that `new` got, no other code unmaps it, and every use of its bytes borrows or owns `self`.
-        let _nothing_can_be_done = unsafe { mm::munmap(self.start.as_ptr(), self.length) };
+        // SAFETY: the range is the one that was mapped for `self`, no other code unmaps it, and every use of its bytes borrows or
+        // owns `self`.
+        let _ = unsafe { mm::munmap(self.start.as_ptr(), self.length) };
     }
 }
 
-/// Maps where huge pages fit, if the mapping can have any; anywhere, if no such place is found.
+/// Maps at an address where huge pages fit, if the mapping can have any; anywhere, if no such address is found.
 fn place(
     file: &File,
     offset: u64,
@@ -129,14 +130,14 @@ fn place(
     anywhere()
 }
 
-/// Looks for free addresses of this length that agree with an offset modulo the size of a huge page.
+/// Finds free addresses of this length that agree with an offset modulo the size of a huge page.
 ///
-/// They are given free again: another thread may be quicker. (Mapping over a range that is kept would need no second try,
-/// but where that fails, it is unknown whether the range is still ours to unmap.)
+/// The range is unmapped before it is returned, so another thread may map it first. (Mapping over a reserved range would need no
+/// retry. But if that fails, it is unknown whether the range is still reserved and may be unmapped.)
 fn free_place(length: usize, size: usize, offset: u64) -> Option<*mut c_void> {
     let reserved = length.checked_add(size)?;
     let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
-    // SAFETY: without a fixed address the kernel takes one where nothing is mapped.
+    // SAFETY: without a fixed address the kernel chooses one where nothing is mapped.
     let start = unsafe { mm::mmap_anonymous(null_mut(), reserved, ProtFlags::empty(), flags) }.ok()?;
     unmap(start, reserved).ok()?;
     let remainder = usize::try_from(offset % size as u64).ok()?;
@@ -153,33 +154,34 @@ fn map_near(
     protection: ProtFlags,
     sharing: MapFlags,
 ) -> io::Result<NonNull<c_void>> {
-    // SAFETY: the address is a wish, not `MAP_FIXED`: nothing that is mapped is replaced.
+    // SAFETY: the address is a hint, without `MAP_FIXED`: no existing mapping is replaced.
     let start = unsafe { mm::mmap(wanted, length, protection, sharing, file, offset) }?;
     NonNull::new(start).ok_or_else(|| io::ErrorKind::OutOfMemory.into())
 }
 
-/// Unmaps what one of the functions above has just mapped and not yet returned.
+/// Unmaps a range that one of the functions above has just mapped and not yet returned.
 fn unmap(start: *mut c_void, length: usize) -> io::Result<()> {
-    // SAFETY: both callers give a range that they got from mmap(2) and never looked into.
+    // SAFETY: both callers pass a range that they got from mmap(2) and never accessed.
     Ok(unsafe { mm::munmap(start, length) }?)
 }
 
-/// Whether a page of a mapping has memory; mapping it would give it some. A process that may not ask gets the answer that it has.
+/// Whether a page of a mapping has memory. Mapping it would allocate some. If the process may not query, the kernel returns that it
+/// has memory.
 fn is_in_memory(page: *mut c_void) -> bool {
     let mut answer = 0;
-    // SAFETY: for a length of one byte one byte is written, to `answer`; the page itself is not touched.
+    // SAFETY: for a length of one byte one byte is written, to `answer`. The page itself is not accessed.
     let asked = unsafe { libc::mincore(page, 1, &raw mut answer) };
     asked == 0 && answer & 1 == 1
 }
 
-/// Maps a page as reading it would, but without a signal where there is none. Before Linux 5.14 nothing is done.
+/// Maps a page as reading it would, but without a signal if there is no memory. Before Linux 5.14 nothing happens. The
+/// caller reads the effect from `/proc/self/smaps`.
 fn populate(page: *mut c_void) {
-    // SAFETY: this advice changes no byte and needs no page to be there.
-    let _asked_of_the_kernel_afterwards =
-        unsafe { mm::madvise(page, rustix::param::page_size(), Advice::LinuxPopulateRead) };
+    // SAFETY: this advice changes no byte, and the page need not exist.
+    let _ = unsafe { mm::madvise(page, rustix::param::page_size(), Advice::LinuxPopulateRead) };
 }
 
-/// Reads how many bytes of the mappings between two addresses are mapped by huge pages, in the format of `/proc/PID/smaps`.
+/// Parses `/proc/PID/smaps`, and returns how many bytes of the mappings between two addresses are mapped by huge pages.
 fn mapped_huge(maps: impl BufRead, begin: usize, end: usize) -> io::Result<u64> {
     let mut ours = false;
     let mut bytes = 0;
@@ -220,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn large_mappings_are_aligned_for_huge_pages() {
+    fn large_mappings_fit_huge_pages_at_every_offset() {
         let file = tempfile::tempfile().expect("a file");
         let (page, size) = (rustix::param::page_size() as u64, huge_page_size());
         file.set_len(4 * size as u64).expect("a length");

@@ -1,4 +1,4 @@
-//! Linux: nameless files that get their name when they are ready, memory that can be sealed, room that is really taken.
+//! Linux: nameless files that get their name when they are ready, memory that can be sealed, room that is really allocated.
 
 mod bell;
 mod children;
@@ -49,7 +49,7 @@ pub(crate) fn create_nameless(directory: &Path, mode: u32) -> io::Result<File> {
             set_mode(&file, mode)?;
             Ok(file)
         }
-        // Kernels before O_TMPFILE see an attempt to write a directory, and file systems without it say EOPNOTSUPP.
+        // Kernels before O_TMPFILE see an attempt to write a directory. File systems without it return EOPNOTSUPP.
         Err(Errno::ISDIR | Errno::OPNOTSUPP | Errno::INVAL) => Err(io::ErrorKind::Unsupported.into()),
         Err(error) => Err(error.into()),
     }
@@ -63,7 +63,7 @@ pub(crate) fn link_nameless(file: &File, to: &Path) -> io::Result<()> {
 /// Renames without replacing anything.
 pub(crate) fn rename_new(from: &Path, to: &Path) -> io::Result<()> {
     match fs::renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE) {
-        // File systems without the flag: a second link refuses a name that is taken, just as well but not in one step.
+        // File systems without the flag: a hard link refuses a taken name too, but link and unlink are two steps.
         Err(Errno::INVAL | Errno::NOSYS) => {
             fs::linkat(CWD, from, CWD, to, AtFlags::empty())?;
             Ok(fs::unlink(from)?)
@@ -93,17 +93,17 @@ fn descriptor_path(file: &File) -> PathBuf {
     format!("/proc/self/fd/{}", file.as_fd().as_raw_fd()).into()
 }
 
-/// Whether an open file is in the very file system that a directory is in. Numbers of devices are not enough: those of
-/// overlays can be the same as those of what they lie over.
+/// Whether an open file is in the file system of a directory. Device numbers do not suffice: an overlay can have the number of
+/// the file system below it.
 pub(crate) fn is_in_file_system_of(file: &File, directory: &Path) -> bool {
     let (Ok(own), Ok(other)) = (fs::fstat(file), fs::stat(directory)) else { return false };
     let (Ok(kind), Ok(other_kind)) = (fs::fstatfs(file), fs::statfs(directory)) else { return false };
     own.st_dev == other.st_dev && kind.f_type == other_kind.f_type
 }
 
-/// Takes room for the first `length` bytes; bytes already written stay. A file that is shorter gets this length.
+/// Allocates the first `length` bytes. Bytes already written stay. A shorter file gets this length.
 ///
-/// Where the file system cannot allocate ahead, a file without holes is as good, and a file that no other process can see
+/// Where the file system cannot allocate ahead, a file without holes is accepted, and a file that no other process can see
 /// (`exclusive`) is written from end to end.
 pub(crate) fn reserve(file: &File, length: u64, exclusive: bool) -> io::Result<()> {
     let mut at = 0;
@@ -136,7 +136,7 @@ pub(crate) fn create_sealable() -> io::Result<File> {
     }
 }
 
-/// Forbids every change of the bytes and of the length, for ever and for everyone.
+/// Forbids every change of the bytes and of the length, to every process and for ever.
 ///
 /// # Errors
 ///
@@ -146,14 +146,14 @@ pub(crate) fn seal(file: &File) -> io::Result<()> {
     Ok(fs::fcntl_add_seals(file, seals)?)
 }
 
-/// Whether neither bytes nor length can change any more; `false` for files that have no seals at all.
+/// Whether neither bytes nor length can change any more. False for files that cannot be sealed.
 pub(crate) fn is_sealed(file: &File) -> bool {
     let needed = SealFlags::WRITE | SealFlags::SHRINK | SealFlags::GROW;
     fs::fcntl_get_seals(file).is_ok_and(|seals| seals.contains(needed))
 }
 
-/// Whether a file of that owner is certainly this user's. In a user namespace each user that has no number there is shown with one and
-/// the same, the overflow id, which therefore says nothing.
+/// Whether a file of that owner is certainly this user's. In a user namespace all users without a number there are shown with the
+/// overflow id, so that id proves nothing.
 pub(crate) fn is_surely_user(owner: u32) -> bool {
     let read = |path| std::fs::read_to_string(path).unwrap_or_default();
     let is_overflow = || owner == read("/proc/sys/kernel/overflowuid").trim().parse().unwrap_or(65534);
@@ -167,7 +167,7 @@ pub(crate) fn since_boot() -> Duration {
     clock(ClockId::Boottime)
 }
 
-/// Returns how long this thread was run so far. Time in which it waited, for its turn too, does not count.
+/// Returns the processor time of this thread so far. Waiting does not count, not even for a processor.
 pub(crate) fn thread_time() -> Duration {
     clock(ClockId::ThreadCPUTime)
 }

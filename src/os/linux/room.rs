@@ -1,7 +1,7 @@
 //! How much room there is: the file system's, every control group's, and the machine's.
 //!
-//! A memory file system promises its mount's size even where a control group or the machine has less, and past those
-//! limits allocation does not fail: the kernel kills the process. So they are read before anything is taken.
+//! A memory file system promises its mount's size even where a control group or the machine has less. Past those limits
+//! allocation does not fail: the kernel kills the process. So they are read before anything is allocated.
 
 use std::fs::{self, File};
 use std::io;
@@ -19,7 +19,7 @@ pub(crate) fn available(directory: &Path) -> io::Result<Room> {
     let statistics = rustix::fs::statvfs(directory)?;
     let kind = kind(rustix::fs::statfs(directory)?);
     let in_memory = [TMPFS_MAGIC, RAMFS_MAGIC].contains(&kind);
-    // A ramfs, and a tmpfs mounted without a limit, say 0 blocks in all: only the memory bounds them.
+    // A ramfs, and a tmpfs mounted without a limit, report 0 blocks in total: only the memory bounds them.
     let file_system = if in_memory && statistics.f_blocks == 0 {
         u64::MAX
     } else {
@@ -36,12 +36,12 @@ pub(crate) fn available(directory: &Path) -> io::Result<Room> {
     }
 }
 
-/// Whether a hole of this file takes memory when it is merely read, and kills the reader when there is none.
+/// Whether reading a hole of this file allocates memory, and kills the reader if there is none.
 pub(crate) fn holes_take_memory(file: &File) -> bool {
     is_on(file, &[TMPFS_MAGIC, RAMFS_MAGIC, HUGETLBFS_MAGIC])
 }
 
-/// Whether a file is on a tmpfs, as memory without a name is.
+/// Whether a file is on a tmpfs. So is memory without a name.
 pub(super) fn is_on_tmpfs(file: &File) -> bool {
     is_on(file, &[TMPFS_MAGIC])
 }
@@ -55,14 +55,14 @@ fn kind(statistics: rustix::fs::StatFs) -> u64 {
     statistics.f_type as u64 & 0xffff_ffff // signed or unsigned, 32 or 64 bits, by architecture
 }
 
-/// Returns how many bytes of memory this process could take now, as far as the system says.
+/// Returns how many bytes of memory this process could allocate now, as far as the system reports it.
 pub(crate) fn available_memory() -> Option<Room> {
     let group = control_groups().map(|bytes| Room { bytes, bound: Bound::ControlGroup });
     let machine = machine().map(|bytes| Room { bytes, bound: Bound::Machine });
     group.into_iter().chain(machine).min_by_key(|room| room.bytes)
 }
 
-/// Reads what the machine could still give: free and reclaimable memory and swap.
+/// Reads how much memory the machine has left: free and reclaimable memory and swap.
 fn machine() -> Option<u64> {
     let text = fs::read_to_string("/proc/meminfo").ok()?;
     let field = |name: &str| {
@@ -79,9 +79,9 @@ struct Group {
     unified: bool,
 }
 
-/// Returns the least of what the process's memory control group and its ancestors have left.
+/// Returns the least that the process's memory control group or one of its ancestors has left.
 fn control_groups() -> Option<u64> {
-    // Which group a process is in hardly ever changes, and finding it takes longer than everything else here.
+    // The group of a process hardly ever changes, and finding it takes longer than everything else here.
     static GROUPS: PerProcess<Arc<[Group]>> = PerProcess::new();
     GROUPS.get_or(|| find_groups().into()).iter().filter_map(Group::left).min()
 }
@@ -97,7 +97,7 @@ impl Group {
         let number = |name| read(name)?.trim().parse::<u64>().ok();
         let (limit, usage) = (number(limit)?, number(usage)?); // "max" is no number: no limit
         let statistics = read("memory.stat").unwrap_or_default();
-        // Pages of files that were merely read count as usage, but the kernel gives them up before it kills anyone.
+        // Pages of files that were only read count as usage, but the kernel frees them before it kills a process.
         let reclaimable: u64 = statistics
             .lines()
             .filter_map(|line| line.split_once(' '))
@@ -147,7 +147,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn mount_line_yields_mount_point_and_root() {
+    fn mount_line_gives_mount_point_and_root() {
         let v1 = "32 24 0:29 /docker/x /sys/fs/cgroup/memory rw,relatime shared:1 - cgroup cgroup rw,memory";
         let v2 = "33 24 0:30 / /sys/fs/cgroup rw,relatime - cgroup2 cgroup2 rw,nsdelegate";
         assert_eq!(group_mount(v1, false), Some(("/sys/fs/cgroup/memory", "/docker/x")));
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn reclaimable_file_pages_count_as_room() {
+    fn cached_file_pages_count_as_room() {
         let directory = tempfile::tempdir().expect("a temporary directory");
         let write = |name: &str, text: &str| fs::write(directory.path().join(name), text).expect("a file");
         write("memory.max", "1000000\n");

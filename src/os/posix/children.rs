@@ -1,4 +1,4 @@
-//! Children of a Unix: what is done between fork(2) and exec(2), how they end, and the file for their last words.
+//! Children on Unix: what happens between fork(2) and exec(2), how they end, and the file for their reports.
 
 use std::borrow::Cow;
 use std::ffi::{OsStr, OsString};
@@ -16,30 +16,30 @@ use rustix::process::{Pid, Signal};
 use super::facts;
 use crate::os::Stop;
 
-/// The first descriptor that is none of the standard ones, which a child gets replaced.
+/// The first descriptor after the standard ones, which are replaced in a child.
 const FIRST_FREE: i32 = 3;
 
-/// Gives a file a descriptor that no child's standard streams replace, and the words by which a child finds it.
+/// Returns a descriptor of the file that no child's standard streams replace, and the argument by which a child finds it.
 pub(in crate::os) fn for_children(file: &File) -> io::Result<(File, OsString)> {
     let file = File::from(rustix::io::fcntl_dupfd_cloexec(file, FIRST_FREE)?);
     let name = file.as_raw_fd().to_string().into();
     Ok((file, name))
 }
 
-/// In a child: finds the file that [`for_children`] described, and keeps it from the child's own children.
+/// In a child: returns the file that [`for_children`] described, and keeps it from the child's own children.
 ///
-/// The words come from the command line, which any program may have written: the descriptor is never closed, and refused unless it
-/// is that of a file without a name.
+/// The argument comes from the command line, which any program may have written. So the descriptor is never closed, and only a
+/// file without a name is accepted.
 #[allow(unsafe_code)]
 pub(crate) fn inherited_report(name: &OsStr) -> io::Result<ManuallyDrop<File>> {
     let number = name.to_str().and_then(|name| name.parse().ok()).filter(|number| *number >= FIRST_FREE);
     let number: i32 = number.ok_or(io::ErrorKind::InvalidInput)?;
-    // SAFETY: fcntl(2) with F_GETFD refuses a number that is not open, and changes nothing; what is borrowed is used for
-    // nothing else.
+    // SAFETY: fcntl(2) with F_GETFD refuses a number that is not open, and changes nothing. The borrowed descriptor is used
+    // for nothing else.
     let descriptor = unsafe { BorrowedFd::borrow_raw(number) };
     rustix::io::fcntl_getfd(descriptor)?;
-    // SAFETY: the descriptor is open, as the call before has shown, and the parent opened it for this process alone. It
-    // is not closed here, whatever owns it.
+    // SAFETY: the descriptor is open, as the call before has shown, and the parent opened it for this process alone. It is
+    // not closed here, whatever value owns it.
     let file = ManuallyDrop::new(unsafe { File::from_raw_fd(number) });
     let facts = facts(&file)?;
     if facts.links > 0 || facts.other.is_some() {
@@ -49,10 +49,10 @@ pub(crate) fn inherited_report(name: &OsStr) -> io::Result<ManuallyDrop<File>> {
     Ok(file)
 }
 
-/// Arranges that a child gets the report's descriptor, and does `also` before it becomes another program.
+/// Lets a child inherit the report's descriptor, and run `also` before it executes its program.
 ///
-/// `also` runs where little is allowed: in the child of a process that may have had other threads. It may make system calls,
-/// but neither allocate nor lock; signal-safety(7) has the list.
+/// `also` runs in the forked child of a process that may have other threads. It may make system calls, but neither allocate nor
+/// lock: see signal-safety(7).
 #[allow(unsafe_code)]
 pub(in crate::os) fn before_exec(
     command: &mut Command,
@@ -66,9 +66,9 @@ pub(in crate::os) fn before_exec(
         }
         Ok(())
     };
-    // SAFETY: the hook makes system calls by itself, which touch neither memory nor locks of the process it was copied from.
-    // An error that it returns is a number, so nothing is allocated for it. It owns the file, whose descriptor is
-    // therefore open in the child.
+    // SAFETY: the hook only makes system calls, which touch neither memory nor locks of the process it was copied from. An
+    // error that it returns is a number, so nothing is allocated for it. It owns the file, so the descriptor is open in the
+    // child.
     unsafe { command.pre_exec(hook) };
 }
 
@@ -88,7 +88,7 @@ pub(in crate::os) fn number(id: u32) -> Option<Pid> {
 /// Sends the signal to the group that a child leads, if it leads one.
 pub(in crate::os) fn signal_group(pid: Pid, signal: Signal) {
     if rustix::process::getpgid(Some(pid)) == Ok(pid) {
-        let _nobody_left = rustix::process::kill_process_group(pid, signal);
+        let _ = rustix::process::kill_process_group(pid, signal); // the group may be empty by now
     }
 }
 
@@ -119,7 +119,7 @@ const OTHERS: &[(i32, &str)] = signals![SIGPWR];
 #[cfg(not(any(target_os = "linux", target_os = "android")))]
 const OTHERS: &[(i32, &str)] = signals![];
 
-/// Returns a signal's name; one that has none is called by its number.
+/// Returns a signal's name, or its number if it has no name.
 pub(crate) fn signal_name(signal: i32) -> Cow<'static, str> {
     match SIGNALS.iter().chain(OTHERS).find(|(known, _)| *known == signal) {
         Some((_, name)) => (*name).into(),
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_nameless_file_is_the_report() {
+    fn only_a_nameless_file_is_accepted_as_report() {
         let (report, name) = for_children(&tempfile::tempfile().unwrap()).unwrap();
         inherited_report(&name).unwrap();
         let named = tempfile::NamedTempFile::new().unwrap();

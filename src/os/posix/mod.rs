@@ -1,4 +1,4 @@
-//! What every Unix does alike: locks on open file descriptions, facts about files, private directories, forks.
+//! What all Unix systems share: locks on open file descriptions, facts about files, private directories, forks.
 
 pub(super) mod children;
 
@@ -19,12 +19,12 @@ use rustix::time::ClockId;
 pub(crate) use self::children::{ending_signal, inherited_report, is_abort, signal_name};
 use super::{Facts, FileId, LockKind, LockRange, PrivateDirectoryError};
 
-/// The extended attribute in which an array describes itself. Ordinary processes may write those of `user.` only.
+/// The extended attribute with an array's description. Unprivileged processes may write only those of `user.`.
 const ATTRIBUTE: &str = "user.ndshm";
 
 /// Opens the regular file at `path`, for writing too if `write`.
 ///
-/// `O_NONBLOCK` keeps a FIFO or device at the name from blocking; for regular files it means nothing.
+/// `O_NONBLOCK` keeps a FIFO or device at the name from blocking. It has no effect on regular files.
 pub(crate) fn open(path: &Path, write: bool) -> io::Result<File> {
     let access = if write { OFlags::RDWR } else { OFlags::RDONLY };
     let flags = access | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY;
@@ -36,7 +36,7 @@ pub(crate) fn create_hidden(path: &Path, mode: u32) -> io::Result<File> {
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC | OFlags::NOFOLLOW;
     let file: File = fs::open(path, flags, Mode::from_raw_mode(0o600))?.into();
     set_mode(&file, mode).inspect_err(|_| {
-        let _already_gone = std::fs::remove_file(path);
+        let _ = std::fs::remove_file(path); // may be gone already
     })?;
     Ok(file)
 }
@@ -66,11 +66,11 @@ pub(crate) fn set_attribute(file: &File, value: &[u8]) -> io::Result<()> {
     Ok(fs::fsetxattr(file, ATTRIBUTE, value, XattrFlags::empty())?)
 }
 
-/// Reads the attribute of an open file and returns its length. `None`: it has none.
+/// Reads the attribute of an open file and returns its length, or `None` if there is none.
 ///
 /// # Errors
 ///
-/// It is longer than `buffer`, or this user may not read the file.
+/// The attribute is longer than `buffer`, or this user may not read the file.
 pub(crate) fn attribute(file: &File, buffer: &mut [u8]) -> io::Result<Option<usize>> {
     match fs::fgetxattr(file, ATTRIBUTE, buffer) {
         Ok(length) => Ok(Some(length)),
@@ -87,7 +87,7 @@ pub(crate) fn remove_attribute(file: &File) -> io::Result<()> {
     }
 }
 
-/// Whether the answer says that a file has no attribute, or can have none.
+/// Whether the error says that a file has no attribute, or can have none.
 fn is_without_attribute(error: Errno) -> bool {
     #[cfg(target_vendor = "apple")]
     const NONE: Errno = Errno::NOATTR;
@@ -96,7 +96,7 @@ fn is_without_attribute(error: Errno) -> bool {
     [NONE, Errno::NOTSUP, Errno::OPNOTSUPP, Errno::NOSYS].contains(&error)
 }
 
-/// Gives a file to a group: mode 0660, whatever the umask. Until it has the group, no group may open it.
+/// Gives a file to a group, with mode 0660, whatever the umask. Until the group is set, no group may open the file.
 pub(crate) fn share_with_group(file: &File, group: u32) -> io::Result<()> {
     set_mode(file, 0o600)?;
     std::os::unix::fs::fchown(file, None, Some(group))?;
@@ -106,10 +106,10 @@ pub(crate) fn share_with_group(file: &File, group: u32) -> io::Result<()> {
 /// Removes a name. Processes that have the file open or mapped keep it.
 pub(crate) use std::fs::remove_file as unlink;
 
-/// Replaces whatever `to` names by what `from` names, in one step.
+/// Renames `from` to `to`, and replaces the file that has this name, in one step.
 pub(crate) use std::fs::rename as rename_over;
 
-/// Finishes an `unlink` that had to wait for the last mapping; here none has to.
+/// Finishes an `unlink` that had to wait for the last mapping. Does nothing, because no `unlink` has to wait here.
 pub(crate) fn finish_unlink(_file: &File, _directory: &Path) {}
 
 /// Reads identity, links, length, owner, group and mode.
@@ -117,7 +117,7 @@ pub(crate) fn facts(file: &File) -> io::Result<Facts> {
     Ok(facts_of(&file.metadata()?))
 }
 
-/// Reads the facts of what stands at `path` itself, without following a link.
+/// Reads the facts of the file at `path` itself, without following a link.
 pub(crate) fn facts_at(path: &Path) -> io::Result<Facts> {
     Ok(facts_of(&std::fs::symlink_metadata(path)?))
 }
@@ -150,7 +150,7 @@ fn is_own_group(group: u32) -> bool {
     !cfg!(target_vendor = "apple") && group == rustix::process::getegid().as_raw()
 }
 
-/// Makes `path` a directory that only this user can write into, or says what is wrong with what is there.
+/// Makes `path` a directory that only this user can write into, or returns why the existing file is not one.
 pub(crate) fn private_directory(path: &Path) -> Result<(), PrivateDirectoryError> {
     match std::fs::DirBuilder::new().mode(0o700).create(path) {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error.into()),
@@ -178,7 +178,7 @@ pub(crate) fn is_writable_directory(directory: &Path) -> bool {
     directory.is_dir() && fs::access(directory, fs::Access::WRITE_OK | fs::Access::EXEC_OK).is_ok()
 }
 
-/// Takes the lock if no other lock conflicts; `Ok(false)` if one does.
+/// Takes the lock, or returns `Ok(false)` if another lock conflicts.
 pub(crate) fn try_lock(file: &File, kind: LockKind, range: LockRange) -> io::Result<bool> {
     match fcntl_lock(file, libc::F_OFD_SETLK, lock_type(kind), range) {
         Ok(_) => Ok(true),
@@ -187,7 +187,7 @@ pub(crate) fn try_lock(file: &File, kind: LockKind, range: LockRange) -> io::Res
     }
 }
 
-/// Waits for the lock as long as it takes.
+/// Takes the lock. Waits for it without limit.
 pub(crate) fn lock(file: &File, kind: LockKind, range: LockRange) -> io::Result<()> {
     loop {
         match fcntl_lock(file, libc::F_OFD_SETLKW, lock_type(kind), range) {
@@ -197,8 +197,8 @@ pub(crate) fn lock(file: &File, kind: LockKind, range: LockRange) -> io::Result<
     }
 }
 
-/// Takes a lock of the whole file, at once or not at all: flock(2), which needs no right to write, and knows nothing of the
-/// ranges that others have locked.
+/// Takes a lock of the whole file by flock(2), or returns `Ok(false)` if there is one. It needs no right to write, and does not
+/// conflict with range locks.
 pub(crate) fn try_lock_whole(file: &File) -> io::Result<bool> {
     match fs::flock(file, fs::FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => Ok(true),
@@ -207,7 +207,7 @@ pub(crate) fn try_lock_whole(file: &File) -> io::Result<bool> {
     }
 }
 
-/// Gives up whatever this description holds in the range.
+/// Releases all locks of this description in the range.
 pub(crate) fn unlock(file: &File, range: LockRange) -> io::Result<()> {
     fcntl_lock(file, libc::F_OFD_SETLK, UNLOCK, range).map(drop)
 }
@@ -231,13 +231,12 @@ fn lock_type(kind: LockKind) -> libc::c_int {
 
 cfg_if::cfg_if! {
     if #[cfg(all(target_os = "linux", target_env = "gnu", target_pointer_width = "32"))] {
-        // With 32-bit file offsets the C library's fcntl would take the short structure, in which these ranges do not
-        // fit.
+        // With 32-bit file offsets the C library's fcntl would take the short structure, in which these ranges do not fit.
         use libc::flock64 as Flock;
 
         #[allow(unsafe_code)]
         unsafe fn fcntl(descriptor: libc::c_int, command: libc::c_int, lock: *mut Flock) -> libc::c_long {
-            // SAFETY: as the caller says; fcntl64 takes what fcntl takes, with the long structure.
+            // SAFETY: the caller keeps the contract of fcntl. fcntl64 takes the same arguments, with the long structure.
             unsafe { libc::syscall(libc::SYS_fcntl64, descriptor, command, lock) }
         }
     } else {
@@ -258,7 +257,7 @@ fn fcntl_lock(file: &File, command: libc::c_int, kind: libc::c_int, range: LockR
         l_whence: libc::SEEK_SET as _,
         l_start: range.start.try_into().map_err(out_of_range)?,
         l_len: range.length.try_into().map_err(out_of_range)?,
-        l_pid: 0, // must be 0, or the kernel answers EINVAL
+        l_pid: 0, // must be 0, or the kernel returns EINVAL
     };
     // SAFETY: the descriptor is open for the whole call; these commands read and write one `struct flock`.
     let answer = unsafe { fcntl(file.as_raw_fd(), command, &raw mut lock) };
@@ -268,8 +267,9 @@ fn fcntl_lock(file: &File, command: libc::c_int, kind: libc::c_int, range: LockR
 /// Grows in every forked child.
 static GENERATION: AtomicU64 = AtomicU64::new(0);
 
-/// Forks that this process has begun, each before the kernel copies anything, and those whose copy is complete or has failed.
+/// Number of forks that this process has begun. A fork is counted before the kernel copies anything.
 static BEGUN: AtomicU64 = AtomicU64::new(0);
+/// Number of begun forks that are complete or have failed.
 static ENDED: AtomicU64 = AtomicU64::new(0);
 
 extern "C" fn begin_fork() {
@@ -280,7 +280,7 @@ extern "C" fn end_fork() {
     ENDED.fetch_add(1, Ordering::SeqCst);
 }
 
-/// The child has one thread: no fork that another one has begun goes on here.
+/// In the child only the forking thread exists, so no fork of another thread is under way.
 extern "C" fn begin_child() {
     GENERATION.fetch_add(1, Ordering::Relaxed);
     ENDED.store(BEGUN.load(Ordering::SeqCst), Ordering::SeqCst);
@@ -292,31 +292,36 @@ extern "C" fn begin_child() {
 #[allow(unsafe_code)]
 pub(crate) fn fork_generation() -> u64 {
     static REGISTERED: AtomicBool = AtomicBool::new(false);
-    // No `Once`: a child that is forked in the middle of it would wait for ever. Registered twice, the handlers do no harm.
+    // Not a `Once`: a child forked while another thread is in it would wait for ever. Two threads may register the handlers
+    // twice, which does no harm.
     if !REGISTERED.load(Ordering::Acquire) {
         // SAFETY: the functions only change atomics, which is async-signal-safe, and live as long as the program.
-        let _ = unsafe { libc::pthread_atfork(Some(begin_fork), Some(end_fork), Some(begin_child)) }; // out of memory
+        let _ = unsafe { libc::pthread_atfork(Some(begin_fork), Some(end_fork), Some(begin_child)) }; // fails if out of memory
         REGISTERED.store(true, Ordering::Release);
     }
     GENERATION.load(Ordering::Relaxed)
 }
 
-/// Returns how many forks this process has begun; `None` while one is going on. If two answers are the same number, no child
-/// was forked in between that has a copy of what was open in between. Children that are spawned do not count: they keep nothing.
+/// Returns how many forks this process has begun, or `None` while one is under way.
+///
+/// If two calls return the same number, no child was forked between them that has a copy of a descriptor open between them.
+/// Spawned children do not count, because they keep no descriptor.
 pub(crate) fn forks() -> Option<u64> {
-    fork_generation();
+    fork_generation(); // registers the handlers
+    // `ENDED` is loaded first. Otherwise, with fork A under way at the load of `BEGUN`, A could end and B begin before the load of
+    // `ENDED`: the numbers would be equal although B is under way.
     let ended = ENDED.load(Ordering::SeqCst);
     let begun = BEGUN.load(Ordering::SeqCst);
     (begun == ended).then_some(begun)
 }
 
-/// Reads a clock that began before now.
+/// Reads a clock that never shows a negative time.
 pub(super) fn clock(id: ClockId) -> Duration {
     let time = rustix::time::clock_gettime(id);
     Duration::new(time.tv_sec.unsigned_abs(), u32::try_from(time.tv_nsec).unwrap_or(0))
 }
 
-/// Reads the identity of a boot that is written in hexadecimal digits, whatever stands between them.
+/// Parses the identity of a boot: hexadecimal digits. Other characters between them are ignored.
 pub(super) fn boot_id_from(text: &[u8]) -> Option<[u8; 16]> {
     let digits: String = text.iter().copied().map(char::from).filter(char::is_ascii_hexdigit).collect();
     Some(u128::from_str_radix(&digits, 16).ok()?.to_be_bytes())
@@ -327,7 +332,7 @@ pub(crate) fn user_id() -> u32 {
     rustix::process::geteuid().as_raw()
 }
 
-/// Makes a path of the bytes that the kernel knows it by.
+/// Makes a path from the bytes that the kernel uses.
 #[allow(clippy::unnecessary_wraps)] // not every system's paths are bytes
 pub(crate) fn path_from(bytes: Vec<u8>) -> Option<PathBuf> {
     Some(OsString::from_vec(bytes).into())
@@ -338,7 +343,7 @@ pub(crate) fn descriptor_limit() -> u64 {
     rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(u64::MAX)
 }
 
-/// Returns how long a file may be that this process makes; what is longer is answered with a signal, SIGXFSZ.
+/// Returns the length of the largest file that this process may make. For a longer one the kernel sends SIGXFSZ.
 pub(crate) fn largest_file() -> u64 {
     rustix::process::getrlimit(rustix::process::Resource::Fsize).current.unwrap_or(u64::MAX)
 }
@@ -348,17 +353,17 @@ pub(crate) fn is_out_of_descriptors(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE))
 }
 
-/// Says why a file cannot have this name, which is free of separators and NUL; here every such name will do.
+/// Returns why a file cannot have this name, which has no separators and no NUL. Here every such name is allowed.
 pub(crate) fn forbidden_name(_name: &str) -> Option<&'static str> {
     None
 }
 
-/// Returns what tells this user's directory in a temporary directory from other users'.
+/// Returns the part of a name that tells this user's directory in a temporary directory from other users'.
 pub(crate) fn user_tag() -> String {
     user_id().to_string()
 }
 
-/// Whether the error says that a link or another kind of file stands where a regular one was expected.
+/// Whether the error says that there is a link or another kind of file instead of a regular one.
 pub(crate) fn is_not_a_file(error: &io::Error) -> bool {
     use libc::{EISDIR, ELOOP, EMLINK, ENODEV, ENXIO, EOPNOTSUPP};
     // Opening a socket is "not supported" on Apple systems; on Linux there is no such device.

@@ -12,17 +12,17 @@ cfg_if::cfg_if! {
     if #[cfg(any(target_os = "linux", target_os = "android"))] {
         use std::os::fd::{FromRawFd, OwnedFd};
 
-        /// Number of the option that asks for a pidfd of the peer; the same everywhere but on SPARC.
+        /// Number of the option that returns a pidfd of the peer; the same everywhere but on SPARC.
         const SO_PEERPIDFD: libc::c_int = if cfg!(any(target_arch = "sparc", target_arch = "sparc64")) { 0x56 } else { 77 };
 
-        /// Asks for `SO_PEERCRED`. See <https://man7.org/linux/man-pages/man7/unix.7.html>.
+        /// Returns the peer by `SO_PEERCRED`. See <https://man7.org/linux/man-pages/man7/unix.7.html>.
         pub(crate) fn peer(socket: BorrowedFd<'_>) -> io::Result<Peer> {
             let mut answer = libc::ucred { pid: 0, uid: 0, gid: 0 };
             option(socket, libc::SO_PEERCRED, &mut answer)?;
             Ok(Peer { user: answer.uid, process: u32::try_from(answer.pid).ok().filter(|number| *number != 0) })
         }
 
-        /// Asks for a pidfd of the peer.
+        /// Returns a pidfd of the peer.
         ///
         /// # Errors
         ///
@@ -33,7 +33,7 @@ cfg_if::cfg_if! {
             if descriptor < 0 {
                 return Err(io::ErrorKind::Unsupported.into());
             }
-            // SAFETY: the kernel has just made this descriptor for us, and no other value owns it.
+            // SAFETY: the kernel has just made this descriptor for this call, and no other value owns it.
             #[allow(unsafe_code)]
             Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
         }
@@ -44,12 +44,12 @@ cfg_if::cfg_if! {
             let mut length = libc::socklen_t::try_from(size_of::<T>()).unwrap_or(0);
             let (socket, at): (_, *mut T) = (socket.as_raw_fd(), answer);
             // SAFETY: the descriptor is open for the whole call; the kernel writes at most `length` bytes at `at`, which is a
-            // `T`, and both options asked for here write integers, for which every byte is valid.
+            // `T`, and both options that are read here write integers, for which every byte is valid.
             let done = unsafe { libc::getsockopt(socket, libc::SOL_SOCKET, name, at.cast(), &raw mut length) };
             if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
         }
     } else {
-        /// Asks getpeereid(3), which knows users and no processes.
+        /// Returns the peer by getpeereid(3), which returns its user and not its process.
         #[allow(unsafe_code)]
         pub(crate) fn peer(socket: BorrowedFd<'_>) -> io::Result<Peer> {
             let (mut user, mut group) = (0, 0);

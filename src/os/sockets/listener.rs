@@ -28,13 +28,13 @@ const LONGEST: usize = size_of::<libc::sockaddr_un>() - offset_of!(libc::sockadd
 /// Whether an open directory has a short path of its own.
 const THROUGH_PROC: bool = cfg!(any(target_os = "linux", target_os = "android"));
 
-/// How a directory is opened to be looked into and gone through, which needs no right to list it where that can be said.
+/// Flags that open a directory for the lookup of names in it. With `O_PATH` this needs no right to list the directory.
 #[cfg(any(target_os = "linux", target_os = "android"))]
 const THROUGH: OFlags = OFlags::PATH;
 #[cfg(not(any(target_os = "linux", target_os = "android")))]
 const THROUGH: OFlags = OFlags::RDONLY;
 
-/// Connections that may wait to be accepted; the kernel allows no more than `net.core.somaxconn`, or what it is called there.
+/// Connections that may wait to be accepted. The kernel limits them to `net.core.somaxconn`, or its counterpart elsewhere.
 const BACKLOG: i32 = 4096;
 
 /// How long another process may keep the directory locked. A listener needs the lock for a few system calls only.
@@ -79,7 +79,7 @@ pub(crate) fn listen(path: &Path) -> io::Result<Listener> {
     let place = SocketName::of(path)?;
     let lock = lock(&place.directory)?;
     let listener = place.make_way().and_then(|()| place.bind());
-    // By hand: a child that another thread is just spawning has a copy of the description.
+    // Closing is not enough: a child that another thread is just spawning has a copy of the descriptor.
     rustix::fs::flock(&lock, FlockOperation::Unlock)?;
     listener
 }
@@ -89,8 +89,9 @@ pub(crate) fn listen(path: &Path) -> io::Result<Listener> {
 pub(crate) struct Listener {
     socket: UnixListener,
     place: SocketName,
-    /// Of the name; the open socket keeps the number from being used again.
+    /// Identity of the file with the name. The open socket keeps its number from being reused.
     id: FileId,
+    /// Fork generation of the process that made it. A forked child must not remove the name.
     generation: u64,
 }
 
@@ -101,7 +102,7 @@ impl Listener {
     ///
     /// # Errors
     ///
-    /// `TimedOut`; out of descriptors, with the other one still waiting to be accepted.
+    /// `TimedOut`; out of descriptors: then the connection still waits to be accepted.
     pub(crate) fn accept(&self, deadline: Option<Instant>) -> io::Result<Socket> {
         loop {
             match when_ready(self, PollFlags::IN, deadline, || self.socket.accept()) {
@@ -111,12 +112,12 @@ impl Listener {
         }
     }
 
-    /// Whether the name still leads here.
+    /// Whether the name still leads to this socket.
     pub(crate) fn has_name(&self) -> bool {
         self.place.look().is_ok_and(|found| identity(&found) == self.id)
     }
 
-    /// Removes the name, so that no process connects any more, if it is still this socket's and this process made it.
+    /// Removes the name, so that no process connects any more, if it still leads to this socket and this process made it.
     pub(crate) fn remove_name(&self) {
         if fork_generation() == self.generation && self.has_name() {
             self.place.remove();
@@ -131,7 +132,7 @@ impl AsFd for Listener {
 }
 
 impl Drop for Listener {
-    /// The name is removed while the socket still listens: until then no process can have replaced it.
+    /// Removes the name while the socket still listens. [`listen`] in another process replaces it only after that.
     fn drop(&mut self) {
         self.remove_name();
     }
@@ -141,10 +142,10 @@ fn fits(path: &Path) -> bool {
     path.as_os_str().len() <= LONGEST
 }
 
-/// Where a socket has its name, or is to have it.
+/// The name of a socket, which exists already or will.
 #[derive(Debug)]
 struct SocketName {
-    /// If the path is too long, the address leads through it.
+    /// The directory of the name. If the path is too long, the address leads through this descriptor.
     directory: OwnedFd,
     name: OsString,
     address: SocketAddrUnix,
@@ -153,7 +154,7 @@ struct SocketName {
 impl SocketName {
     fn of(path: &Path) -> io::Result<Self> {
         let no_name = || io::Error::new(io::ErrorKind::InvalidInput, "the path of a socket must end with a name");
-        // "a/.." has none, and of "a/" Rust would see one.
+        // "a/.." has no name. "a/" has none either, but Rust would return "a".
         let name = path.file_name().filter(|_| !path.as_os_str().as_bytes().ends_with(b"/")).ok_or_else(no_name)?;
         let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
         let directory = open_directory(CWD, parent, THROUGH)?;
@@ -161,16 +162,16 @@ impl SocketName {
         Ok(Self { directory, name: name.to_owned(), address })
     }
 
-    /// What has the name.
+    /// Returns the metadata of the file with the name.
     fn look(&self) -> Result<Stat, Errno> {
         rustix::fs::statat(&self.directory, &self.name, AtFlags::SYMLINK_NOFOLLOW)
     }
 
     fn remove(&self) {
-        let _gone_already = rustix::fs::unlinkat(&self.directory, &self.name, AtFlags::empty());
+        let _ = rustix::fs::unlinkat(&self.directory, &self.name, AtFlags::empty()); // may be gone already
     }
 
-    /// Removes a socket at which no process listens, or returns what else is in the way.
+    /// Removes a socket at which no process listens. Fails if any other file has the name.
     fn make_way(&self) -> io::Result<()> {
         let found = match self.look() {
             Ok(found) => found,
@@ -180,7 +181,7 @@ impl SocketName {
         may_be_replaced(&found, user_id())?;
         let probe = stream_socket()?;
         match rustix::net::connect(&probe, &self.address) {
-            // No process is between bind and listen now: both happen under the lock that this process holds.
+            // No process listens. None is between bind and listen either: both happen under the lock that this process holds.
             Err(Errno::CONNREFUSED) => {}
             Err(Errno::NOENT) => return Ok(()),
             // A process listens and its queue is full, or it is a socket of another kind.
@@ -191,12 +192,12 @@ impl SocketName {
             Ok(again) if identity(&again) == identity(&found) => {
                 Ok(rustix::fs::unlinkat(&self.directory, &self.name, AtFlags::empty())?)
             }
-            // A process that does not take the lock was quicker; binding reports it.
+            // A process that does not take the lock has replaced the socket meanwhile. Binding reports it.
             _ => Ok(()),
         }
     }
 
-    /// Gives a socket the name and listens; leaves no name behind if it cannot.
+    /// Gives a socket the name and listens. Leaves no name behind if that fails.
     fn bind(self) -> io::Result<Listener> {
         let socket = stream_socket()?;
         let mode = Mode::RUSR | Mode::WUSR;
@@ -229,7 +230,8 @@ fn open_directory(at: impl AsFd, path: &Path, access: OFlags) -> Result<OwnedFd,
     rustix::fs::openat(at, path, access | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
 }
 
-/// The address of a path that is too long, by way of its directory, which must stay open as long as the address is used.
+/// Returns the address of a path that is too long. It leads through the directory's descriptor, which must stay open as long as the
+/// address is used.
 fn short_address(directory: &OwnedFd, name: &OsStr, path: &Path) -> io::Result<SocketAddrUnix> {
     let too_long = |what: &str, length: usize, most: usize| {
         let reason = format!("the {what} has {length} bytes, but a socket's may have at most {most} here: shorten it");
@@ -247,7 +249,7 @@ fn short_address(directory: &OwnedFd, name: &OsStr, path: &Path) -> io::Result<S
     Ok(SocketAddrUnix::new(short)?)
 }
 
-/// Makes a socket with calls that do not wait, and which programs that are started do not inherit.
+/// Makes a non-blocking socket that started programs do not inherit.
 fn stream_socket() -> io::Result<OwnedFd> {
     cfg_if::cfg_if! {
         if #[cfg(target_vendor = "apple")] {
@@ -280,7 +282,7 @@ fn lock(directory: &OwnedFd) -> io::Result<OwnedFd> {
     }
 }
 
-/// Whether what stands at the path is a socket of this user.
+/// Succeeds if the file at the path is a socket of this user.
 fn may_be_replaced(found: &Stat, user: u32) -> io::Result<()> {
     let what = match FileType::from_raw_mode(found.st_mode) {
         FileType::Socket => None,

@@ -1,4 +1,4 @@
-//! Sockets with a path: which process may have it, and what is left.
+//! Sockets with a path: which process gets the path, and which files remain.
 
 use std::io::ErrorKind;
 use std::os::unix::fs::PermissionsExt;
@@ -22,7 +22,7 @@ fn greet(listener: &Listener, path: &Path) {
 }
 
 #[test]
-fn dropped_listener_removes_its_name() {
+fn connection_is_accepted_and_name_ends_with_listener() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("socket");
     assert_eq!(connect(&path, Some(late())).unwrap_err().kind(), ErrorKind::NotFound);
@@ -39,7 +39,7 @@ fn dropped_listener_removes_its_name() {
 }
 
 #[test]
-fn too_long_path_works_or_names_the_limit() {
+fn long_path_works_on_linux_or_fails_with_the_reason() {
     let directory = tempfile::tempdir().unwrap();
     let deep = directory.path().join("a".repeat(100)).join("b".repeat(100));
     std::fs::create_dir_all(&deep).unwrap();
@@ -73,15 +73,15 @@ fn every_length_of_path_around_the_limit_works() {
 }
 
 #[test]
-fn only_an_abandoned_socket_is_replaced() {
-    let _closed_is_closed = no_children();
+fn abandoned_socket_is_replaced_unlike_one_in_use() {
+    let _guard = no_children();
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("socket");
     drop(UnixListener::bind(&path).unwrap());
     assert!(path.exists(), "the standard library leaves it");
     let listener = listen(&path).unwrap();
     assert_eq!(listen(&path).unwrap_err().kind(), ErrorKind::AlreadyExists);
-    listener.accept(Some(late())).unwrap(); // the process that asked
+    listener.accept(Some(late())).unwrap(); // the probe of the second `listen`
     greet(&listener, &path);
 }
 
@@ -112,7 +112,7 @@ fn other_files_at_the_path_stay_and_are_named() {
 }
 
 #[test]
-fn another_users_socket_is_left_alone() {
+fn socket_of_another_user_is_not_replaced() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("socket");
     drop(UnixListener::bind(&path).unwrap());
@@ -124,8 +124,8 @@ fn another_users_socket_is_left_alone() {
 }
 
 #[test]
-fn dropped_listener_spares_a_foreign_name() {
-    let _closed_is_closed = no_children();
+fn listener_leaves_a_name_that_is_no_longer_its_own() {
+    let _guard = no_children();
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("socket");
     let listener = listen(&path).unwrap();
@@ -141,8 +141,8 @@ fn dropped_listener_spares_a_foreign_name() {
 }
 
 #[test]
-fn one_of_many_listeners_gets_the_path() {
-    let _closed_is_closed = no_children();
+fn one_of_several_racing_listeners_gets_the_path() {
+    let _guard = no_children();
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("socket");
     for _round in 0..20 {

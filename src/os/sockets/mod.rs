@@ -1,6 +1,6 @@
 //! Stream sockets between processes of one machine, on Linux and Apple's systems.
 //!
-//! `lacking/sockets.rs` stands for this folder where there are none.
+//! `lacking/sockets.rs` replaces this folder where there are none.
 
 pub(crate) mod credentials;
 #[cfg_attr(not(feature = "channel"), allow(dead_code))] // the manager needs less

@@ -1,7 +1,7 @@
 //! Unix: connected stream sockets between processes of one machine, which carry bytes and open files.
 //!
-//! Whether a call may wait is said call by call (`MSG_DONTWAIT`) and not set on the description, which other processes may
-//! share: a Python program at one end finds its socket as it made it. Waiting is poll(2), until a deadline.
+//! Each call says that it must not wait (`MSG_DONTWAIT`). That is not set on the open file description, which other processes may
+//! share: a Python program at one end finds its socket unchanged. Waiting is poll(2), until a deadline.
 
 use std::fs::File;
 use std::io::{self, IoSlice, IoSliceMut};
@@ -21,37 +21,38 @@ use super::credentials;
 use crate::backoff::Backoff;
 use crate::os::Peer;
 
-/// Whether open files can be received without ever losing one: where looking at a message (`MSG_PEEK`) gives copies of the
-/// files in it and leaves it where it is.
+/// Whether open files can be received without ever losing one: where peeking at a message (`MSG_PEEK`) returns copies of its
+/// files and leaves the message in the socket.
 pub(crate) const SOCKETS_CARRY_FILES: bool = cfg!(any(target_os = "linux", target_os = "android"));
 
 /// Linux's `SCM_MAX_FD`: as many files can be in one message.
 const MOST_FILES: usize = 253;
 
-/// Room for the control data of the largest message, and for what a socket may have been asked to tell besides.
+/// Room for the control data of the largest message, and for other control data that options of the socket may add.
 const CONTROL_SPACE: usize = rustix::cmsg_space!(ScmRights(MOST_FILES)) + 256;
 
-/// How often a message is looked at again if not all of its descriptors came through although there was room for them.
+/// How many times a message is peeked at if not all of its descriptors arrive although there is room for them.
 const LOOKS: usize = 3;
 
 /// A connected stream socket between two processes of this machine (`AF_UNIX`).
 ///
-/// Made from a `UnixStream` or any descriptor of such a socket, one that was inherited for instance, and turned back into
-/// one. What was read from the stream before, or is read by others, is missing here.
+/// Made from a `UnixStream` or any descriptor of such a socket, an inherited one for instance, and turned back into a
+/// descriptor. Bytes that were read from the stream before, or that other processes read, are missing here.
 #[derive(Debug)]
 pub struct Socket {
     descriptor: OwnedFd,
 }
 
 impl From<OwnedFd> for Socket {
-    /// Takes the descriptor over. Whether it is a socket shows when it is used.
+    /// Takes the descriptor over. If it is no socket, its first use fails.
     fn from(descriptor: OwnedFd) -> Self {
         // These systems have no flag for a single call that prevents SIGPIPE when the receiver is gone.
+        // A failure shows when the socket is used.
         #[cfg(target_vendor = "apple")]
-        let _shows_when_used = rustix::net::sockopt::set_socket_nosigpipe(&descriptor, true);
-        // MSG_DONTWAIT is a promise of Linux; others keep it for one direction or not at all.
+        let _ = rustix::net::sockopt::set_socket_nosigpipe(&descriptor, true);
+        // Only Linux keeps MSG_DONTWAIT. Other systems keep it for one direction or not at all.
         if !cfg!(any(target_os = "linux", target_os = "android")) {
-            let _shows_when_used = rustix::io::ioctl_fionbio(&descriptor, true);
+            let _ = rustix::io::ioctl_fionbio(&descriptor, true);
         }
         Self { descriptor }
     }
@@ -75,18 +76,18 @@ impl AsFd for Socket {
     }
 }
 
-/// Makes two sockets that are connected with each other; neither is inherited by a program that is run.
+/// Makes two connected sockets. Started programs inherit neither of them.
 pub(crate) fn pair() -> io::Result<(Socket, Socket)> {
     let (one, other) = UnixStream::pair()?;
     Ok((one.into(), other.into()))
 }
 
 impl Socket {
-    /// Insists on a stream: messages of their own would be cut where a reader of streams stops.
+    /// Fails unless the socket is a stream. Other sockets send separate messages, and reading a part of one loses the rest.
     ///
     /// # Errors
     ///
-    /// `InvalidInput` for a socket of another kind, and the system's own for what is no socket.
+    /// `InvalidInput` for a socket of another kind, and the system's own error for a descriptor that is no socket.
     pub(crate) fn require_stream(&self) -> io::Result<()> {
         if rustix::net::sockopt::socket_type(&self.descriptor)? == SocketType::STREAM {
             return Ok(());
@@ -99,9 +100,9 @@ impl Socket {
         credentials::peer(self.as_fd())
     }
 
-    /// Sends some of the bytes, at least one, and all the files with them; returns how many bytes.
+    /// Sends some of the bytes, at least one, and all the files with them. Returns how many bytes were sent.
     ///
-    /// Waits for room in the socket, and for the receivers of this user's earlier messages if too many files are under way.
+    /// Waits for room in the socket, and for the receivers of this user's earlier messages if too many files are in flight.
     ///
     /// # Errors
     ///
@@ -122,7 +123,7 @@ impl Socket {
         let mut crowded = Backoff::new(left(deadline).unwrap_or(Duration::MAX));
         loop {
             match when_ready(self, PollFlags::OUT, deadline, send) {
-                // unix(7): more files under way than the user may have open. The kernel does not announce their arrival.
+                // unix(7): more files in flight than the user may have open. The kernel does not announce their arrival.
                 Err(error) if Errno::from_io_error(&error) == Some(Errno::TOOMANYREFS) => {
                     if !crowded.pause() {
                         return Err(io::ErrorKind::TimedOut.into());
@@ -133,12 +134,12 @@ impl Socket {
         }
     }
 
-    /// Receives some bytes, at least one; 0 when the other end is closed and everything was read. Files that come with them
-    /// are closed.
+    /// Receives some bytes, at least one. Returns 0 if the other end is closed and everything was read. Files that come with the
+    /// bytes are closed.
     ///
     /// # Errors
     ///
-    /// `TimedOut`, and `ConnectionReset` if the other end was closed with something unread. Nothing was received then.
+    /// `TimedOut`, and `ConnectionReset` if the other end was closed with unread bytes. Nothing was received then.
     pub(crate) fn receive(&self, buffer: &mut [u8], deadline: Option<Instant>) -> io::Result<usize> {
         when_ready(self, PollFlags::IN, deadline, || {
             rustix::net::recv(&self.descriptor, &mut *buffer, RecvFlags::DONTWAIT).map(|(_, received)| received)
@@ -149,16 +150,16 @@ impl Socket {
     ///
     /// # Errors
     ///
-    /// All leave the message in the socket. Out of descriptors (`EMFILE`); `TimedOut`; `UnexpectedEof` or `ConnectionReset`
-    /// if the other end is closed; `InvalidData` if another number of files is there; `PermissionDenied` if the system lets
-    /// none through; `Unsupported` where a message cannot be left in the socket.
+    /// Every error leaves the message in the socket. Out of descriptors (`EMFILE`); `TimedOut`; `UnexpectedEof` or
+    /// `ConnectionReset` if the other end is closed; `InvalidData` if another number of files is there; `PermissionDenied` if the
+    /// system lets no file through; `Unsupported` where a message cannot be left in the socket.
     pub(crate) fn receive_files(&self, count: usize, deadline: Option<Instant>) -> io::Result<Vec<File>> {
         if !SOCKETS_CARRY_FILES {
             let reason = "only Linux can receive descriptors without losing some when none are free";
             return Err(io::Error::new(io::ErrorKind::Unsupported, reason));
         }
         for _ in 0..LOOKS {
-            // Looking makes copies of the files; those in the message stay where they are.
+            // Peeking makes copies of the files. Those in the message stay there.
             let (byte, files, complete) = self.peek_files(deadline)?;
             let Some(byte) = byte else { return Err(io::ErrorKind::UnexpectedEof.into()) };
             if !complete {
@@ -180,7 +181,8 @@ impl Socket {
         Err(io::Error::new(io::ErrorKind::PermissionDenied, reason))
     }
 
-    /// Looks at the next byte and the files that came with it, and whether they are all. No byte: the other end is closed.
+    /// Peeks at the next byte and the files that came with it. Also returns whether these are all files of the message. Returns no
+    /// byte if the other end is closed.
     fn peek_files(&self, deadline: Option<Instant>) -> io::Result<(Option<u8>, Vec<File>, bool)> {
         let flags = RecvFlags::DONTWAIT | RecvFlags::PEEK;
         #[cfg(any(target_os = "linux", target_os = "android"))]
@@ -202,7 +204,7 @@ impl Socket {
         })
     }
 
-    /// Whether this process could have `count` descriptors more, by having them for a moment.
+    /// Succeeds if this process can open `count` more descriptors, which it does for a moment.
     ///
     /// # Errors
     ///
@@ -213,18 +215,19 @@ impl Socket {
         Ok(tried.map(drop)?)
     }
 
-    /// Ends this direction: the other end reads what was sent, and then that there is no more.
+    /// Ends this direction. The other end reads the bytes that were sent, and then the end of the stream.
     pub(crate) fn end_sending(&self) {
-        let _closed_already = rustix::net::shutdown(&self.descriptor, Shutdown::Write);
+        // Fails if the connection is closed already.
+        let _ = rustix::net::shutdown(&self.descriptor, Shutdown::Write);
     }
 }
 
-/// Returns how much time is left until a deadline; `None` without one.
+/// Returns how much time is left until a deadline, or `None` if there is no deadline.
 pub(super) fn left(deadline: Option<Instant>) -> Option<Duration> {
     deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()))
 }
 
-/// Makes a call that does not wait, again and again, until it says something else than "not now".
+/// Repeats a call that does not wait until it returns something else than `WouldBlock`. Waits for the descriptor in between.
 pub(super) fn when_ready<T, E: Into<io::Error>>(
     descriptor: &impl AsFd,
     what: PollFlags,
@@ -240,14 +243,14 @@ pub(super) fn when_ready<T, E: Into<io::Error>>(
     }
 }
 
-/// Waits until the descriptor is ready, or broken, which the next call will say.
+/// Waits until the descriptor is ready, or broken, which the next call reports.
 fn wait(descriptor: &impl AsFd, what: PollFlags, deadline: Option<Instant>) -> io::Result<()> {
     loop {
         let left = left(deadline);
         if left.is_some_and(|left| left.is_zero()) {
             return Err(io::ErrorKind::TimedOut.into());
         }
-        // A time that the system cannot express is as good as none.
+        // A limit that does not fit the type is none.
         let left = left.and_then(|left| Timespec::try_from(left).ok());
         match poll(&mut [PollFd::new(descriptor, what)], left.as_ref()) {
             Ok(0) | Err(Errno::INTR) => {} // the clock decides

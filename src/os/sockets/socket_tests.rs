@@ -1,4 +1,4 @@
-//! Bytes and files through sockets, as the system carries them.
+//! Bytes and files sent through sockets.
 
 use std::io::{ErrorKind, IoSlice, Read, Seek, Write};
 use std::time::Duration;
@@ -43,8 +43,8 @@ fn send_numbered(socket: &Socket, count: usize) {
 }
 
 #[test]
-fn send_and_receive_end_at_the_deadline() {
-    let _closed_is_closed = no_children();
+fn full_and_empty_sockets_time_out() {
+    let _guard = no_children();
     let (one, other) = pair().unwrap();
     assert_eq!(one.receive(&mut [0], Some(soon())).unwrap_err().kind(), ErrorKind::TimedOut);
     let full = loop {
@@ -65,7 +65,7 @@ fn send_and_receive_end_at_the_deadline() {
 }
 
 #[test]
-fn socket_without_a_stream_is_refused() {
+fn socket_that_is_no_stream_is_refused() {
     let datagrams = std::os::unix::net::UnixDatagram::unbound().unwrap();
     let socket = Socket::from(OwnedFd::from(datagrams));
     assert_eq!(socket.require_stream().unwrap_err().kind(), ErrorKind::InvalidInput);
@@ -75,7 +75,7 @@ fn socket_without_a_stream_is_refused() {
 }
 
 #[test]
-fn the_other_end_of_a_pair_is_this_process() {
+fn peer_of_a_pair_is_this_process() {
     let (one, _other) = pair().unwrap();
     let peer = one.peer().unwrap();
     assert_eq!(peer.user, crate::os::user_id());
@@ -83,8 +83,8 @@ fn the_other_end_of_a_pair_is_this_process() {
 }
 
 #[test]
-fn another_process_receives_the_files() {
-    const NAME: &str = "os::sockets::socket::tests::another_process_receives_the_files";
+fn another_process_receives_files_and_answers() {
+    const NAME: &str = "os::sockets::socket::tests::another_process_receives_files_and_answers";
     if let Some(socket) = inherited() {
         let files = socket.receive_files(3, Some(late())).unwrap();
         let numbers: Vec<usize> = files.iter().map(number).collect();
@@ -112,8 +112,8 @@ fn another_process_receives_the_files() {
 }
 
 #[test]
-fn files_without_free_descriptors_stay_in_the_socket() {
-    if !alone("os::sockets::socket::tests::files_without_free_descriptors_stay_in_the_socket") {
+fn files_without_room_for_them_stay_in_the_socket() {
+    if !alone("os::sockets::socket::tests::files_without_room_for_them_stay_in_the_socket") {
         return;
     }
     let (one, other) = pair().unwrap();
@@ -143,14 +143,14 @@ fn files_without_free_descriptors_stay_in_the_socket() {
 }
 
 #[test]
-fn files_close_with_receiver_or_unread_message() {
-    let _closed_is_closed = no_children();
+fn message_releases_its_files_when_taken_or_dropped() {
+    let _guard = no_children();
     let is_closed = |socket: &Socket| socket.receive(&mut [0], Some(soon())).is_ok_and(|received| received == 0);
     for taken in [true, false] {
         let (one, other) = pair().unwrap();
         let (end, watched) = pair().unwrap();
         send(&one, &[1], &[&file(end)]).unwrap();
-        assert!(!is_closed(&watched), "it is under way");
+        assert!(!is_closed(&watched), "it is in flight");
         if taken {
             let files = other.receive_files(1, Some(late())).unwrap();
             assert!(!is_closed(&watched), "it is here");
@@ -163,7 +163,7 @@ fn files_close_with_receiver_or_unread_message() {
 }
 
 #[test]
-fn wrong_number_of_files_is_not_taken() {
+fn wrong_number_of_files_is_not_received() {
     let (one, other) = pair().unwrap();
     send_numbered(&one, 3);
     for wrong in [1, 2, 4] {
@@ -178,11 +178,11 @@ fn wrong_number_of_files_is_not_taken() {
 }
 
 #[test]
-fn send_waits_at_the_limit_of_files_in_flight() {
-    if !alone("os::sockets::socket::tests::send_waits_at_the_limit_of_files_in_flight") {
+fn send_waits_while_too_many_files_are_in_flight() {
+    if !alone("os::sockets::socket::tests::send_waits_while_too_many_files_are_in_flight") {
         return;
     }
-    // Only users without privileges have this limit; for others the socket is full at some time.
+    // Only unprivileged users have this limit. For a privileged one the socket becomes full.
     let (one, other) = pair().unwrap();
     let files = numbered(32);
     let files: Vec<&File> = files.iter().collect();

@@ -1,4 +1,5 @@
-//! For tests of sockets: a process of their own, in which no other thread opens and closes descriptors, and another one to talk to.
+//! For tests of sockets: a separate process, in which no other thread opens and closes descriptors, and a child to communicate
+//! with.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -10,7 +11,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use super::socket::Socket;
 
-/// Held by a thread that starts a process, until that runs its own program.
+/// Write-locked by a thread that starts a process, until the child runs its own program.
 static STARTING: RwLock<()> = RwLock::new(());
 
 /// Keeps the tests of this program from starting processes: until a child runs its own program it has a copy of every
@@ -38,7 +39,8 @@ fn role() -> Option<String> {
     std::env::var(ROLE).ok()
 }
 
-/// Runs the test of this name in a process of its own. `true`: this is that process, go on; `false`: it went well.
+/// Runs the test of this name in a separate process. Returns `true` in that process, which must run the test, and `false` in this
+/// one after the test has passed.
 pub(crate) fn alone(test: &str) -> bool {
     if role().is_some() {
         return true;
@@ -55,7 +57,7 @@ pub(crate) fn child(test: &str, socket: Socket) -> Child {
     spawn(again(test, "child").stdin(Stdio::from(socket)).stdout(Stdio::null()))
 }
 
-/// The socket given to [`child`], in the child; `None` in the parent.
+/// Returns, in the child, the socket that was given to [`child`]; `None` in the parent.
 pub(crate) fn inherited() -> Option<Socket> {
     use std::os::fd::AsFd;
     (role()? == "child").then(|| std::io::stdin().as_fd().try_clone_to_owned().unwrap().into())
@@ -65,7 +67,7 @@ pub(crate) fn inherited() -> Option<Socket> {
 fn descriptors() -> BTreeSet<usize> {
     let look = std::fs::read_dir("/proc/self/fd").unwrap();
     let numbers = look.map(|entry| entry.unwrap().file_name().to_str().unwrap().parse().unwrap());
-    // The look itself had one, which is closed by now.
+    // Reading the directory itself had one, which is closed by now.
     let still_open = |number: &usize| std::fs::symlink_metadata(format!("/proc/self/fd/{number}")).is_ok();
     numbers.collect::<BTreeSet<usize>>().into_iter().filter(still_open).collect()
 }
@@ -75,8 +77,8 @@ pub(crate) fn open_descriptors() -> usize {
     descriptors().len()
 }
 
-/// Lets this process open `room` descriptors more and no others. The system's limit is on their numbers, and there may be
-/// holes between those that are open.
+/// Lets this process open exactly `room` more descriptors. The system limits their numbers, and numbers between those of open
+/// descriptors may be free.
 pub(crate) fn leave_room_for(room: usize) {
     let open = descriptors();
     let first_forbidden = (0..).filter(|number| !open.contains(number)).nth(room).unwrap();
@@ -84,13 +86,13 @@ pub(crate) fn leave_room_for(room: usize) {
     setrlimit(Resource::Nofile, Rlimit { current: Some(first_forbidden as u64), maximum }).unwrap();
 }
 
-/// Lets this process open as many descriptors as it may allow itself.
+/// Lets this process open as many descriptors as its hard limit allows.
 pub(crate) fn leave_all_room() {
     let maximum = getrlimit(Resource::Nofile).maximum;
     setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }).unwrap();
 }
 
-/// A socket as the open file that it is.
+/// Returns the open file of a socket.
 pub(crate) fn file(socket: Socket) -> File {
     OwnedFd::from(socket).into()
 }

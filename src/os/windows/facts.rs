@@ -1,4 +1,4 @@
-//! What an open file says about itself: identity, names, length, and the structures by which Windows is asked and told.
+//! The metadata of open files: identity, names, length, and the structures by which Windows reads and sets them.
 
 #![allow(unsafe_code)]
 
@@ -20,7 +20,7 @@ use crate::os::{Facts, FileId};
 /// The prefix of the names of files that were unlinked or replaced, until they are not mapped any more.
 pub(super) const ASIDE: &str = ".ndshm-gone-";
 
-/// Units of UTF-16 that the longest of paths has, and a NUL.
+/// Units of UTF-16 of the longest possible path, and a NUL.
 const LONGEST_PATH: usize = 1 << 15;
 
 /// Reads identity, links, length and times.
@@ -43,34 +43,35 @@ pub(crate) fn facts(file: &File) -> io::Result<Facts> {
         allocated: bytes(standard.AllocationSize),
         owner: 0,
         group: 0,
-        // The bits that are left: reading for the owner, and writing unless the file is marked read-only.
+        // Only these bits exist: reading for the owner, and writing unless the file is marked read-only.
         mode: if attributes & fs::FILE_ATTRIBUTE_READONLY != 0 { 0o400 } else { 0o600 },
         modified: system_time(by_handle.ftLastWriteTime),
         other,
     })
 }
 
-/// Reads the facts of what stands at `path` itself, without following a link.
+/// Reads the facts of the file at `path` itself, without following a link.
 pub(crate) fn facts_at(path: &Path) -> io::Result<Facts> {
     facts(&open_as(path, fs::FILE_READ_ATTRIBUTES, fs::FILE_FLAG_OPEN_REPARSE_POINT | fs::FILE_FLAG_BACKUP_SEMANTICS)?)
 }
 
-/// Opens what is at `path` with exactly these rights and flags, and shares all of it.
+/// Opens the file or directory at `path` with exactly these rights and flags, and shares every kind of access.
 pub(super) fn open_as(path: &Path, rights: u32, flags: u32) -> io::Result<File> {
     OpenOptions::new().access_mode(rights).custom_flags(flags).open(path).map_err(vanishing)
 }
 
-/// A file that is about to disappear has gone already.
+/// Returns `NotFound` for a file that is about to disappear.
 pub(super) fn vanishing(error: io::Error) -> io::Error {
     if is_one_of(&error, &[ERROR_DELETE_PENDING]) { io::ErrorKind::NotFound.into() } else { error }
 }
 
-/// `ReFS` numbers its files with 128 bits; elsewhere the upper half is zero. Old and foreign file systems know only 64.
+/// Reads the identity of a file. `ReFS` numbers its files with 128 bits; elsewhere the upper half is zero. Old and foreign file
+/// systems have only 64.
 fn id(file: &File, by_handle: &fs::BY_HANDLE_FILE_INFORMATION) -> FileId {
     match get::<fs::FILE_ID_INFO>(file) {
         Ok(info) => {
             let number = u128::from_le_bytes(info.FileId.Identifier);
-            #[allow(clippy::cast_possible_truncation)] // the halves are what is asked for
+            #[allow(clippy::cast_possible_truncation)] // the halves are wanted
             let (low, high) = (number as u64, (number >> 64) as u64);
             // Spread by an odd constant (2^64 divided by the golden ratio), so that small halves do not cancel out.
             FileId { device: info.VolumeSerialNumber, number: low ^ high.wrapping_mul(0x9e37_79b9_7f4a_7c15) }
@@ -82,12 +83,12 @@ fn id(file: &File, by_handle: &fs::BY_HANDLE_FILE_INFORMATION) -> FileId {
     }
 }
 
-/// Lengths are signed there, and never negative.
+/// Converts a length, which Windows returns as a signed number and never negative.
 fn bytes(number: i64) -> u64 {
     u64::try_from(number).unwrap_or(0)
 }
 
-/// Counts from 1601 in steps of 100 ns.
+/// Converts a time, which Windows counts from 1601 in steps of 100 ns.
 fn system_time(time: FILETIME) -> SystemTime {
     const UNIX_EPOCH: u64 = 116_444_736_000_000_000;
     let ticks = u64::from(time.dwHighDateTime) << 32 | u64::from(time.dwLowDateTime);
@@ -96,19 +97,19 @@ fn system_time(time: FILETIME) -> SystemTime {
     SystemTime::UNIX_EPOCH + Duration::new(since / 10_000_000, nanoseconds)
 }
 
-/// Whether the file has by now one of the names that [`unlink`](super::unlink) gives.
+/// Whether the file has one of the names that [`unlink`](super::unlink) gives.
 fn is_aside(file: &File) -> bool {
     let path = path_units(file, fs::VOLUME_NAME_NONE).unwrap_or_default();
     let name = path.rsplit(|unit| *unit == u16::from(b'\\')).next().unwrap_or_default();
     ASIDE.encode_utf16().eq(name.iter().copied().take(ASIDE.len()))
 }
 
-/// Asks for the path that leads to an open file now.
+/// Returns the path that leads to an open file now.
 pub(super) fn path_of(file: &File) -> Option<PathBuf> {
     Some(OsString::from_wide(&path_units(file, fs::VOLUME_NAME_DOS)?).into())
 }
 
-/// `volume` says how the path begins; without the volume it is found the fastest.
+/// Reads the path of an open file. `volume` chooses how the path begins; without the volume it is found the fastest.
 fn path_units(file: &File, volume: fs::GETFINALPATHNAMEBYHANDLE_FLAGS) -> Option<Vec<u16>> {
     let mut units = vec![0u16; LONGEST_PATH];
     let (size, flags) = (u32::try_from(LONGEST_PATH).ok()?, volume | fs::FILE_NAME_OPENED);
@@ -127,13 +128,13 @@ pub(super) fn by_handle(file: &File) -> io::Result<fs::BY_HANDLE_FILE_INFORMATIO
     Ok(information)
 }
 
-/// What can be asked or told about an open file.
+/// A kind of information that can be read or set for an open file.
 ///
 /// # Safety
 ///
 /// The type is the structure of the class `CLASS`, and every answer of the system is a value of it.
 pub(super) unsafe trait Information {
-    /// What is asked or told.
+    /// The class of the information.
     const CLASS: fs::FILE_INFO_BY_HANDLE_CLASS;
 }
 

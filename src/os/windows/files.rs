@@ -27,7 +27,7 @@ use crate::os::{Bound, Room, is_out_of_room};
 /// Milliseconds before each further try of an operation that a virus scanner or an indexer may block for a moment.
 const PAUSES: [u64; 5] = [1, 4, 16, 32, 64];
 
-/// Opens the file at `path`, for writing too if `write`; a link is opened itself, and [`facts`] tells.
+/// Opens the file at `path`, for writing too if `write`. A link is opened itself, which [`facts`] shows.
 pub(crate) fn open(path: &Path, write: bool) -> io::Result<File> {
     let mut options = OpenOptions::new();
     options.read(true).write(write).custom_flags(fs::FILE_FLAG_OPEN_REPARSE_POINT);
@@ -41,19 +41,19 @@ pub(crate) fn create_hidden(path: &Path, _mode: u32) -> io::Result<File> {
     // Temporary: the cache writes it to disk late, or never.
     let file = options.attributes(fs::FILE_ATTRIBUTE_TEMPORARY | fs::FILE_ATTRIBUTE_NOT_CONTENT_INDEXED).open(path)?;
     let stored_as_it_is = by_handle(&file).and_then(|facts| {
-        // In a compressed directory; how much room its bytes take would depend on the bytes.
+        // In a compressed directory the file is compressed too, and its room would depend on its bytes.
         let compressed = facts.dwFileAttributes & fs::FILE_ATTRIBUTE_COMPRESSED != 0;
         if compressed { decompress(&file) } else { Ok(()) }
     });
     if let Err(error) = stored_as_it_is {
         drop(file);
-        let _already_gone = std::fs::remove_file(path);
+        let _ = std::fs::remove_file(path); // may be gone already
         return Err(error);
     }
     Ok(file)
 }
 
-/// Reads bytes; the handle's offset means nothing here.
+/// Reads bytes at an offset. The handle's own offset is not used.
 pub(crate) fn read_exact_at(file: &File, bytes: &mut [u8], at: u64) -> io::Result<()> {
     let mut done = 0;
     while done < bytes.len() {
@@ -94,7 +94,7 @@ pub(crate) fn reopen(file: &File, write: bool) -> io::Result<File> {
     } else {
         // SAFETY: the handle was made by the call above, and no other value owns it.
         let again = File::from(unsafe { OwnedHandle::from_raw_handle(handle) });
-        // Wine follows the name that the file had once, which may be another file's by now.
+        // Wine follows the old name of the file, which may be another file's by now.
         if facts(&again)?.id.number == number {
             return Ok(again);
         }
@@ -110,7 +110,7 @@ pub(crate) fn reopen(file: &File, write: bool) -> io::Result<File> {
     Err(io::Error::new(io::ErrorKind::Unsupported, reason))
 }
 
-/// For file systems (and Wine) that follow the path, and not the handle: the file may have been moved aside from there.
+/// Reopens the file on file systems (and Wine) that follow the path and not the handle: the file may have been moved aside.
 fn reopen_by_path(file: &File, number: u64, write: bool) -> Option<File> {
     let path = path_of(file)?;
     let aside = path.with_file_name(aside_name(number));
@@ -130,8 +130,8 @@ pub(crate) fn rename_new(from: &Path, to: &Path) -> io::Result<()> {
     })
 }
 
-/// Replaces whatever `to` names by what `from` names: in one step, unless the old file is mapped. Then the
-/// name is free for a moment in between.
+/// Renames `from` to `to`, and replaces the file that has this name: in one step, unless that file is mapped. Then the name is
+/// free for a moment in between.
 pub(crate) fn rename_over(from: &Path, to: &Path) -> io::Result<()> {
     match patiently(|| std::fs::rename(from, to)) {
         Err(error) if is_in_use(&error) && facts_at(to).is_ok_and(|facts| facts.other.is_none()) => {}
@@ -139,7 +139,7 @@ pub(crate) fn rename_over(from: &Path, to: &Path) -> io::Result<()> {
     }
     let aside = move_aside(to)?;
     let renamed = rename_new(from, to);
-    // If that failed, put it back, unless another process took the name in that moment.
+    // If that failed, the old file gets its name back, unless another process took the name in that moment.
     let is_taken = |error: io::Error| error.kind() == io::ErrorKind::AlreadyExists;
     if renamed.is_ok() || rename_new(&aside, to).is_err_and(is_taken) {
         remove_aside(&aside);
@@ -157,13 +157,13 @@ pub(crate) fn unlink(path: &Path) -> io::Result<()> {
 pub(crate) fn finish_unlink(file: &File, directory: &Path) {
     if let Ok(facts) = facts(file) {
         let aside = directory.join(aside_name(facts.id.number));
-        let _mapped_or_gone = open_to_remove(&aside).and_then(|file| remove(&file));
+        let _ = open_to_remove(&aside).and_then(|file| remove(&file)); // fails if it is mapped or gone
     }
 }
 
 /// Removes a file that was just moved aside, unless it is mapped.
 fn remove_aside(aside: &Path) {
-    let _mapped_or_gone = patiently(|| open_to_remove(aside)).and_then(|file| remove(&file));
+    let _ = patiently(|| open_to_remove(aside)).and_then(|file| remove(&file)); // fails if it is mapped or gone
 }
 
 fn open_to_remove(path: &Path) -> io::Result<File> {
@@ -177,14 +177,15 @@ fn move_aside(path: &Path) -> io::Result<PathBuf> {
     Ok(aside)
 }
 
-/// No two files of one directory have the same number, so no two want the same name.
+/// Returns the hidden name of a file. No two files of one directory have the same number, so no two get the same name.
 fn aside_name(number: u64) -> String {
     format!("{ASIDE}{number:x}")
 }
 
-/// Removes the file with its name: now, or where the system knows only the older way with the last handle.
+/// Removes the file with its name: at once, or with the last handle where the system has only the older call.
 ///
-/// Newer versions of Windows would remove a mapped file too, and then it could not be opened again by a kept handle. `FORCE_IMAGE_SECTION_CHECK` makes them refuse, as older versions do anyway.
+/// Newer versions of Windows would remove a mapped file too, and then it could not be opened again by a kept handle.
+/// `FORCE_IMAGE_SECTION_CHECK` makes them refuse, as older versions do anyway.
 fn remove(file: &File) -> io::Result<()> {
     let flags = fs::FILE_DISPOSITION_FLAG_DELETE
         | fs::FILE_DISPOSITION_FLAG_POSIX_SEMANTICS
@@ -194,12 +195,12 @@ fn remove(file: &File) -> io::Result<()> {
         .or_else(|_| set(file, &fs::FILE_DISPOSITION_INFO { DeleteFile: true }))
 }
 
-/// Whether another process's use of the file is the reason of the error.
+/// Whether the operation failed because another process uses the file.
 fn is_in_use(error: &io::Error) -> bool {
     is_one_of(error, &[code::ERROR_ACCESS_DENIED, code::ERROR_SHARING_VIOLATION, code::ERROR_USER_MAPPED_FILE])
 }
 
-/// Tries again for a little while when another program has the file open without sharing it, as scanners do.
+/// Retries for a short time while another program has the file open without sharing it, as scanners do.
 fn patiently<R>(mut operation: impl FnMut() -> io::Result<R>) -> io::Result<R> {
     let is_unshared =
         |error: &io::Error| is_one_of(error, &[code::ERROR_SHARING_VIOLATION, code::ERROR_LOCK_VIOLATION]);
@@ -219,7 +220,7 @@ fn patiently<R>(mut operation: impl FnMut() -> io::Result<R>) -> io::Result<R> {
     })
 }
 
-/// Writes a path as the system calls want it: absolute, however long, with NUL at the end.
+/// Converts a path to the form of the system calls: absolute, of any length, with NUL at the end.
 pub(super) fn wide(path: &Path) -> io::Result<Vec<u16>> {
     let path = std::path::absolute(path)?;
     let mut units: Vec<u16> = path.as_os_str().encode_wide().collect();
@@ -235,10 +236,10 @@ pub(super) fn wide(path: &Path) -> io::Result<Vec<u16>> {
     Ok(units)
 }
 
-/// Takes room for the first `length` bytes; bytes already written stay.
+/// Allocates the first `length` bytes. Bytes already written stay.
 ///
 /// NTFS does so whenever the length of an ordinary file grows. Where that did not happen, a file that no other process can
-/// see (`exclusive`) is written from end to end; for other files there is no way.
+/// see (`exclusive`) is written from end to end. For other files there is no way.
 pub(crate) fn reserve(file: &File, length: u64, exclusive: bool) -> io::Result<()> {
     let now = facts(file)?;
     if now.allocated >= length {
@@ -246,7 +247,7 @@ pub(crate) fn reserve(file: &File, length: u64, exclusive: bool) -> io::Result<(
     }
     let thin = fs::FILE_ATTRIBUTE_SPARSE_FILE | fs::FILE_ATTRIBUTE_COMPRESSED;
     if by_handle(file)?.dwFileAttributes & thin == 0 {
-        // No less than the length, or the file would be cut short.
+        // Not less than the length, which would shorten the file.
         let size = length.max(now.length).try_into().map_err(|_| io::ErrorKind::FileTooLarge)?;
         match set(file, &fs::FILE_ALLOCATION_INFO { AllocationSize: size }) {
             Ok(()) if facts(file)?.allocated >= length => return Ok(()),
@@ -257,7 +258,7 @@ pub(crate) fn reserve(file: &File, length: u64, exclusive: bool) -> io::Result<(
     if exclusive { fill(file, length) } else { Err(io::ErrorKind::Unsupported.into()) }
 }
 
-/// Has the file stored as it is, however well its bytes could be compressed.
+/// Switches the compression of the file off.
 #[allow(unsafe_code)]
 fn decompress(file: &File) -> io::Result<()> {
     let (none, mut written) = (0u16, 0); // COMPRESSION_FORMAT_NONE
@@ -272,7 +273,7 @@ fn decompress(file: &File) -> io::Result<()> {
 pub(crate) fn available(directory: &Path) -> io::Result<Room> {
     let directory = wide(directory)?;
     let mut bytes = 0;
-    // SAFETY: the name ends with NUL, `bytes` may be written, and the other two answers are not asked for.
+    // SAFETY: the name ends with NUL, `bytes` may be written, and the other two results are not requested.
     check(unsafe { fs::GetDiskFreeSpaceExW(directory.as_ptr(), &raw mut bytes, null_mut(), null_mut()) })?;
     Ok(Room { bytes, bound: Bound::FileSystem })
 }
@@ -311,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn unlinked_file_lives_until_its_last_mapping() {
+    fn unlinked_file_vanishes_with_its_last_mapping() {
         let (directory, path) = directory_with(b"1");
         let (one, two) = (open(&path, true).expect("the file"), open(&path, true).expect("the file"));
         let (first, second) = (map(&one), map(&two));
@@ -330,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn replaced_file_stays_readable_through_its_mapping() {
+    fn replaced_file_keeps_its_bytes_while_mapped() {
         let (directory, path) = directory_with(b"1");
         let hidden = directory.path().join("two");
         std::fs::write(&hidden, b"2").expect("a file");
@@ -350,7 +351,7 @@ mod tests {
     }
 
     #[test]
-    fn mapped_file_is_renamed_without_replacing_another() {
+    fn mapped_file_can_be_renamed_to_a_free_name() {
         let (directory, path) = directory_with(b"1");
         let other = directory.path().join("two");
         std::fs::write(&other, b"2").expect("a file");
@@ -365,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn file_open_in_another_program_is_the_reason() {
+    fn unshared_file_is_reported_as_the_reason() {
         let (_directory, path) = directory_with(b"1");
         let _unshared = OpenOptions::new().read(true).share_mode(fs::FILE_SHARE_READ).open(&path).expect("the file");
         let error = unlink(&path).expect_err("it cannot be removed");
@@ -374,7 +375,7 @@ mod tests {
     }
 
     #[test]
-    fn filling_allocates_room_and_keeps_bytes() {
+    fn reserve_allocates_and_keeps_bytes() {
         let (_directory, path) = directory_with(b"kept");
         let file = open(&path, true).expect("the file");
         reserve(&file, 100_000, true).expect("room");

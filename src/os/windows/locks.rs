@@ -1,9 +1,8 @@
 //! Range locks that belong to the open file, by `LockFileEx`.
 //!
-//! They are mandatory for reading and writing through handles, but all of ours lie far beyond the end of the file, and
-//! mappings ignore them: plain reads are not affected. Unlike on Unix a second lock on the same handle conflicts with
-//! the first instead of replacing it, and only a range that was locked as a whole can be unlocked; the floors above do
-//! neither.
+//! They are mandatory for reading and writing through handles. But all locks of this crate lie far beyond the end of the file,
+//! and mappings ignore them, so plain reads are not affected. Unlike on Unix, a second lock on the same handle conflicts with
+//! the first instead of replacing it, and only a range that was locked as a whole can be unlocked. The floors above do neither.
 
 use std::fs::File;
 use std::io;
@@ -20,29 +19,31 @@ use super::{check, is_one_of};
 use crate::backoff::Backoff;
 use crate::os::{LockKind, LockRange};
 
-/// Held by the process that asks about an exclusive lock. The question takes that lock for a moment, and without this byte a second
-/// process would take the question for the answer. Directly below the lock space.
+/// Held by a process while it queries an exclusive lock. The query takes that lock for a moment, and without this byte a second
+/// query would report it. The byte lies directly below the lock space.
 const QUESTION: LockRange = LockRange { start: (1 << 62) - 1, length: 1 };
 
-/// How long to wait for a process that asks. It makes three calls; only one that is suspended between them takes longer.
+/// How long to wait for another process's query. A query makes three calls, and takes longer only if the process is suspended
+/// between them.
 const QUESTION_WAIT: Duration = Duration::from_millis(100);
 
-/// Takes the lock if no other stands in the way: `Ok(false)` if one does. A question does not, unless the process that asks
-/// is suspended.
+/// Takes the lock, or returns `Ok(false)` if another lock conflicts. A query by another process does not conflict, unless that
+/// process is suspended.
 pub(crate) fn try_lock(file: &File, kind: LockKind, range: LockRange) -> io::Result<bool> {
     let at_once = || at_once(file, kind, range);
     if at_once()? {
         return Ok(true);
     }
+    // The conflicting lock may be that of a query. While this process holds QUESTION, no exclusive query is under way.
     Ok(kind == LockKind::Exclusive && without_questions(file, at_once)?.unwrap_or(false))
 }
 
-/// Waits for the lock as long as it takes.
+/// Takes the lock. Waits for it without limit.
 pub(crate) fn lock(file: &File, kind: LockKind, range: LockRange) -> io::Result<()> {
     take(file, kind, range, 0)
 }
 
-/// Gives up the lock on exactly this range.
+/// Releases the lock on exactly this range.
 #[allow(unsafe_code)]
 pub(crate) fn unlock(file: &File, range: LockRange) -> io::Result<()> {
     let (low, high) = halves(range.length);
@@ -51,14 +52,14 @@ pub(crate) fn unlock(file: &File, range: LockRange) -> io::Result<()> {
     check(unsafe { UnlockFileEx(file.as_raw_handle(), 0, low, high, &raw mut place) })
 }
 
-/// Asks whether a lock would keep `kind` out of the range; one that `file` itself holds counts too.
+/// Queries whether a lock would refuse `kind` on the range. A lock that `file` itself holds counts too.
 ///
-/// Windows has no such question. The lock is taken and given back at once. A process that wants a shared lock at that moment is
-/// refused and must try again. Shared questions do not collide, and exclusive ones take turns.
+/// Windows has no such query. The lock is taken and released at once. A process that requests a shared lock at that moment is
+/// refused and must try again. Shared queries do not collide, and exclusive ones take turns.
 ///
 /// # Errors
 ///
-/// `TimedOut` if another process asks and does not go on.
+/// `TimedOut` if another process does not finish its query.
 pub(crate) fn is_locked(file: &File, kind: LockKind, range: LockRange) -> io::Result<bool> {
     let look = || -> io::Result<bool> {
         let taken = at_once(file, kind, range)?;
@@ -70,13 +71,13 @@ pub(crate) fn is_locked(file: &File, kind: LockKind, range: LockRange) -> io::Re
     match kind {
         LockKind::Shared => look(),
         LockKind::Exclusive => without_questions(file, look)?.ok_or_else(|| {
-            let why = "another process asks about a lock of the same file and does not go on: is it suspended?";
+            let why = "another process queries a lock of the same file and does not finish: is it suspended?";
             io::Error::new(io::ErrorKind::TimedOut, why)
         }),
     }
 }
 
-/// Does something while no process asks about a lock of the file; `None` if one asks for too long.
+/// Calls `act` while no other process queries an exclusive lock of the file. Returns `None` if a query takes too long.
 fn without_questions<R>(file: &File, act: impl FnOnce() -> io::Result<R>) -> io::Result<Option<R>> {
     let mut backoff = Backoff::new(QUESTION_WAIT);
     while !at_once(file, LockKind::Exclusive, QUESTION)? {
@@ -152,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn query_takes_no_lock_itself() {
+    fn query_does_not_count_as_a_lock() {
         let directory = tempfile::tempdir().expect("a temporary directory");
         let path = directory.path().join("file");
         std::fs::write(&path, b"").expect("a file");
@@ -173,7 +174,7 @@ mod tests {
             assert_eq!(waits.join().expect("no panic").expect("an answer"), answer);
         }
         unlock(&other, range).expect("it was taken");
-        // A process that is suspended while it asks delays this one, but not for ever.
+        // A process that is suspended during its query delays this one, but not for ever.
         lock(&asking, LockKind::Exclusive, QUESTION).expect("no process has it");
         lock(&asking, LockKind::Exclusive, range).expect("no process has it");
         assert_eq!(is_locked(&other, LockKind::Exclusive, range).expect_err("late").kind(), io::ErrorKind::TimedOut);
@@ -181,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn waiter_gets_the_released_lock() {
+    fn waiter_gets_a_released_lock() {
         let directory = tempfile::tempdir().expect("a temporary directory");
         let path = directory.path().join("file");
         std::fs::write(&path, b"").expect("a file");

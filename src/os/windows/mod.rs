@@ -1,8 +1,8 @@
 //! Windows: files of the user's own directory, kept open as long as they are mapped.
 //!
-//! What differs from Unix, and what is made of it, stands where it is done: names in `windows/names.rs`, files in
-//! `windows/files.rs` and `windows/facts.rs`, locks in `windows/locks.rs`, rights in `windows/rights.rs`, children in
-//! `windows/children.rs`. Tested under Wine, which is not Windows.
+//! Each file describes how Windows differs from Unix in its subject: names in `windows/names.rs`, files in `windows/files.rs` and
+//! `windows/facts.rs`, locks in `windows/locks.rs`, rights in `windows/rights.rs`, children in `windows/children.rs`. Tested under
+//! Wine, which is not Windows.
 
 mod children;
 mod facts;
@@ -41,9 +41,10 @@ pub(crate) fn since_boot() -> Duration {
     Duration::from_millis(unsafe { GetTickCount64() })
 }
 
-/// Returns the time of the boot as it was read then.
+/// Returns the time of the boot, by the clock as it was then.
 ///
-/// Setting the clock moves the boot time that the system tells, and what it was moved by beside it; their difference stays.
+/// Setting the clock changes the boot time that the system returns, and by as much the bias that it returns too. Their difference
+/// stays.
 pub(super) fn find_boot_id() -> Option<[u8; 16]> {
     Some((u128::from(boot_time()?) << 64 | u128::from(u64::MAX)).to_be_bytes())
 }
@@ -54,7 +55,7 @@ fn boot_time() -> Option<u64> {
     // `SYSTEM_TIMEOFDAY_INFORMATION`, of which the public headers show only the size.
     let mut time = [0i64; 6];
     let size = u32::try_from(size_of_val(&time)).ok()?;
-    // SAFETY: `time` has `size` bytes and may be written; the length that was written is not asked.
+    // SAFETY: `time` has `size` bytes and may be written; the length that was written is not requested.
     let status =
         unsafe { NtQuerySystemInformation(SYSTEM_TIME_OF_DAY, (&raw mut time).cast(), size, std::ptr::null_mut()) };
     let [boot_time, _now, _time_zone_bias, _time_zone, boot_time_bias, _sleep_time_bias] = time;
@@ -62,12 +63,12 @@ fn boot_time() -> Option<u64> {
     known.then(|| u64::try_from(boot_time.wrapping_sub(boot_time_bias)).ok()).flatten()
 }
 
-/// Whether the error is one of these of Windows.
+/// Whether the error has one of these codes of Windows.
 fn is_one_of(error: &io::Error, codes: &[u32]) -> bool {
     error.raw_os_error().is_some_and(|raw| codes.iter().any(|code| i64::from(*code) == i64::from(raw)))
 }
 
-/// Turns what most functions of Windows return into a result: 0 is a failure.
+/// Converts the return value of most functions of Windows into a result: 0 is a failure.
 fn check(done: BOOL) -> io::Result<()> {
     if done == 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
@@ -77,7 +78,7 @@ pub(crate) fn is_out_of_descriptors(error: &io::Error) -> bool {
     is_one_of(error, &[code::ERROR_TOO_MANY_OPEN_FILES, code::ERROR_NO_SYSTEM_RESOURCES])
 }
 
-/// Whether the error says that a link or another kind of file stands where a regular one was expected.
+/// Whether the error says that there is a link or another kind of file instead of a regular one.
 pub(crate) fn is_not_a_file(error: &io::Error) -> bool {
     is_one_of(error, &[code::ERROR_DIRECTORY, code::ERROR_DIRECTORY_NOT_SUPPORTED, code::ERROR_CANT_ACCESS_FILE])
 }

@@ -1,6 +1,6 @@
-//! What Windows does not let a file be called, or lets mean another file.
+//! Names that Windows does not allow for a file, or that may mean another file.
 
-/// Device names, which stand for the device in every directory, whatever follows a dot.
+/// Device names, which mean the device in every directory, also with an extension.
 const DEVICES: [&str; 6] = ["CON", "PRN", "AUX", "NUL", "CONIN$", "CONOUT$"];
 
 /// Device names that end with a digit.
@@ -9,10 +9,10 @@ const NUMBERED_DEVICES: [&str; 2] = ["COM", "LPT"];
 /// Longest part before the dot of a short (8.3) name.
 const SHORT_NAME: usize = 8;
 
-/// Units of UTF-16 that a name may have.
+/// Most units of UTF-16 in a name.
 const LONGEST: usize = 255;
 
-/// Says why a file cannot have this name, which is free of `/` and NUL.
+/// Returns why a file cannot have this name, which has no `/` and no NUL.
 pub(crate) fn forbidden_name(name: &str) -> Option<&'static str> {
     if name.chars().any(|character| character.is_control() || r#"<>:"|?*\"#.contains(character)) {
         return Some("Windows allows no control characters and none of < > : \" | ? * \\ in a name");
@@ -42,7 +42,7 @@ fn is_device(name: &str) -> bool {
     }
     NUMBERED_DEVICES.iter().any(|device| {
         let Some((head, tail)) = stem.split_at_checked(device.len()) else { return false };
-        // The superscript digits count, for they are digits in the code pages these names come from.
+        // The superscript digits count, because they are digits in the code pages from which these names come.
         let is_digit = |character: char| character.is_ascii_digit() || "¹²³".contains(character);
         head.eq_ignore_ascii_case(device) && tail.chars().count() == 1 && tail.chars().all(is_digit)
     })
@@ -63,7 +63,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_special_to_windows_are_refused() {
+    fn names_with_another_meaning_are_refused() {
         let refused = [
             "a:b",
             "a\\b",
@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn ordinary_names_are_accepted() {
+    fn ordinary_names_are_allowed() {
         let allowed = [
             "array",
             "a b",
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn length_is_counted_in_utf_16_units() {
+    fn length_is_counted_in_utf16_units() {
         assert!(forbidden_name(&"x".repeat(255)).is_none());
         assert!(forbidden_name(&"x".repeat(256)).is_some());
         assert!(forbidden_name(&"数".repeat(85)).is_none());

@@ -23,8 +23,8 @@ use super::facts::{facts, open_as};
 use super::files::wide;
 use crate::os::PrivateDirectoryError;
 
-/// Rights with which a user could put files into a directory, take them out, turn it into a link to another one, or
-/// give himself the right to.
+/// Rights with which a user could put files into a directory, remove them, turn the directory into a link to another one, or
+/// gain such a right.
 const WRITING: u32 = fs::FILE_ADD_FILE
     | fs::FILE_ADD_SUBDIRECTORY
     | fs::FILE_DELETE_CHILD
@@ -36,22 +36,23 @@ const WRITING: u32 = fs::FILE_ADD_FILE
     | GENERIC_WRITE
     | GENERIC_ALL;
 
-/// Kinds of entries in an access control list (winnt.h): those that allow, and those that deny, audit or label.
+/// Kinds of entries in an access control list (winnt.h) that allow. The others deny, audit or label.
 const ALLOWED: u8 = 0;
 const ALLOWED_CALLBACK: u8 = 9;
 const ALLOWED_KINDS: [u8; 5] = [ALLOWED, 4, 5, ALLOWED_CALLBACK, 11];
 
-/// Identifiers that stand for the owner of a file, whichever that is.
+/// Identifiers that mean the owner of a file, whichever user that is.
 const OWNERS: [security::WELL_KNOWN_SID_TYPE; 2] = [security::WinCreatorOwnerSid, security::WinCreatorOwnerRightsSid];
 
-/// Returns what tells this user's directory in a temporary directory from other users': the security identifier.
+/// Returns the part of a name that tells this user's directory in a temporary directory from other users': the security
+/// identifier.
 pub(crate) fn user_tag() -> String {
     // A user without an identifier owns no directory either, and is refused there.
     this_user().and_then(|user| user.text()).unwrap_or_else(|_| "unknown-user".to_owned())
 }
 
-/// Makes `path` a directory that only this user, the system and administrators can write into, or says what is wrong
-/// with what is there.
+/// Makes `path` a directory that only this user, the system and administrators can write into, or returns why the existing file
+/// is not one.
 pub(crate) fn private_directory(path: &Path) -> Result<(), PrivateDirectoryError> {
     let user = this_user()?;
     create_directory(path, &user)?;
@@ -65,7 +66,7 @@ pub(crate) fn private_directory(path: &Path) -> Result<(), PrivateDirectoryError
         None => return refuse("it is not a directory"),
     }
     let rights = Rights::of(&directory)?;
-    // Administrators own what an elevated process of this user makes; and they could do anything anyway.
+    // Administrators own what an elevated process of this user makes, and they have every right anyway.
     if rights.owner.is_null() || !is_trusted(rights.owner, &user) {
         return refuse("it belongs to another user");
     }
@@ -75,14 +76,14 @@ pub(crate) fn private_directory(path: &Path) -> Result<(), PrivateDirectoryError
     Ok(())
 }
 
-/// Makes a directory with rights for the user, the system and administrators, whatever its parent would hand down.
+/// Makes a directory with rights for the user, the system and administrators, and inherits none from its parent.
 fn create_directory(path: &Path, user: &Sid) -> io::Result<()> {
-    // D: the rights; P: nothing from above; OICI: so do files and directories inside; FA: everything.
+    // D: the access control list; P: inherits nothing; OICI: files and directories inside inherit the entry; FA: all rights.
     let text = format!("D:P(A;OICI;FA;;;{})(A;OICI;FA;;;SY)(A;OICI;FA;;;BA)", user.text()?);
     let text: Vec<u16> = text.encode_utf16().chain([0]).collect();
     let mut descriptor = Local(null_mut());
     let at = &raw mut descriptor.0;
-    // SAFETY: the text ends with NUL, and the pointer to what is allocated is written to `descriptor`.
+    // SAFETY: the text ends with NUL, and the pointer to the allocated memory is written to `descriptor`.
     check(unsafe {
         ConvertStringSecurityDescriptorToSecurityDescriptorW(text.as_ptr(), SDDL_REVISION_1, at, null_mut())
     })?;
@@ -99,7 +100,7 @@ fn create_directory(path: &Path, user: &Sid) -> io::Result<()> {
     }
 }
 
-/// Memory that the system allocated for us.
+/// Memory that the system allocated for this process.
 #[derive(Debug)]
 struct Local(*mut c_void);
 
@@ -141,12 +142,12 @@ impl Sid {
         token_user.User.Sid
     }
 
-    /// Writes the identifier as people know it: "S-1-5-21-..".
+    /// Returns the identifier in its usual form: "S-1-5-21-..".
     fn text(&self) -> io::Result<String> {
         let mut text = null_mut();
-        // SAFETY: the identifier is valid as long as `self`; the pointer to what is allocated is written to `text`.
+        // SAFETY: the identifier is valid as long as `self`; the pointer to the allocated memory is written to `text`.
         check(unsafe { ConvertSidToStringSidW(self.pointer(), &raw mut text) })?;
-        let _freed_at_the_end = Local(text.cast());
+        let _guard = Local(text.cast());
         // SAFETY: the text ends with NUL, and nothing behind that is read.
         let units = (0..).map(|at| unsafe { text.wrapping_add(at).read() }).take_while(|unit| *unit != 0);
         Ok(String::from_utf16_lossy(&units.collect::<Vec<_>>()))
@@ -158,7 +159,7 @@ impl Sid {
 struct Rights {
     owner: security::PSID,
     list: *mut security::ACL,
-    /// What the other two point into.
+    /// The memory into which the other two point.
     _descriptor: Local,
 }
 
@@ -178,7 +179,7 @@ impl Rights {
 
     fn others_can_write(&self, user: &Sid) -> io::Result<bool> {
         if self.list.is_null() {
-            return Ok(true); // without a list everyone may do everything
+            return Ok(true); // without a list every user has all rights
         }
         // SAFETY: the list is valid as long as `self`.
         let entries = unsafe { (*self.list).AceCount };
@@ -192,12 +193,12 @@ impl Rights {
                 continue;
             }
             if kind != ALLOWED && kind != ALLOWED_CALLBACK {
-                return Ok(true); // for directory services; its meaning here is not documented
+                return Ok(true); // for directory services; the meaning for files is not documented
             }
             let allowed = entry.cast::<security::ACCESS_ALLOWED_ACE>();
             // SAFETY: entries of these two kinds have a mask there.
             let mask = unsafe { (*allowed).Mask };
-            // SAFETY: and the identifier begins here, inside the entry.
+            // SAFETY: as above, and the identifier begins here, inside the entry.
             let who = unsafe { &raw mut (*allowed).SidStart }.cast();
             if mask & WRITING != 0 && !is_trusted(who, user) && !is_any_of(who, &OWNERS) {
                 return Ok(true);
@@ -208,13 +209,13 @@ impl Rights {
 }
 
 fn is_trusted(who: security::PSID, user: &Sid) -> bool {
-    // SAFETY: both point to identifiers that the system gave, in memory that is borrowed from their owners.
+    // SAFETY: both point to identifiers that the system returned, in memory that is borrowed from their owners.
     let is_user = unsafe { security::EqualSid(who, user.pointer()) != 0 };
     is_user || is_any_of(who, &[security::WinLocalSystemSid, security::WinBuiltinAdministratorsSid])
 }
 
 fn is_any_of(who: security::PSID, known: &[security::WELL_KNOWN_SID_TYPE]) -> bool {
-    // SAFETY: the pointer leads to an identifier that the system gave, in memory that is borrowed from its owner.
+    // SAFETY: the pointer leads to an identifier that the system returned, in memory that is borrowed from its owner.
     known.iter().any(|which| unsafe { security::IsWellKnownSid(who, *which) != 0 })
 }
 
@@ -230,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_is_made_once_and_found_again() {
+    fn directory_is_made_once_and_found_again() {
         let parent = tempfile::tempdir().expect("a temporary directory");
         let path = parent.path().join("private");
         private_directory(&path).expect("made");
