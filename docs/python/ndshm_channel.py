@@ -60,7 +60,7 @@ class Mapped:
 
 
 class Trailer:
-    """What the last page of a counted array's file says, as it was when it was read."""
+    """What the trailer of a counted array's file says, as it was when it was read."""
 
     def __init__(self, fd):
         length = os.fstat(fd).st_size

@@ -40,7 +40,7 @@ const RECORD_AT: usize = NAME_AT + NAME;
 const FOOTER_AT: usize = RECORD_AT + RECORD;
 
 // The bytes used as atomics are exactly the counts and the tickets. They end before the constant bytes.
-const _: () = assert!(size_of::<Counts>() == TICKETS_AT + TICKET * MOST_TICKETS && size_of::<Counts>() <= NAME_AT);
+const _: () = assert!(size_of::<Counts>() == TICKETS_AT + TICKET * MOST_TICKETS && size_of::<Counts>() <= FILE_AT);
 const _: () = assert!(PAGE % align_of::<Counts>() == 0);
 
 /// A trailer. Its constant part was checked against the file, and its changing part is a copy from the time of reading.
