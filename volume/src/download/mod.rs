@@ -256,8 +256,8 @@ fn nothing_stored(chunks: usize) -> String {
     let those =
         if chunks == 1 { "the only chunk of this region is not" } else { "none of the chunks of this region is" };
     format!(
-        "{those} stored: every element is the fill value. If the region should not be empty: check the scale, region and path of the volume, \
-         and that its chunks have the names that its format gives them"
+        "{those} stored: every element is the fill value. If the region should not be empty: check the scale, region and path of \
+         the volume, and that its chunks have the names that its format gives them"
     )
 }
 
