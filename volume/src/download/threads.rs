@@ -77,7 +77,7 @@ pub(crate) fn run<T: Element>(
     let chunk = meta.chunk_shape.iter().fold(meta.dtype.size() as u64, |bytes, length| bytes.saturating_mul(*length));
     let budget = &Budget::new(work.in_flight, chunk);
     thread::scope(|scope| {
-        // Only the decoders own the receiver. The last of them to end drops it, so that no fetcher waits on a queue without readers.
+        // Only the decoders own the receiver. The last one to end drops it, so that no fetcher waits on a queue without readers.
         let (sender, receiver) = mpsc::sync_channel(count);
         let receiver = std::sync::Arc::new(Mutex::new(receiver));
         let mut crew = ThreadCrew::new(scope, work.abort);
