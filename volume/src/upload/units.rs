@@ -34,7 +34,7 @@ impl Units {
             Some(cutout) => {
                 cutout.check_within(bbox).map_err(|error| match error {
                     Error::Bbox { bbox: given, reason } => {
-                        let reason = format!("the cutout must lie in the array's region {bbox}: {reason}");
+                        let reason = format!("it is to be cut out of the array's region {bbox}, but {reason}");
                         Error::Bbox { bbox: given, reason }
                     }
                     other => other,
