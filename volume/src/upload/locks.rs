@@ -41,8 +41,8 @@ impl Locks {
         Self { volume, file: Mutex::new(None) }
     }
 
-    /// Runs `work` while no other thread of this machine holds the lock of the same object. Returns `Ok(None)` if `give_up` returned
-    /// true before the lock was granted.
+    /// Runs `work` while no other thread of this machine holds the lock of the same object. Returns `Ok(None)` if `give_up`
+    /// returned true before the lock was granted.
     pub(crate) fn locked<R>(
         &self,
         region: &[Range<i64>],
@@ -147,8 +147,8 @@ fn cell(region: &[Range<i64>]) -> u32 {
     crc32fast::hash(ranges_text(region).as_bytes())
 }
 
-/// The directory of the lock arrays: `/dev/shm`, whatever the environment says about arrays, so that all processes that see it share
-/// the locks. If no files can be created there, the emulated directory of this user.
+/// The directory of the lock arrays: `/dev/shm`, whatever the environment says about arrays, so that all processes that see it
+/// share the locks. If no files can be created there, the emulated directory of this user.
 fn place() -> ndarray_shm::Result<Directory> {
     static PLACE: OnceLock<Directory> = OnceLock::new();
     if let Some(place) = PLACE.get() {

@@ -107,7 +107,7 @@ pub fn upload_from_shared_memory(
 /// Writes a file that holds only the elements of an array into a region of a volume.
 ///
 /// Opens the file for reading only; otherwise like [`upload_from_shared_memory`]. If a program truncates the file meanwhile,
-/// without this project's locks, this process is killed (`SIGBUS`), as with every mapped file.
+/// without this project's locks, the kernel kills this process, as with every mapped file.
 ///
 /// # Errors
 ///

@@ -37,8 +37,8 @@ pub struct UploadOptions<'a> {
 }
 
 impl<'a> UploadOptions<'a> {
-    /// Returns the defaults: an array in the order of its description, or C, all of it, aligned, every chunk stored, a thread for each
-    /// processor.
+    /// Returns the defaults: an array in the order of its description, or C, all of it, aligned, every chunk stored, a thread for
+    /// each processor.
     pub fn new() -> Self {
         Self {
             order: None,
@@ -54,7 +54,8 @@ impl<'a> UploadOptions<'a> {
         }
     }
 
-    /// Sets the order of the array in memory. Default: the order in the array's [description](ndarray_shm::array::Description), or C.
+    /// Sets the order of the array in memory. Default: the order in the array's [description](ndarray_shm::array::Description), or
+    /// C.
     pub fn order(mut self, order: Order) -> Self {
         self.order = Some(order);
         self

@@ -2,8 +2,8 @@
 //!
 //! Objects that are written whole come first. For a local volume each thread encodes and stores. For a remote volume, where storing
 //! waits for a network, some threads encode and many store. Objects that are changed in part come last; one thread does all of the
-//! work on each. Both kinds are stored under the object's lock: otherwise a thread that changes a part could overwrite a whole object
-//! that another upload stored after that thread's read.
+//! work on each. Both kinds are stored under the object's lock: otherwise a thread that changes a part could overwrite a whole
+//! object that another upload stored after that thread's read.
 
 use std::any::Any;
 use std::ops::Range;
