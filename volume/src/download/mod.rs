@@ -182,7 +182,7 @@ fn download_as(
 ///
 /// - [`Array`](Error::Array): nothing is being painted under the name (`NotFound`), or another volume is (`Mismatch`).
 /// - [`Chunk`](Error::Chunk), [`ChunkDenied`](Error::ChunkDenied), [`ChunkUnserved`](Error::ChunkUnserved),
-/// [`Missing`](Error::Missing): a chunk cannot be read or decoded; it stays unfinished.
+///   [`Missing`](Error::Missing): a chunk cannot be read or decoded; it stays unfinished.
 /// - [`Interrupted`](Error::Interrupted): the flag was raised before every chunk was done.
 pub fn paint_as_worker(
     source: &dyn ChunkSource,
