@@ -44,12 +44,10 @@ impl PictureLayout {
     fn compare(self, width: usize, height: usize, channels: usize) -> Result<(), Cause> {
         if width.checked_mul(height) != Some(self.pixels()) {
             let wanted = self.pixels();
-            return Err(format!("a picture of {width} times {height} elements is not a chunk of {wanted}").into());
+            return Err(format!("a picture of {width} times {height} elements is no chunk of {wanted}").into());
         }
         if channels != self.channels() {
-            return Err(
-                format!("a picture of {channels} colours is not a chunk of {} channels", self.channels()).into()
-            );
+            return Err(format!("a picture of {channels} colours is no chunk of {} channels", self.channels()).into());
         }
         Ok(())
     }
@@ -59,7 +57,7 @@ impl PictureLayout {
 ///
 /// # Errors
 ///
-/// It is damaged, or is not a picture of this chunk.
+/// The picture is damaged, or does not fit the chunk.
 pub(super) fn decode_jpeg(bytes: &[u8], layout: PictureLayout, into: &mut Vec<u8>) -> Result<(), Cause> {
     if !matches!((layout.channels(), layout.size), (1 | 3, 1)) {
         return Err("only chunks of 8 bit elements with 1 or 3 channels are JPEG pictures".into());
@@ -95,7 +93,7 @@ pub(super) fn encode_jpeg(bytes: &[u8], layout: PictureLayout, quality: u8) -> R
 ///
 /// # Errors
 ///
-/// It is damaged, or is not a picture of this chunk.
+/// The picture is damaged, or does not fit the chunk.
 pub(super) fn decode_png(bytes: &[u8], layout: PictureLayout, into: &mut Vec<u8>) -> Result<(), Cause> {
     let limits = png::Limits { bytes: layout.bytes().saturating_add(PNG_ROOM) };
     let mut decoder = png::Decoder::new_with_limits(Cursor::new(bytes), limits);
@@ -113,7 +111,7 @@ pub(super) fn decode_png(bytes: &[u8], layout: PictureLayout, into: &mut Vec<u8>
     };
     if size != layout.size || colours == ColorType::Indexed {
         return Err(
-            format!("a {colours:?} picture of {depth:?} bits is not a chunk of {} byte elements", layout.size).into()
+            format!("a {colours:?} picture of {depth:?} bits is no chunk of {} byte elements", layout.size).into()
         );
     }
     let mut picture = if layout.channels() == 1 { std::mem::take(into) } else { Vec::new() };
