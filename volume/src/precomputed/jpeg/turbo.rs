@@ -25,7 +25,7 @@ pub(in super::super) fn decode(
         Colorspace::CMYK | Colorspace::YCCK => 4,
     };
     compare(header.width, header.height, colours)?;
-    // libjpeg-turbo interpolates coefficients of missing scans without a warning.
+    // libjpeg-turbo makes up the coefficients of missing scans without a warning.
     if header.is_progressive {
         whole::check(bytes)?;
     }
