@@ -72,7 +72,7 @@ pub enum Encoding {
     /// announces to every reader. In a directory they are not wrapped, because files cannot announce it.
     CompressedSegmentation,
     /// Blocks of labels, wrapped in gzip in directories too: smaller files named `.gz`, which CloudVolume and this crate find.
-    /// Other programs, such as tensorstore, take such chunks for missing ones, whose elements are 0.
+    /// Other programs, such as tensorstore, take such chunks for missing ones, with elements of 0.
     CompressedSegmentationGzip,
 }
 

@@ -7,7 +7,7 @@ use std::fmt;
 use std::io;
 use std::path::PathBuf;
 
-/// A result whose error is [`Error`].
+/// A result with [`Error`] as its error.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// An error of another crate, kept only for [`source`](std::error::Error::source).

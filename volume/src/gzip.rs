@@ -31,9 +31,9 @@ pub(crate) fn is_gzip(bytes: &[u8]) -> bool {
     bytes.starts_with(&SIGNATURE)
 }
 
-/// Unpacks a gzip stream of one or several members into `into`, in place of what is there.
+/// Unpacks a gzip stream of one or several members into `into`, replacing its content.
 ///
-/// Ignores everything behind a member whose content ends exactly at the limit.
+/// Ignores everything behind a member if its content ends exactly at the limit.
 ///
 /// # Errors
 ///
@@ -63,7 +63,7 @@ pub(crate) fn unpack(bytes: &[u8], limit: usize, into: &mut Vec<u8>) -> Result<(
     stream(flate2::bufread::MultiGzDecoder::new(bytes), limit, into)
 }
 
-/// Unpacks a zlib stream into `into`, in place of what is there.
+/// Unpacks a zlib stream into `into`, replacing its content.
 ///
 /// # Errors
 ///

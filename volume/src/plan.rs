@@ -184,7 +184,7 @@ mod tests {
             assert_eq!(real.len() as u64, objects.min(count as u64), "{context}");
             assert!(parts[real.len()..].iter().all(Option::is_none), "those without work come last: {context}");
 
-            // Disjoint parts within the region whose volumes sum to the whole are a partition.
+            // Disjoint parts within the region are a partition if their volumes sum to the whole.
             let elements = |bbox: &Bbox| bbox.shape().iter().map(|length| *length as u64).product::<u64>();
             assert_eq!(real.iter().map(|part| elements(part)).sum::<u64>(), elements(&bbox), "{context}");
             for (index, part) in real.iter().enumerate() {

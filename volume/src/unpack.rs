@@ -69,7 +69,7 @@ impl Expected {
 }
 
 impl Packing {
-    /// Unpacks into `into`, in place of what is there.
+    /// Unpacks into `into`, replacing its content.
     pub(crate) fn unpack(self, packed: &[u8], expected: Expected, into: &mut Vec<u8>) -> Result<(), Cause> {
         let limit = expected.limit();
         match self {
@@ -124,7 +124,7 @@ fn unpack_xz(packed: &[u8], limit: usize, into: &mut Vec<u8>) -> Result<(), Caus
     if into.len() > limit { Err(too_much(limit)) } else { Ok(()) }
 }
 
-/// Unpacks one LZ4 block, which does not record its size, into `into`, in place of what is there.
+/// Unpacks one LZ4 block, which does not record its size, into `into`, replacing its content.
 ///
 /// # Errors
 ///

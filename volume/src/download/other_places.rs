@@ -97,10 +97,10 @@ fn unique() -> Result<Location> {
 
 /// Paints a region of a volume into a file that holds only the elements, in the chosen order.
 ///
-/// The file gets its name when it is complete. Until then two files beside it, whose names begin with `.ndshm-`, hold the painted
-/// elements and the list of finished chunks, and the same call resumes there, as in shared memory. After a restart of the machine
-/// the download begins again, because data that had not reached the disk may be lost. The file has the permissions 0600, or 0660
-/// if a group [shares](DownloadOptions::shared_with) it. Worker processes need the backend and the location that
+/// The file gets its name when it is complete. Until then two files beside it, with names that begin with `.ndshm-`, hold the
+/// painted elements and the list of finished chunks, and the same call resumes there, as in shared memory. After a restart of the
+/// machine the download begins again, because data that had not reached the disk may be lost. The file has the permissions 0600, or
+/// 0660 if a group [shares](DownloadOptions::shared_with) it. Worker processes need the backend and the location that
 /// [`file_location`] returns.
 ///
 /// # Errors

@@ -150,7 +150,7 @@ struct ProcessCrew {
     stdin_pipes: Vec<ChildStdin>,
     totals_readers: Vec<TotalsReader>,
     stderr_tails: Vec<StderrTail>,
-    /// Number of workers whose end has not been seen.
+    /// Number of workers that have not been seen to end.
     present: usize,
 }
 

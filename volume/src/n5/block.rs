@@ -56,7 +56,7 @@ fn take<const N: usize>(rest: &mut &[u8]) -> Result<[u8; N], Cause> {
     Ok(*first)
 }
 
-/// Decodes a block into `into`, in place of what is there. Returns the elements along each axis.
+/// Decodes a block into `into`, replacing its content. Returns the elements along each axis.
 ///
 /// # Errors
 ///

@@ -22,7 +22,7 @@ const LEAST_LEVEL: u32 = 10;
 const SEED: u32 = 0x9747_b28c;
 const KEPT: u32 = 0x0fff_ffff;
 
-/// Unpacks a stream of exactly `size` bytes into `into`, in place of what is there.
+/// Unpacks a stream of exactly `size` bytes into `into`, replacing its content.
 ///
 /// # Errors
 ///

@@ -63,7 +63,7 @@ impl Existing {
     }
 }
 
-/// Returns the directories whose names are ranges of a chunk, each with its slash at the end.
+/// Returns the directories named by a range of a chunk, each with its slash at the end.
 fn ranges(names: &[String]) -> impl Iterator<Item = &str> {
     names.iter().map(String::as_str).filter(|name| name.strip_suffix('/').is_some_and(key::is_range))
 }

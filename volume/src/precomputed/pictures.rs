@@ -53,7 +53,7 @@ impl PictureLayout {
     }
 }
 
-/// Decodes a JPEG into `into`, in place of what is there.
+/// Decodes a JPEG into `into`, replacing its content.
 ///
 /// # Errors
 ///
@@ -89,7 +89,7 @@ pub(super) fn encode_jpeg(bytes: &[u8], layout: PictureLayout, quality: u8) -> R
     }
 }
 
-/// Decodes a PNG into `into`, in place of what is there.
+/// Decodes a PNG into `into`, replacing its content.
 ///
 /// # Errors
 ///

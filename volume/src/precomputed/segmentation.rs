@@ -90,7 +90,7 @@ struct LabelBlock {
     length: [usize; 3],
 }
 
-/// Decodes labels of `size` bytes, 4 or 8, into `into`, in place of what is there.
+/// Decodes labels of `size` bytes, 4 or 8, into `into`, replacing its content.
 ///
 /// # Errors
 ///

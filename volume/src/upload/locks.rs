@@ -82,7 +82,7 @@ impl Locks {
         }
     }
 
-    /// Forgets an array whose name was removed, so that [`file`](Self::file) opens or creates the next one.
+    /// Forgets an array after its name was removed, so that [`file`](Self::file) opens or creates the next one.
     fn forget(&self, file: &Arc<File>) {
         let mut known = self.file.lock().unwrap_or_else(PoisonError::into_inner);
         // Another thread may have opened the next array already: keep that one.

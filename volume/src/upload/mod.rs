@@ -52,7 +52,7 @@ const PATIENCE: Duration = Duration::from_millis(50);
 /// - [`Interrupted`](Error::Interrupted): the flag was raised.
 /// - [`Writing`](Error::Writing): a thread panicked.
 ///
-/// A volume that was opened for reading only is a compile-time error, whose message says how to open it:
+/// A volume that was opened for reading only is a compile-time error. The message says how to open it for writing:
 ///
 /// ```compile_fail,E0277
 /// # use ndarray_shm_volume::{UploadOptions, open_volume, upload_from_shared_memory};

@@ -22,7 +22,7 @@ use crate::zarr::extensions;
 use crate::zarr::indexes::Indexes;
 use crate::zarr::shard_index::{self, ShardIndex};
 
-/// An array whose chunks are objects, or parts of objects that are shards.
+/// An array with chunks that are objects, or parts of objects (shards).
 pub(super) struct ZarrArray {
     pub(super) meta: VolumeMeta,
     identity: String,

@@ -102,7 +102,7 @@ enum BytesKind {
 }
 
 impl BytesExtension {
-    /// Decodes into `into`, in place of what is there.
+    /// Decodes into `into`, replacing its content.
     ///
     /// # Errors
     ///

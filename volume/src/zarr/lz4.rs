@@ -3,7 +3,7 @@
 use crate::error::Cause;
 use crate::unpack::{Expected, unpack_lz4_block};
 
-/// Unpacks into `into`, in place of what is there.
+/// Unpacks into `into`, replacing its content.
 ///
 /// # Errors
 ///

@@ -100,7 +100,7 @@ impl Lzma {
         Ok(Self { format, check, preset: preset(value("preset")).ok_or_else(|| wrong("preset", value("preset")))? })
     }
 
-    /// Unpacks into `into`, in place of what is there.
+    /// Unpacks into `into`, replacing its content.
     ///
     /// # Errors
     ///

@@ -70,7 +70,7 @@ impl ZarrArray {
         shards.index().assemble(chunks, self.failed(key, region))
     }
 
-    /// Returns the numbers of the object whose region this is.
+    /// Returns the numbers of the object that has this region.
     fn object(&self, region: &[Range<i64>]) -> Result<Vec<u64>> {
         let (lengths, numbers) = self.cell(region, &self.meta.stored_shape)?;
         let is_whole = lengths.iter().zip(&numbers).zip(self.meta.stored_shape.iter().zip(&self.meta.shape)).all(

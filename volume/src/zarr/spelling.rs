@@ -12,7 +12,7 @@ use crate::zarr::extensions;
 /// Prefix of the names of v2 codecs in v3.
 const NUMCODECS: &str = "numcodecs.";
 
-/// Default level of codecs whose level the format leaves to the writer.
+/// Default level of codecs if the format leaves the level to the writer.
 const DEFAULT_LEVEL: i64 = 5;
 
 /// Facts about an array on which the configurations of its codecs depend.
@@ -164,7 +164,7 @@ fn registered(
     Ok(Some(configuration))
 }
 
-/// Converts a codec of numcodecs, whose name has a prefix in Zarr v3.
+/// Converts a codec of numcodecs. Its name has a prefix in Zarr v3.
 fn numcodecs(
     id: &str,
     mut configuration: Configuration,
@@ -236,7 +236,7 @@ fn numcodecs(
     Ok(Some((stage, name, configuration)))
 }
 
-/// Refuses a codec whose feature is not compiled in; the message names the feature.
+/// Refuses a codec if its feature is not compiled in; the message names the feature.
 fn built_in(feature: &str, is_built_in: bool, codec: &str) -> Result<(), Refused> {
     if is_built_in {
         return Ok(());

@@ -1,7 +1,7 @@
 //! The I/O threads, and blocking waits for a request. Concurrent calls make concurrent requests.
 //!
 //! One runtime serves the whole process. It starts with the first remote store and only moves bytes; the callers' threads compute.
-//! The runtime does not work in a forked child, whose only thread is the one that forked. There, a store that was opened before the
+//! The runtime does not work in a forked child, which has only the thread that forked. There, a store that was opened before the
 //! fork fails with an error, and a store that is opened anew gets new threads and connections.
 
 use std::future::Future;
