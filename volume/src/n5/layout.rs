@@ -1,6 +1,6 @@
 //! The layout of a dataset from its attributes: shape, block shape, element type and compression.
 //!
-//! An accepted layout has lengths whose products do not overflow, and blocks that fit in memory.
+//! An accepted layout has lengths with products that do not overflow, and blocks that fit in memory.
 
 use ndarray_shm::DType;
 use serde_json::Value;

@@ -1,7 +1,7 @@
 //! The `info` document of a Precomputed volume. Members that the elements depend on are checked strictly, others are ignored.
 //!
-//! The document is untrusted input. An accepted one has lengths whose products do not overflow, keys that stay in the volume, and
-//! chunks that fit in memory.
+//! The document is untrusted input. An accepted one has lengths with products that do not overflow, keys that stay in the volume,
+//! and chunks that fit in memory.
 
 use ndarray_shm::DType;
 use serde_json::Value;

@@ -69,7 +69,7 @@ impl LabelLayout {
         self.shape[..3].iter().product()
     }
 
-    /// Refuses lengths whose product exceeds the address space, so that counts do not overflow, and blocks larger than any
+    /// Refuses lengths with a product beyond the address space, so that counts do not overflow, and blocks larger than any
     /// writer's, which would allocate numbers for elements that do not exist.
     fn checked(self) -> Result<Self, Cause> {
         let bytes = self.shape.iter().try_fold(WIDEST_LABEL, |product, length| product.checked_mul(*length));

@@ -58,7 +58,7 @@ impl Settings {
         self.0.iter().find_map(|(known, value)| (known == name).then_some(value.as_str()))
     }
 
-    /// Passes the variables whose names begin with `family` to a builder; those that it does not know are ignored.
+    /// Passes the variables with names that begin with `family` to a builder; those that it does not know are ignored.
     #[cfg(any(feature = "s3", feature = "gcs", feature = "azure"))]
     fn apply<B, K: std::str::FromStr>(&self, family: &str, builder: B, set: impl Fn(B, K, &str) -> B) -> B {
         let family = self.0.iter().filter(|(name, _)| name.starts_with(family));
