@@ -143,7 +143,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn chunks_of_an_earlier_call_do_not_count_in_the_rate() {
+    fn earlier_chunks_do_not_count_in_the_rate() {
         let begin = DownloadProgress { done: 50, total: 100, bytes: 500, bytes_total: 1000, ..Default::default() };
         assert_eq!((begin.rate(), begin.time_left()), (None, None));
         let later =

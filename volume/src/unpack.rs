@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn blosc_with_a_false_size_is_an_error_for_every_codec() {
+    fn blosc_with_a_false_size_is_harmless() {
         use BloscCompressor::{BloscLZ, LZ4, LZ4HC, Snappy, Zlib, Zstd};
 
         /// Offsets of the unpacked size and of the block size in a buffer's header.

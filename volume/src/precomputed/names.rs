@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn chunk_is_found_in_either_layout_while_none_was_found() {
+    fn first_chunk_is_found_in_either_layout() {
         let (web, names) = (FakeWebServer::of(&nested(500, 1, PACKED)), Names::default());
         for number in 0..500 {
             assert!(names.get(&web, &key(number), 9).expect("an answer").is_none());
@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn scale_of_both_layouts_is_read_once_both_were_seen() {
+    fn mixed_layouts_are_read_once_both_were_seen() {
         let files = [chunks(0, 1, ""), nested(ENOUGH, 1, ""), chunks(500, 1, ""), nested(900, 1, "")].concat();
         let (web, names) = (FakeWebServer::of(&files), Names::default());
         for number in 0..=900 {

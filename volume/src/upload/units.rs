@@ -110,7 +110,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn aligned_region_has_whole_objects_and_ends_at_the_volume() {
+    fn aligned_region_ends_at_the_volume() {
         let mut meta = VolumeMeta::new(&[10, 10, 4], &[2, 3, 4], DType::U8);
         meta.stored_shape = vec![4, 3, 4];
         meta.origin = vec![-5, 100, 0];

@@ -383,7 +383,7 @@ mod tests {
 
     #[cfg(not(feature = "codecs"))]
     #[test]
-    fn codec_that_is_not_built_in_names_its_feature() {
+    fn missing_codec_names_its_feature() {
         for id in ["lz4", "lzma", "pcodec"] {
             let refused = codec_v3(&json!({"name": format!("numcodecs.{id}")}), U16).expect_err("not built in");
             assert_eq!(refused.kind, ErrorKind::NotBuiltIn);
