@@ -50,7 +50,7 @@ impl DownloadProgress {
     }
 }
 
-#[allow(clippy::cast_precision_loss)] // for people
+#[allow(clippy::cast_precision_loss)] // the results are estimates
 fn as_f64(bytes: u64) -> f64 {
     bytes as f64
 }
