@@ -50,7 +50,7 @@ struct ChunkLocation {
     in_shard: Option<(Vec<u64>, u64)>,
     /// Its numbers along each axis.
     chunk: Vec<u64>,
-    /// The part of the chunk's bytes that contains the wanted window, if it is much smaller than the chunk.
+    /// The part of the chunk's bytes that contains the wanted window, if it is at most half of the chunk.
     slab: Option<Slab>,
 }
 
