@@ -1,6 +1,6 @@
-//! Downloads of an uncompressed volume one after the other, with a pool and without, in turn.
+//! Downloads of an uncompressed volume, alternately with and without a pool.
 //!
-//! The volume lies in /dev/shm, so that no disk is measured. `cargo bench -p ndarray-shm-volume --bench pool [ROUNDS] [THREADS]`
+//! The volume is in /dev/shm, so that no disk is measured. `cargo bench -p ndarray-shm-volume --bench pool [ROUNDS] [THREADS]`
 
 use std::error::Error;
 use std::hint::black_box;
@@ -41,7 +41,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// From nothing to an array that can be read, and back.
+/// Returns the time to download an array, open it, read an element and free it.
 fn download(source: &dyn ChunkSource, threads: usize, pool: Option<&Pool>) -> Result<Duration, Box<dyn Error>> {
     let location = "bench-pool-download".parse()?;
     let options = DownloadOptions::new().workers(Workers::Threads(threads));

@@ -1,8 +1,8 @@
-//! Uploads of one array into a new local volume, beside what cannot be undercut: files of the same sizes, written one after the other.
+//! Uploads of one array into a new local volume, beside the lower bound: writing files of the same sizes one after the other.
 //!
-//! The volume lies in /dev/shm, so that no disk is measured. `cargo bench -p ndarray-shm-volume --bench upload [ROUNDS] [THREADS]`
+//! The volume is in /dev/shm, so that no disk is measured. `cargo bench -p ndarray-shm-volume --bench upload [ROUNDS] [THREADS]`
 
-#![allow(clippy::cast_precision_loss)] // for people
+#![allow(clippy::cast_precision_loss)] // rates are printed with few digits
 
 use std::error::Error;
 use std::fs;
@@ -27,7 +27,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         let location: Location = format!("bench-upload-{}", std::process::id()).parse()?;
         let shape = Ix3(SHAPE[0], SHAPE[1], SHAPE[2]).set_f(order == Order::F);
         let array = SharedArray::<u8, Ix3>::create_with(location.clone(), shape, |mut to| {
-            // Blocks of labels with a little noise: packs well, but not for nothing.
+            // Blocks of labels with a little noise: compresses well, but not trivially.
             let element = |(x, y, z): (usize, usize, usize)| (x / 16 * 7 + y / 16 * 5 + z / 16) ^ (x * y * z % 61 / 59);
             to.indexed_iter_mut().for_each(|(at, to)| *to = element(at).to_le_bytes()[0]);
         })?;
@@ -66,7 +66,8 @@ fn write_files(directory: &Path) -> Result<Duration, Box<dyn Error>> {
     Ok(took)
 }
 
-/// Into a new volume; or changes all of its objects but one, by a region that cuts through those at the border.
+/// Uploads into a new volume. With `change`, uploads a region that cuts through all objects at the border, so that those are
+/// changed.
 fn upload(
     path: &Path,
     location: &Location,

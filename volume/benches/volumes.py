@@ -1,8 +1,9 @@
-"""Downloads of volumes into shared memory, and uploads of JPEG, beside peers, in one run: the cases take turns, each in a process of its own.
+"""Downloads of volumes into shared memory, and uploads of JPEG, beside peers, in one run. Each case has a process of its own, and the
+cases take turns.
 
     volumes.py --program PATH --place DIRECTORY [--quick] [--repeat N] [--turbojpeg] [--write-docs FILE]
 
-`volumes.py peer KIND VOLUME` is one such process: it answers each line of its standard input with a line of JSON.
+`volumes.py peer KIND VOLUME` is one such process. It answers each line of its standard input with a line of JSON.
 """
 
 import argparse
@@ -21,8 +22,8 @@ MIB = 1 << 20
 CHUNK = 64
 SIZES = {"raw": (1024, 1024, 512), "gzip": (512, 512, 256), "jpeg": (512, 512, 256)}
 QUICK = {"raw": (256, 256, 256), "gzip": (256, 256, 128), "jpeg": (256, 256, 128)}
-QUALITY = 85  # of JPEG, what ours and CloudVolume's is
-BUSY = 0.5  # processors that others may keep busy before a row is marked
+QUALITY = 85  # of JPEG: the default of this library and of CloudVolume
+BUSY = 0.5  # processors that other processes may keep busy before a row is marked
 SEED = 6
 
 
@@ -79,14 +80,14 @@ def tensorstore(path, shared):
 
 
 def elements(path):
-    """What is uploaded: a volume's elements, in private memory."""
+    """Returns the elements to upload, in private memory."""
     import tensorstore as ts
 
     return ts.open({"driver": "neuroglancer_precomputed", "kvstore": f"file://{path}/"}, open=True).result().read().result()
 
 
 def new_info(path):
-    """A new description like a volume's; its chunks go to memory, so that no disk is measured."""
+    """Returns a new description like a volume's, and a directory in memory for its chunks, so that no disk is measured."""
     info = json.loads((Path(path) / "info").read_text())
     info["scales"][0]["jpeg_quality"] = QUALITY
     return info, tempfile.mkdtemp(prefix="bench-volumes-", dir="/dev/shm")
@@ -137,7 +138,7 @@ def tensorstore_upload(path):
 
 
 def peak():
-    """Most memory that this process had at a time, shared memory that it mapped included."""
+    """Returns the peak memory of this process, including mapped shared memory."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) * 1024
@@ -162,7 +163,7 @@ def peer(kind, path):
 
 
 def write(place, encoding, shape):
-    """Writes the same elements as Zarr v3, where that has the encoding, and as Precomputed, unless they are there; returns the paths."""
+    """Writes the same elements as Zarr v3, if it has the encoding, and as Precomputed, unless they exist. Returns the paths."""
     name = f"{encoding}-" + "x".join(map(str, shape))
     zarr, precomputed = place / f"{name}.zarr", place / f"{name}.precomputed"
     done = place / f"{name}.done"
@@ -170,7 +171,7 @@ def write(place, encoding, shape):
         import numpy
         from cloudvolume import CloudVolume
 
-        # A smooth field with noise in its lower four bits: packs about as well as a picture of a microscope.
+        # A smooth field with noise in its lower four bits: compresses about as well as a microscope image.
         random = numpy.random.default_rng(7)
         axes = [numpy.sin(numpy.arange(length) / 37.0) for length in shape]
         field = axes[0][:, None, None] + axes[1][None, :, None] + axes[2][None, None, :]
@@ -207,7 +208,7 @@ def warm(path):
 
 
 def machine_time():
-    """Seconds that all processors together have worked, for whatever process."""
+    """Returns the seconds that all processors together have worked, for all processes."""
     user, nice, system, _idle, _waiting, *interrupts = map(int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:8])
     return (user + nice + system + sum(interrupts)) / os.sysconf("SC_CLK_TCK")
 
@@ -216,7 +217,7 @@ def machine_time():
 
 
 class Case:
-    """A process that answers lines, and what it answered."""
+    """A process that answers lines, and its answers."""
 
     def __init__(self, title, role, command, line, results):
         self.title, self.role, self.line = title, role, line
@@ -243,7 +244,7 @@ class Case:
             self.answers.append(answer)
 
     def processor_time(self):
-        """Seconds that it and its children that ended have worked."""
+        """Returns the processor time of the process and its ended children, in seconds."""
         fields = Path(f"/proc/{self.process.pid}/stat").read_text().rsplit(")", 1)[1].split()
         return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
 
@@ -282,7 +283,7 @@ def measure(arguments, encoding, shape, paths):
 
 
 def measure_uploads(arguments, encoding, shape, path):
-    """Into a new Precomputed volume in memory; tensorstore and CloudVolume from private memory, ours from shared memory."""
+    """Measures uploads into a new Precomputed volume in memory: the peers from private memory, this library from shared memory."""
     this = [sys.executable, __file__, "peer"]
     cases = []
     Case("CloudVolume, parallel=1", "peer", [*this, "cloudvolume-upload", str(path)], "go", cases)
@@ -301,7 +302,7 @@ def library(arguments, encoding):
 def take_turns(arguments, cases):
     random = Random(SEED)
     for repetition in range(arguments.repeat + 1):
-        # No case always comes after the same other one, which may have returned its memory in pieces.
+        # A random order, so that no case always follows the same one, which may have freed its memory in pieces.
         for case in random.sample(cases, len(cases)):
             case.turn(repetition > 0)
     for case in cases:
@@ -357,7 +358,7 @@ def table(encoding, shape, cases):
 
 
 def disturbed(cases):
-    """Says how busy other processes kept the machine while each row was measured."""
+    """Returns a note on how busy other processes kept the machine during the measurements."""
     others = [case.median("others") for case in cases if case.answers]
     if not others or max(others) <= BUSY:
         return ""
@@ -366,7 +367,7 @@ def disturbed(cases):
 
 
 def running(cases):
-    """Compares processes with threads by the time in which their workers worked: without starting them, without the array."""
+    """Compares processes with threads by the time that their workers worked, without starting them and creating the array."""
 
     def busy(case):
         return sum(case.median("spent", phase) for phase in ("claiming", "fetching", "decoding", "copying"))

@@ -1,4 +1,4 @@
-//! Downloads of volumes into shared memory, and uploads of JPEG, one for each line of standard input: the Rust side of `scripts/bench-volumes`.
+//! The Rust side of `scripts/bench-volumes`: one download of a volume, or upload of JPEG, for each line of standard input.
 //!
 //! ```text
 //! volumes serve VOLUME    answers `threads N [C|F]`, `processes N [C|F]` and `upload N` with one line of JSON each
@@ -110,14 +110,14 @@ fn report(done: &Downloaded, seconds: f64, faults: u64) -> Value {
     })
 }
 
-/// Most memory that this process had at a time, shared memory that it mapped included, in bytes.
+/// Returns the peak memory of this process in bytes, including mapped shared memory.
 fn peak() -> Option<u64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
     line.trim().strip_suffix(" kB")?.parse::<u64>().ok().map(|kib| kib << 10)
 }
 
-/// Page faults of this process so far.
+/// Returns the number of page faults of this process so far.
 fn faults() -> u64 {
     let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
     let fields = stat.rsplit_once(')').map_or("", |(_, fields)| fields);
@@ -132,7 +132,7 @@ fn worker(volume: &str, location: &str) -> Outcome<()> {
     Ok(())
 }
 
-/// A volume of many tiny chunks that takes no time to read, and notes when each tenth of them began.
+/// A volume of many tiny chunks that takes no time to read, and records when each tenth of them began.
 #[derive(Debug)]
 struct Tiny {
     meta: VolumeMeta,

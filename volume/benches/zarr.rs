@@ -1,6 +1,6 @@
-//! What fetching and decoding one chunk of a Zarr volume costs with each codec, beside what zarrs needs for both.
+//! The cost of fetching and decoding a chunk of a Zarr volume with each codec, beside zarrs.
 //!
-//! The volume lies in /dev/shm, so that no disk is measured; one thread. `cargo bench -p ndarray-shm-volume --bench zarr [ROUNDS]`
+//! The volume is in /dev/shm, so that no disk is measured; one thread. `cargo bench -p ndarray-shm-volume --bench zarr [ROUNDS]`
 
 use std::error::Error;
 use std::hint::black_box;
@@ -14,7 +14,7 @@ use ndarray_shm_volume::{ChunkSource, Fetched, Scratch, VolumeUrl, open_volume};
 use zarrs::array::{Array, ArraySubset, CodecOptions};
 use zarrs::filesystem::FilesystemStore;
 
-#[allow(clippy::cast_precision_loss)] // Bytes for people.
+#[allow(clippy::cast_precision_loss)] // rates are printed with few digits
 fn main() -> Result<(), Box<dyn Error>> {
     let rounds = std::env::args().skip(1).find_map(|argument| argument.parse().ok()).unwrap_or(7);
     let directory = tempfile::tempdir_in("/dev/shm")?;
@@ -33,7 +33,7 @@ fn main() -> Result<(), Box<dyn Error>> {
                 let bytes = source.meta().domain().shape().iter().product::<usize>() * dtype.size();
                 let mut times: [Vec<Duration>; 4] = Default::default();
                 for _ in 0..rounds {
-                    // In turn, so that a disturbance hits all of them.
+                    // Alternately, so that a disturbance affects all of them.
                     let [fetch, decode] = apart(&*source)?;
                     let both = together(&*source)?;
                     let zarrs = with_zarrs(&array, &*source)?;

@@ -24,7 +24,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         return work(Path::new(&directory), &name.parse()?);
     }
 
-    // A volume to begin with: Zarr version 3 in chunks of 32 x 32 x 32 elements. A real one may be behind a URL.
+    // A demo volume: Zarr version 3 in chunks of 32 x 32 x 32 elements. A real one may be behind a URL.
     let name = format!("volume-example-{}", std::process::id());
     let directory = env::temp_dir().join(&name);
     let spec = DemoSpec::new(&[64, 128, 128], &[32, 32, 32], DType::U16);
@@ -49,7 +49,7 @@ fn change(directory: &Path, location: &Location, spec: &DemoSpec) -> Result<(), 
     let done = download_to_shared_memory(&*volume, &everything, location, &options)?;
     println!("{} chunks were painted into {location}", done.painted);
 
-    // Now it is an array like any other. A change is made in place, and the chunk around it is uploaded again.
+    // Now it is an array like any other. Change it in place, and upload the chunk around the change.
     let array = done.open::<u16, Ix3>()?;
     assert_eq!(array.read()?.view().into_dyn(), spec.expected::<u16>(&everything)?);
     array.write()?.slice_mut(s![0..32, 0..32, 0..32]).fill(42);
@@ -64,10 +64,10 @@ fn change(directory: &Path, location: &Location, spec: &DemoSpec) -> Result<(), 
     Ok(())
 }
 
-/// What each worker process does.
+/// The body of each worker process.
 fn work(directory: &Path, location: &Location) -> Result<(), Box<dyn Error>> {
     let stop = StopFlag::new();
-    stop.stop_when_stdin_ends(); // which is how the parent ends its workers
+    stop.stop_when_stdin_ends(); // the parent closes that pipe to dismiss its workers
     let volume = open_volume(directory)?;
     paint_as_worker(&*volume, default_backend()?, location, &stop)?;
     Ok(())

@@ -1,4 +1,4 @@
-//! Regions of a volume: boxes, and how people write them.
+//! Regions of a volume: boxes, and their text form.
 //!
 //! Pure arithmetic on coordinates: nothing here knows files or arrays.
 
@@ -130,7 +130,7 @@ impl FromStr for Bbox {
     }
 }
 
-/// A region as people write it, before the volume is known. Open ends of ranges stand for the volume's bounds.
+/// A region in text form, before the volume is known. Open ends of ranges stand for the volume's bounds.
 ///
 /// Written as a [`Bbox`], one range for each axis: `0:64,:,5:` is a part of the first axis, all of the second, and the third
 /// from 5 on.

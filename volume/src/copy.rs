@@ -1,4 +1,4 @@
-//! Copies decoded chunks, in C or F order, to places in C or F order.
+//! Copies decoded chunks between C and F order.
 //!
 //! Pure memory work through ndarray's views: nothing here knows volumes or claims.
 
@@ -7,7 +7,7 @@ use ndarray::{ArrayViewD, ArrayViewMutD, Axis, Dimension, Ix1, Ix2, Ix3, Ix4, Ix
 
 use crate::turn::Turner;
 
-/// Copies chunks of one element type, and keeps the memory for turning them.
+/// Copies chunks of one element type, and keeps the memory for transposing them.
 #[derive(Debug)]
 pub(crate) struct Copier<T> {
     turner: Turner<T>,
@@ -21,13 +21,14 @@ impl<T: Pod> Copier<T> {
     /// Copies a block, or a window of one, to a place of the same shape.
     pub(crate) fn copy(&mut self, from: &ArrayViewD<'_, T>, mut to: ArrayViewMutD<'_, T>) {
         let mut from = from.view();
-        // An axis of one element, such as a single channel, has any stride: without it, it is clear which axis is contiguous.
+        // The stride of an axis of one element, such as a single channel, is arbitrary. Without such axes it is clear which axis is
+        // contiguous.
         for axis in (0..from.ndim().min(to.ndim())).rev().map(Axis) {
             if from.len_of(axis) == 1 && to.len_of(axis) == 1 {
                 (from, to) = (from.index_axis_move(axis, 0), to.index_axis_move(axis, 0));
             }
         }
-        // Named the other way round, axes of a block in F order are those of one in C order.
+        // A block in F order with its axes reversed is a block in C order.
         if is_f_order(from.strides()) {
             self.copy_from_c(&from.reversed_axes(), to.reversed_axes());
         } else {
@@ -59,7 +60,7 @@ fn is_f_order(strides: &[isize]) -> bool {
     matches!(strides, [1, .., last] if *last != 1)
 }
 
-/// Copies row by row where rows are contiguous on both sides: a processor's own way of copying, instead of one element at a time.
+/// Copies row by row. Rows that are contiguous on both sides are copied as memory blocks instead of one element at a time.
 fn assign<T: Copy, D: Dimension>(from: &ArrayViewD<'_, T>, to: ArrayViewMutD<'_, T>) {
     let (Ok(from), Ok(mut to)) = (from.view().into_dimensionality::<D>(), to.into_dimensionality::<D>()) else {
         return;
@@ -78,7 +79,7 @@ mod tests {
 
     use super::*;
 
-    /// Copies a window of a larger block to a window of a larger array, and compares one by one.
+    /// Copies a window of a larger block to a window of a larger array, and compares each element.
     fn check<T: Pod + PartialEq + std::fmt::Debug>(
         shape: &[usize],
         [f_block, f_order]: [bool; 2],
@@ -105,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn every_element_is_copied_correctly_in_both_orders() {
+    fn elements_arrive_in_both_orders() {
         let shapes: [&[usize]; 14] = [
             &[5, 70, 9, 1],
             &[],
@@ -135,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn non_contiguous_views_are_copied() {
+    fn views_without_a_contiguous_axis_are_copied() {
         let value = |at: IxDyn| u16::try_from((at[0] * 70 + at[1]) * 12 + at[2]).expect("small");
         let block = ArrayD::from_shape_fn(IxDyn(&[20, 70, 12]), value);
         for axes in [[0, 1, 2], [1, 0, 2], [1, 2, 0], [2, 0, 1]] {

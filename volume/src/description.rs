@@ -1,11 +1,11 @@
-//! What a volume says about its scales, and what a new one is to be like: words that all formats share.
+//! Descriptions of scales and of new volumes, in terms that all formats share.
 
 use ndarray_shm::DType;
 
 use crate::store::url::VolumeFormat;
 use crate::volume::{VolumeKind, VolumeMeta};
 
-/// What NumPy and the formats of volumes call the types of elements.
+/// The names of element types in NumPy and in the formats of volumes.
 pub const DTYPE_NAMES: &[(&str, DType)] = &[
     ("uint8", DType::U8),
     ("uint16", DType::U16),
@@ -23,61 +23,61 @@ pub const DTYPE_NAMES: &[(&str, DType)] = &[
     ("bfloat16", DType::Bf16),
 ];
 
-/// Returns what a type is called.
+/// Returns the name of an element type.
 pub(crate) fn dtype_name(dtype: DType) -> Option<&'static str> {
     DTYPE_NAMES.iter().find(|(_, known)| *known == dtype).map(|(name, _)| *name)
 }
 
-/// Returns the type of a name.
+/// Returns the element type of a name.
 pub(crate) fn dtype_named(name: &str) -> Option<DType> {
     DTYPE_NAMES.iter().find(|(known, _)| *known == name).map(|(_, dtype)| *dtype)
 }
 
-/// Says how much detail JPEG chunks keep, behind the name of the encoding.
+/// Returns the quality of JPEG chunks as words that follow the name of the encoding.
 pub(crate) fn quality_in_words(quality: u8) -> String {
     format!(" of quality {quality}")
 }
 
-/// One scale of a volume, also called mip or level: the same picture at one resolution.
+/// One scale of a volume, also called mip or level: the same image at one resolution.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct ScaleInfo {
-    /// What the volume calls it.
+    /// The volume's name of the scale.
     pub key: String,
-    /// What one would read.
+    /// Shape, chunks and element type.
     pub meta: VolumeMeta,
-    /// Size of one element along each axis, in `unit`; empty where the volume does not say.
+    /// Size of one element along each axis, in `unit`; empty if the volume does not say.
     pub resolution: Vec<f64>,
     /// Unit of the resolution: "nm".
     pub unit: String,
 }
 
-/// How the chunks of a new volume are encoded.
+/// The encoding of a new volume's chunks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Encoding {
-    /// Not at all. Precomputed calls it raw.
+    /// Not encoded; "raw" in Precomputed.
     Raw,
-    /// By gzip.
+    /// gzip.
     Gzip,
-    /// By zstd; Zarr only.
+    /// zstd; Zarr only.
     Zstd,
-    /// By blosc with lz4; Zarr only.
+    /// blosc with lz4; Zarr only.
     Blosc,
-    /// As pictures that lose detail; Precomputed with 8 bit elements only.
+    /// Lossy pictures; Precomputed with 8 bit elements only.
     Jpeg,
-    /// As pictures; Precomputed with 8 or 16 bit elements only.
+    /// Lossless pictures; Precomputed with 8 or 16 bit elements only.
     Png,
-    /// As blocks of labels; Precomputed with 32 or 64 bit labels only. Servers get them wrapped in gzip, which they announce to every
-    /// reader; in a directory, where they could not, nothing is wrapped.
+    /// Blocks of labels; Precomputed with 32 or 64 bit labels only. On servers the chunks are wrapped in gzip, which the server
+    /// announces to every reader. In a directory they are not wrapped, because files cannot announce it.
     CompressedSegmentation,
-    /// The same, wrapped in gzip in directories, too: smaller files named `.gz`, which CloudVolume and this crate find. Other programs,
-    /// such as tensorstore, take such chunks for missing ones, of which every element is 0.
+    /// Blocks of labels, wrapped in gzip in directories too: smaller files named `.gz`, which CloudVolume and this crate find.
+    /// Other programs, such as tensorstore, take such chunks for missing ones, with elements of 0.
     CompressedSegmentationGzip,
 }
 
 impl Encoding {
-    /// Returns what it is called.
+    /// Returns the name of the encoding.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Raw => "raw",
@@ -93,8 +93,8 @@ impl Encoding {
 }
 
 impl VolumeKind {
-    /// Returns what a new Precomputed volume is where [`NewVolume::kind`] does not say it: blocks of labels are a segmentation, other
-    /// elements an image. `None` for `uint32` and `uint64` in any other encoding, which are as often the one as the other.
+    /// Returns the kind of a new Precomputed volume without [`NewVolume::kind`]: blocks of labels are a segmentation, other
+    /// elements an image. `None` for `uint32` and `uint64` in any other encoding, which are as often one as the other.
     pub fn implied(encoding: Encoding, dtype: DType) -> Option<Self> {
         match (encoding, dtype) {
             (Encoding::CompressedSegmentation | Encoding::CompressedSegmentationGzip, _) => Some(Self::Segmentation),
@@ -104,37 +104,38 @@ impl VolumeKind {
     }
 }
 
-/// What a volume that is made is like.
+/// The description of a volume to create.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct NewVolume {
-    /// Its format.
+    /// The format.
     pub format: VolumeFormat,
-    /// Version of the format where it has several: Zarr 2 or 3.
+    /// Version of the format, if it has several: Zarr 2 or 3.
     pub version: u8,
     /// Coordinates of the first element; Zarr volumes begin at 0.
     pub origin: Vec<i64>,
-    /// Elements along each axis; a Precomputed volume has x, y, z and, behind them, channels.
+    /// Elements along each axis; a Precomputed volume has x, y, z and then channels.
     pub shape: Vec<u64>,
     /// Elements along each axis of a chunk.
     pub chunk_shape: Vec<u64>,
-    /// Elements along each axis of a shard, if there are to be shards; Zarr version 3 only.
+    /// Elements along each axis of a shard; `None` for a volume without shards. Zarr version 3 only.
     pub shard_shape: Option<Vec<u64>>,
     /// Type of the elements.
     pub dtype: DType,
-    /// Whether the elements are intensities or labels; of Precomputed volumes only. Where it is `None`,
-    /// [`VolumeKind::implied`] says it, and what that leaves open is an error.
+    /// Whether the elements are intensities or labels; Precomputed volumes only. If it is `None`, [`VolumeKind::implied`] decides;
+    /// if that is `None` too, creating the volume fails.
     pub kind: Option<VolumeKind>,
-    /// How chunks are encoded.
+    /// Encoding of the chunks.
     pub encoding: Encoding,
-    /// Quality of JPEG chunks, 1 to 100; where it is not said, 85.
+    /// Quality of JPEG chunks, 1 to 100; default 85.
     pub jpeg_quality: Option<u8>,
-    /// Size of one element along each axis, in nanometres; 1 where it is empty.
+    /// Size of one element along each axis, in nanometres. If it is empty, 1 in Precomputed, and not recorded in Zarr.
     pub resolution: Vec<f64>,
 }
 
 impl NewVolume {
-    /// Describes a volume that begins at 0, is not packed, has no shards and elements of 1 nm; Zarr in version 3. Its fields can be changed.
+    /// Describes a volume that begins at 0, with raw chunks, without shards or resolution; Zarr in version 3. Change the fields as
+    /// needed.
     pub fn new(format: VolumeFormat, shape: &[u64], chunk_shape: &[u64], dtype: DType) -> Self {
         Self {
             format,
@@ -151,15 +152,15 @@ impl NewVolume {
         }
     }
 
-    /// Returns the kind that the volume gets: what `kind` says, and otherwise what encoding and element type imply. `None` for formats
-    /// without kinds, and where it must be said and is not.
+    /// Returns the kind that the volume gets: `kind`, or else the kind that encoding and element type imply. `None` for formats
+    /// without kinds, and if the kind is needed but not given.
     pub fn made_kind(&self) -> Option<VolumeKind> {
         let implied =
             (self.format == VolumeFormat::Precomputed).then(|| VolumeKind::implied(self.encoding, self.dtype));
         self.kind.or(implied.flatten())
     }
 
-    /// Returns what is wrong with the quality.
+    /// Checks the quality. The error says what is wrong.
     pub(crate) fn check_quality(&self) -> Result<(), String> {
         match self.jpeg_quality {
             Some(_) if self.encoding != Encoding::Jpeg => Err("a quality is for jpeg chunks only".to_owned()),
@@ -168,13 +169,13 @@ impl NewVolume {
         }
     }
 
-    /// Whether a volume that is there is just what would be made: its shape, its chunks, how they are encoded, and its
-    /// [kind](Self::made_kind) if it says one. Whether chunks of a Precomputed volume are wrapped in gzip is no difference.
+    /// Whether an existing volume is as described: its shape, its chunks, their encoding, and its [kind](Self::made_kind) if it has
+    /// one. Ignores whether chunks of a Precomputed volume are wrapped in gzip.
     pub fn is_like(&self, there: &VolumeMeta) -> bool {
         let (mut shape, mut chunk, mut origin) = (self.shape.clone(), self.chunk_shape.clone(), self.origin.clone());
         let (format, version) = match self.format {
             VolumeFormat::Precomputed => {
-                // One channel need not be said, every chunk has all channels, and none is larger than the volume.
+                // A single channel may be left out, every chunk has all channels, and no chunk is larger than the volume.
                 shape.resize(shape.len().max(4), 1);
                 chunk.resize(chunk.len().max(3), 1);
                 chunk.truncate(3);
@@ -184,7 +185,7 @@ impl NewVolume {
                 ("Precomputed", String::new())
             }
             VolumeFormat::Zarr => ("Zarr", format!(" v{}", self.version)),
-            // Nothing of the format is made.
+            // N5 volumes cannot be created.
             VolumeFormat::N5 => return false,
         };
         let encoding = match self.encoding {

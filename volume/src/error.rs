@@ -7,7 +7,7 @@ use std::fmt;
 use std::io;
 use std::path::PathBuf;
 
-/// A result whose error is [`Error`].
+/// A result with [`Error`] as its error.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// An error of another crate, kept only for [`source`](std::error::Error::source).
@@ -127,7 +127,7 @@ pub enum Error {
         op: &'static str,
         /// The object: a path or a URL.
         object: String,
-        /// The store's last error.
+        /// The last error of the store.
         #[source]
         cause: Cause,
     },
@@ -227,7 +227,7 @@ pub enum Error {
     },
 }
 
-/// What a path or URL leads to instead of a usable volume. Programs should match this; messages are for people and may change.
+/// What a path or URL leads to instead of a usable volume. Programs should match this; messages are for users and may change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ErrorKind {
@@ -361,7 +361,8 @@ impl Error {
         Self::NewVolume { volume: volume.to_string(), reason: reason.into(), cause: None }
     }
 
-    /// Turns an error about the description of a new volume into [`NewVolume`](Error::NewVolume), as the description is the caller's.
+    /// Turns an error about the description of a new volume into [`NewVolume`](Error::NewVolume), as the description is the
+    /// caller's.
     pub(crate) fn of_new_volume(self) -> Self {
         match self {
             Self::Source { volume, reason, cause, .. } => Self::NewVolume { volume, reason, cause },
@@ -378,7 +379,7 @@ impl Error {
         Self::Chunk { chunk, region, cause }
     }
 
-    /// Makes what a directory's store said of an object an error of that chunk: a disk does not recover by waiting, as servers do.
+    /// Converts an error of a directory's store to an error of the chunk: waiting does not repair a disk, as it may a server.
     pub(crate) fn of_file(self, region: String) -> Self {
         match self {
             Self::Store { object, cause, .. } => Self::chunk(object, region, cause),
@@ -386,7 +387,7 @@ impl Error {
         }
     }
 
-    /// Makes what a server said of a chunk's object an error of that chunk, unless it may pass.
+    /// Converts an error of a server's store to an error of the chunk, unless it [may pass](StoreFailure::may_pass).
     pub(crate) fn of_answer(self, region: String) -> Self {
         let failure = self.store_failure();
         match self {
@@ -429,7 +430,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn debug_shows_name_message_and_causes_in_one_line() {
+    fn debug_prints_variant_text_and_causes_in_one_line() {
         let error = Error::volume(ErrorKind::Damaged, "v/info", "it is cut short").because("EOF");
         assert_eq!(format!("{error:?}"), "Source(Damaged): `v/info` is damaged: it is cut short: EOF");
         let error = Error::from(ndarray_shm::Error::NotFound { location: "x".into() });

@@ -1,24 +1,24 @@
-//! The cells of a grid that a region touches: its chunks, or what is stored as one object.
+//! The cells of a grid that a region touches: its chunks, or its stored objects.
 //!
-//! Pure arithmetic on coordinates. A cell is known by its number along each axis, counted from the grid's origin.
+//! Pure arithmetic on coordinates. A cell is identified by its number along each axis, counted from the grid's origin.
 
 use std::ops::Range;
 
 use crate::bbox::Bbox;
 
-/// Walks the cells of a grid that a region touches, each cut off where the region ends; the last axis runs fastest.
+/// An iterator over the cells of a grid that a region touches, each clipped to the region; the last axis runs fastest.
 #[derive(Debug, Clone)]
 pub struct Cells {
     bbox: Bbox,
     origin: Vec<i64>,
     cell: Vec<u64>,
-    /// Numbers of the first and behind the last cell along each axis.
+    /// Numbers of the first cell and of the end along each axis.
     numbers: Vec<Range<u64>>,
     next: Option<Vec<u64>>,
 }
 
 impl Cells {
-    /// Begins a walk. The region must not begin before `origin`, and no length of `cell` may be 0.
+    /// Creates the iterator. The region must not begin before `origin`, and no length of `cell` may be 0.
     pub(crate) fn new(bbox: &Bbox, origin: &[i64], cell: &[u64]) -> Self {
         let axes = bbox.ranges().iter().zip(origin).zip(cell);
         let numbers: Vec<Range<u64>> = axes
@@ -33,12 +33,12 @@ impl Cells {
         Self { bbox: bbox.clone(), origin: origin.to_vec(), cell: cell.to_vec(), numbers, next }
     }
 
-    /// Returns the numbers of the first cell and behind the last one, along each axis.
+    /// Returns the range of cell numbers along each axis.
     pub(crate) fn numbers(&self) -> &[Range<u64>] {
         &self.numbers
     }
 
-    /// Returns how many cells there are in all.
+    /// Returns the total number of cells, also during the iteration.
     pub fn total(&self) -> u64 {
         self.numbers.iter().fold(1, |product, range| product.saturating_mul(range.end - range.start))
     }
@@ -76,7 +76,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_cells_of_a_region_tile_it() {
+    fn cells_tile_their_region() {
         let bbox: Bbox = "-3:5,10:13".parse().expect("a box");
         let cells = Cells::new(&bbox, &[-4, 0], &[4, 12]);
         assert_eq!((cells.numbers(), cells.total()), ([0..3, 0..2].as_slice(), 6));
@@ -85,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn a_point_has_one_cell_and_emptiness_none() {
+    fn point_has_one_cell_and_empty_box_none() {
         assert_eq!(Cells::new(&Bbox::whole(&[]), &[], &[]).collect::<Vec<_>>(), [Vec::new()]);
         assert_eq!(Cells::new(&Bbox::whole(&[0, 4]), &[0, 0], &[2, 2]).count(), 0);
     }

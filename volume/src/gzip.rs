@@ -1,7 +1,7 @@
-//! gzip and zlib streams, whole and in memory, to a size that is known to be enough.
+//! gzip and zlib streams in memory, unpacked up to a limit.
 //!
-//! libdeflate does it in one call and twice as fast as streaming; streams of several members, which it does not know, are
-//! streamed. A stream is input: one that holds more than it may is an error that costs no more memory than it may.
+//! libdeflate unpacks in one call, twice as fast as streaming. It does not support several members; those are streamed. A stream is
+//! untrusted input: one that holds more than the limit is an error, and uses no more memory than the limit.
 
 use std::io::Read as _;
 
@@ -9,31 +9,31 @@ use libdeflater::{CompressionLvl, Compressor, DecompressionError, Decompressor};
 
 use crate::error::Cause;
 
-/// What a gzip member begins with: its signature and the only method there is.
+/// The beginning of a gzip member: the signature and the only method.
 const SIGNATURE: [u8; 3] = [0x1f, 0x8b, 8];
 
 /// Bytes of the shortest member: a header, an empty block and the trailer.
 const SHORTEST: usize = 20;
 
-/// Deflate cannot shrink further than this.
+/// The maximum compression ratio of deflate.
 const BEST_RATIO: usize = 1032;
 
-/// What is said of a stream that does not end as it should.
+/// The message for a stream without a valid end.
 const DAMAGED: &str = "the gzip stream is damaged or cut short";
 
-/// Returns how long something may be that is stored for so many bytes, packed or not: no packing makes more of them than that.
+/// Returns the maximum length of a stored object with `bytes` bytes of content, packed or not: no packing expands more than that.
 pub(crate) fn most_stored(bytes: usize) -> u64 {
     (bytes as u64).saturating_mul(2).saturating_add(64 << 10)
 }
 
-/// Whether these bytes begin as a gzip stream does.
+/// Whether these bytes begin like a gzip stream.
 pub(crate) fn is_gzip(bytes: &[u8]) -> bool {
     bytes.starts_with(&SIGNATURE)
 }
 
-/// Unpacks a gzip stream of one or several members into `into`, in place of what is there.
+/// Unpacks a gzip stream of one or several members into `into`, replacing its content.
 ///
-/// Nothing is looked for behind a member that ends exactly at the limit.
+/// Ignores everything behind a member if its content ends exactly at the limit.
 ///
 /// # Errors
 ///
@@ -42,13 +42,13 @@ pub(crate) fn unpack(bytes: &[u8], limit: usize, into: &mut Vec<u8>) -> Result<(
     if bytes.len() < SHORTEST || !is_gzip(bytes) {
         return Err("this is no gzip stream, or one that is cut short".into());
     }
-    // The last four bytes say how long the last member is, which usually is the only one. They may lie.
+    // The last four bytes are the length of the last member, which usually is the only one. They may be false.
     let said = bytes.last_chunk().map_or(0, |length| u32::from_le_bytes(*length) as usize);
     let several = || bytes[SHORTEST - 2..].windows(SIGNATURE.len()).any(|window| window == SIGNATURE);
     if said <= limit && said / BEST_RATIO <= bytes.len() {
         into.resize(said, 0);
         match Decompressor::new().gzip_decompress(bytes, into) {
-            // No further member could add anything that the caller wants.
+            // A further member could only exceed the limit.
             Ok(length) if length == limit => return Ok(()),
             Ok(length) if !several() => {
                 into.truncate(length);
@@ -58,11 +58,12 @@ pub(crate) fn unpack(bytes: &[u8], limit: usize, into: &mut Vec<u8>) -> Result<(
             Ok(_) | Err(_) => {}
         }
     }
-    // What was cut short says nothing true at its end: only a decoder that notices the end tells it from what is too long.
+    // The last four bytes of a truncated stream are not its length. Only a streaming decoder tells a truncated stream from one that
+    // is too long.
     stream(flate2::bufread::MultiGzDecoder::new(bytes), limit, into)
 }
 
-/// Unpacks a zlib stream into `into`, in place of what is there.
+/// Unpacks a zlib stream into `into`, replacing its content.
 ///
 /// # Errors
 ///
@@ -84,7 +85,7 @@ pub(crate) fn unpack_zlib(bytes: &[u8], limit: usize, into: &mut Vec<u8>) -> Res
 ///
 /// # Errors
 ///
-/// None that is known; libdeflate could say so.
+/// libdeflate may refuse; no case is known.
 pub(crate) fn pack(bytes: &[u8]) -> Result<Vec<u8>, Cause> {
     let mut compressor = Compressor::new(CompressionLvl::default());
     let mut packed = vec![0; compressor.gzip_compress_bound(bytes.len())];
@@ -114,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn packed_bytes_round_trip() {
+    fn bytes_survive_a_round_trip() {
         for length in [0, 1, 100, 70_000] {
             let packed = pack(&text(length)).expect("packed");
             assert!(is_gzip(&packed));
@@ -127,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn members_are_concatenated() {
+    fn members_are_joined() {
         for (first, second) in [(100, 100), (5, 70_000), (70_000, 5), (0, 9), (9, 0)] {
             let packed = [pack(&text(first)).expect("packed"), pack(&text(second)).expect("packed")].concat();
             let mut into = Vec::new();
@@ -140,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bomb_is_an_error_and_takes_no_memory() {
+    fn bomb_is_an_error_without_allocation() {
         let bomb = pack(&vec![0; 50 << 20]).expect("packed");
         let mut into = Vec::new();
         for lie in [None, Some(10u32), Some(u32::MAX)] {
@@ -170,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn a_damaged_stream_is_an_error() {
+    fn damaged_stream_is_an_error() {
         let packed = pack(&text(5000)).expect("packed");
         let mut into = Vec::new();
         for end in 0..packed.len() {

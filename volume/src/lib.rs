@@ -35,18 +35,18 @@
 //! | to do | call |
 //! |---|---|
 //! | read a volume | [`open_volume`]; another scale: [`VolumeOptions::open`] |
-//! | write one, too | [`open_writable_volume`]; [`VolumeOptions::open_writable`] |
-//! | make a new one | [`create_volume`] |
-//! | say which region | [`VolumeMeta::parse_bbox`], [`Bbox`]; before the volume is known [`BboxSpec`] |
+//! | read and write a volume | [`open_writable_volume`]; [`VolumeOptions::open_writable`] |
+//! | create a volume | [`create_volume`] |
+//! | choose a region | [`VolumeMeta::parse_bbox`], [`Bbox`]; before the volume is known [`BboxSpec`] |
 //! | fill an array | [`download_to_shared_memory`]; without a name [`download()`], in a file [`download_to_file`] |
 //! | store an array | [`upload_from_shared_memory`], [`upload_from_array`], [`upload_from_file`] |
 //!
 //! The array is painted under a reserved name, so that readers by name see it complete or not at all. The claim on a chunk is a
 //! kernel lock: a killed worker loses only the chunk that it was painting. The same call resumes an interrupted download.
 //!
-//! [`upload_from_shared_memory`] is the reverse. It writes into a volume that was opened for writing, or that [`create_volume`]
-//! made. [`plan()`] divides a region among machines, [`Shard`] is the part of this process, and [`markers`] record the finished
-//! parts.
+//! [`upload_from_shared_memory`] is the reverse. It writes into a volume that was opened for writing, or created by
+//! [`create_volume`]. [`plan()`] divides a region among machines, [`Shard`] is the part of this process, and [`markers`] record the
+//! finished parts.
 //!
 //! Formats:
 //!

@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn invalid_marker_is_named_in_the_error() {
+    fn wrong_object_is_named_in_the_error() {
         let directory = tempfile::tempdir().expect("a directory");
         let place = VolumeUrl::local(directory.path());
         let file = directory.path().join(key(marker(1).shard));

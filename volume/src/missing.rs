@@ -1,4 +1,4 @@
-//! What the elements of a chunk are that is not stored: how the caller says it, and which bytes that comes to.
+//! The elements of chunks that are not stored: the caller's choice, and its bytes.
 //!
 //! Pure values: nothing here knows chunks or arrays.
 
@@ -10,23 +10,23 @@ use ndarray_shm::{DType, Element, with_element};
 use crate::error::{Error, Result};
 use crate::volume::VolumeMeta;
 
-/// What is done about chunks that are not stored.
+/// What a download does with chunks that are not stored.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub enum Missing {
-    /// What the volume says: its elements have [its fill value](VolumeMeta::fill); where it has none, a missing chunk is an
-    /// error, since it may be a lost one.
+    /// As the volume says: the elements get [its fill value](VolumeMeta::fill). In a volume without one, a missing chunk is an
+    /// error, because it may be a lost one.
     #[default]
     AsStored,
-    /// An error, also where the volume has a fill value.
+    /// An error, even if the volume has a fill value.
     Error,
-    /// Its elements have the volume's fill value, or 0 where it has none.
+    /// The elements get the volume's fill value, or 0 if it has none.
     Fill,
-    /// Its elements have this value, whatever the volume says. Also called background.
+    /// The elements get this value, whatever the volume says. Also called background.
     FillWith(FillValue),
 }
 
 impl Missing {
-    /// Returns the bytes of each element of a missing chunk, or `None` if that is an error.
+    /// Returns the bytes of each element of a missing chunk, or `None` if a missing chunk is an error.
     pub(crate) fn element(&self, meta: &VolumeMeta) -> Result<Option<Vec<u8>>> {
         match self {
             Self::AsStored => Ok(meta.fill.clone()),
@@ -36,13 +36,13 @@ impl Missing {
             Self::FillWith(value) => Err(Error::FillValue {
                 value: value.to_string(),
                 dtype: meta.dtype.to_string(),
-                reason: format!("it was made for elements of {}", value.dtype),
+                reason: format!("it was created for elements of {}", value.dtype),
             }),
         }
     }
 }
 
-/// One element of a type that is only known when the program runs.
+/// One element of a type that is known only at run time.
 ///
 /// ```
 /// use ndarray_shm::DType;
@@ -59,14 +59,14 @@ pub struct FillValue {
 }
 
 impl FillValue {
-    /// Reads a value from text: a whole number for integer types, any number, `nan` or `inf` for floating-point ones, and for
-    /// complex ones one number or two with a comma between.
+    /// Parses a value: a whole number for integer types, any number, `nan` or `inf` for floating-point types, and for complex types
+    /// one number, or two with a comma between.
     ///
-    /// Floating-point values are rounded to the nearest one that the type has.
+    /// Floating-point values are rounded to the nearest value of the type.
     ///
     /// # Errors
     ///
-    /// [`FillValue`](Error::FillValue): it is no number, or not one that the type has.
+    /// [`FillValue`](Error::FillValue): the text is not a number, or the number is out of the type's range.
     pub fn parse(text: &str, dtype: DType) -> Result<Self> {
         let text = text.trim();
         let refused = |reason: &str| Error::FillValue {
@@ -97,17 +97,17 @@ impl FillValue {
         Ok(Self { dtype, bytes })
     }
 
-    /// Makes one of a value.
+    /// Creates a fill value from an element.
     pub fn of<T: Element>(value: T) -> Self {
         Self { dtype: T::DTYPE, bytes: bytemuck::bytes_of(&value).to_vec() }
     }
 
-    /// Returns the type it is a value of.
+    /// Returns the type of the value.
     pub fn dtype(&self) -> DType {
         self.dtype
     }
 
-    /// Returns its bytes, native endian.
+    /// Returns the bytes of the value, native endian.
     pub fn as_bytes(&self) -> &[u8] {
         &self.bytes
     }
@@ -138,7 +138,7 @@ fn whole<T: Element + FromStr<Err = std::num::ParseIntError>>(text: &str) -> Res
     }
 }
 
-#[allow(clippy::cast_possible_truncation)] // rounding is what is wanted; overflow is looked for
+#[allow(clippy::cast_possible_truncation)] // rounding is intended; `fits` detects overflow
 fn float(text: &str, dtype: DType) -> Result<Vec<u8>, &'static str> {
     let value: f64 = text.trim().parse().map_err(|_| "it is not a number")?;
     let fits =
@@ -163,7 +163,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn fill_value_is_parsed_by_type_or_refused() {
+    fn values_parse_in_their_type_or_are_refused() {
         let bytes = |text: &str, dtype| FillValue::parse(text, dtype).expect(text).bytes;
         assert_eq!(bytes("255", DType::U8), [255]);
         assert_eq!(bytes(" -2 ", DType::I32), (-2i32).to_ne_bytes());
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn missing_element_depends_on_option_and_volume() {
+    fn missing_elements_follow_the_choice_and_the_volume() {
         let mut meta = VolumeMeta::new(&[4], &[2], DType::I16);
         let seven = Missing::FillWith(FillValue::of(7i16));
         assert_eq!(Missing::AsStored.element(&meta).expect("no question of types"), None);

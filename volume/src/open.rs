@@ -1,4 +1,4 @@
-//! From a URL to a volume: which format is there, and which of its scales is meant.
+//! Opens and creates volumes: detects the format of an address, and chooses a scale.
 
 #[cfg(test)]
 mod tests;
@@ -14,7 +14,7 @@ use crate::store::{self, Store};
 use crate::volume::{ChunkSink, ChunkSource};
 use crate::{n5, precomputed, zarr};
 
-/// How a volume is opened.
+/// Options for opening a volume.
 #[derive(Debug, Clone, Default)]
 pub struct VolumeOptions {
     mip: usize,
@@ -22,21 +22,21 @@ pub struct VolumeOptions {
 }
 
 impl VolumeOptions {
-    /// Begins with the defaults: the first, finest scale.
+    /// Returns the defaults: the first, finest scale.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Chooses a scale by its place in the volume's list, from 0, the finest.
+    /// Chooses a scale by its number in the volume's list. 0 is the finest.
     pub fn mip(mut self, mip: usize) -> Self {
         self.mip = mip;
         self
     }
 
-    /// Says with which encoding the volume was made.
+    /// Gives the encoding with which the volume was created.
     ///
-    /// Only [`open_writable`](Self::open_writable) of Precomputed volumes heeds it: their description does not say whether chunks are
-    /// wrapped in gzip, and as long as no chunk is there nothing else does. Chunks that are there count for more.
+    /// Only [`open_writable`](Self::open_writable) of Precomputed volumes uses it. Their description does not say whether chunks
+    /// are wrapped in gzip. Existing chunks in a directory show it, and override this choice.
     pub fn encoding(mut self, encoding: Encoding) -> Self {
         self.encoding = Some(encoding);
         self
@@ -46,10 +46,10 @@ impl VolumeOptions {
     ///
     /// # Errors
     ///
-    /// - [`Source`](Error::Source): nothing is there, or it cannot be read ([`Error::kind`] says which, and the message why and what is
-    ///   there instead), or the program was built without such URLs;
-    /// - [`Scale`](Error::Scale): it has not so many scales;
-    /// - [`UnsupportedDType`](Error::UnsupportedDType): its elements cannot be in shared memory;
+    /// - [`Source`](Error::Source): there is no volume, or it cannot be read ([`Error::kind`] tells which, the message tells why
+    ///   and what is there instead), or support for such URLs is not built in;
+    /// - [`Scale`](Error::Scale): the volume has fewer scales;
+    /// - [`UnsupportedDType`](Error::UnsupportedDType): shared memory does not support the volume's element type;
     /// - [`Store`](Error::Store), [`Url`](Error::Url): the store cannot be reached.
     ///
     /// # Examples
@@ -78,7 +78,7 @@ impl VolumeOptions {
     ///
     /// # Errors
     ///
-    /// Those of [`open`](Self::open), and [`Source`](Error::Source) if it can be read but not written.
+    /// Those of [`open`](Self::open), and [`Source`](Error::Source) if the volume can be read but not written.
     ///
     /// # Examples
     ///
@@ -122,7 +122,7 @@ impl VolumeOptions {
 ///
 /// # Errors
 ///
-/// The same.
+/// Those of [`VolumeOptions::open`].
 ///
 /// # Examples
 ///
@@ -146,21 +146,22 @@ pub fn open_volume(url: impl IntoVolumeUrl) -> Result<Box<dyn ChunkSource>> {
 ///
 /// # Errors
 ///
-/// The same.
+/// Those of [`VolumeOptions::open_writable`].
 pub fn open_writable_volume(url: impl IntoVolumeUrl) -> Result<Box<dyn ChunkSink>> {
     VolumeOptions::new().open_writable(url)
 }
 
-/// Makes a volume without chunks, for writing.
+/// Creates a volume without chunks, and opens it for writing.
 ///
-/// If several processes make different volumes in one place at the same time, one succeeds and the others get an error. Processes that
-/// make the same volume all succeed. (Servers that cannot put an object under the condition that there is none keep the last description.)
+/// If several processes create different volumes in one place at the same time, one succeeds and the others get an error. Processes
+/// that create the same volume all succeed. (On servers without conditional requests the last description is kept.)
 ///
 /// # Errors
 ///
-/// [`Source`](Error::Source): something is [there already](ErrorKind::AlreadyExists). [`NewVolume`](Error::NewVolume): the format does not have what is asked for,
-/// or [`NewVolume::kind`] must say whether the elements are labels.
-/// [`Store`](Error::Store), [`Url`](Error::Url): the store cannot be reached or written.
+/// - [`Source`](Error::Source): the place is [not empty](ErrorKind::AlreadyExists);
+/// - [`NewVolume`](Error::NewVolume): the format does not support what is asked for, or [`NewVolume::kind`] is needed to tell
+///   whether the elements are labels;
+/// - [`Store`](Error::Store), [`Url`](Error::Url): the store cannot be reached or written.
 pub fn create_volume(url: impl IntoVolumeUrl, new: &NewVolume) -> Result<Box<dyn ChunkSink>> {
     let url = &url.into_volume_url()?;
     if let Some(expected) = url.expected_format().filter(|expected| *expected != new.format) {
@@ -175,7 +176,7 @@ pub fn create_volume(url: impl IntoVolumeUrl, new: &NewVolume) -> Result<Box<dyn
     }
 }
 
-/// Opens the store of a volume that is there, and says which format it has.
+/// Opens the store of an existing volume, and detects its format.
 fn found(url: &VolumeUrl) -> Result<(VolumeFormat, Arc<dyn Store>)> {
     let store = store::open(&existing(url)?)?;
     if let Some(format) = url.expected_format() {
@@ -194,14 +195,14 @@ fn found(url: &VolumeUrl) -> Result<(VolumeFormat, Arc<dyn Store>)> {
     Err(Error::volume(ErrorKind::Absent, url, reason))
 }
 
-/// Returns the URL of a volume that is there, without links: every process has to call it the same.
+/// Returns the URL of an existing volume with symbolic links resolved: all processes must use the same name.
 fn existing(url: &VolumeUrl) -> Result<VolumeUrl> {
     let StorePlace::Local(path) = url.place() else { return Ok(url.clone()) };
-    // Without the `\\?\` that Windows would put in front: people read it in messages.
+    // `dunce` leaves out the `\\?\` prefix of Windows, which would appear in messages.
     match dunce::canonicalize(path) {
         Ok(root) if root.is_dir() => Ok(VolumeUrl::local(root)),
         Ok(_) => Err(Error::volume(ErrorKind::NotAVolume, path.display(), not_a_directory(path))),
-        // On Windows a URL is no name that a file could have.
+        // On Windows a URL is not a valid file name.
         Err(error)
             if matches!(
                 error.kind(),
@@ -214,14 +215,14 @@ fn existing(url: &VolumeUrl) -> Result<VolumeUrl> {
     }
 }
 
-/// Returns the URL of a volume that need not be there yet.
+/// Returns the URL of a volume that may not exist yet.
 fn absolute(url: &VolumeUrl) -> Result<VolumeUrl> {
     let StorePlace::Local(path) = url.place() else { return Ok(url.clone()) };
     if path.is_dir() {
         return existing(url);
     }
     let path = std::path::absolute(path).map_err(|error| Error::io("looking for", path, error))?;
-    // The part that is there is without links as soon as the volume is opened; names should stay the same then.
+    // Resolves links in the part of the path that exists, so that the name stays the same when the volume is opened later.
     let mut root = path.as_path();
     let mut missing = Vec::new();
     while let (Err(_), Some(parent), Some(name)) = (dunce::canonicalize(root), root.parent(), root.file_name()) {

@@ -1,11 +1,11 @@
-//! Divides a region among machines: parts that no two of them need the same stored object for.
+//! Divides a region among machines, so that no two parts touch the same stored object.
 //!
-//! Pure arithmetic on coordinates, in whole numbers: the same question has the same answer on every machine.
+//! Pure arithmetic on coordinates, in integers: the result is the same on every machine.
 //!
-//! The region's stored objects are a box of cells. A box that is to be N parts is cut in two along one axis, between two layers of
-//! cells, and each half is given a share of the N that is as near as possible to its share of the cells. Tried are the two
-//! layers nearest to the middle of each axis; taken is the cut after which the fullest part is expected to be least full, and among
-//! equals the one along the slowest axis, so that parts are slabs where that is no worse. Both halves are divided in the same way.
+//! The region's stored objects are a box of cells. To divide a box into N parts, it is cut in two along one axis, between two
+//! layers of cells. Each half gets a share of the N parts as close as possible to its share of the cells. The candidates are the
+//! two layers nearest to the middle of each axis. The best cut minimizes the expected size of the largest part; among equals it is
+//! the one along the slowest axis, so that parts are slabs if that is no worse. Both halves are divided in the same way.
 
 use std::ops::Range;
 
@@ -13,14 +13,14 @@ use crate::bbox::Bbox;
 use crate::error::{Error, Result};
 use crate::volume::VolumeMeta;
 
-/// More parts than there are machines anywhere; each takes memory here.
+/// Maximum number of parts: more than any number of machines. Each part takes memory here.
 const MOST_PARTS: usize = 1 << 20;
 
-/// Divides a region of a volume into `count` parts that are aligned to its stored objects and about equally many of them.
+/// Divides a region of a volume into `count` parts, aligned to stored objects, with about the same number of objects each.
 ///
-/// Every element of the region is in exactly one part, and every stored object is touched by one part only, so that parts can be
-/// written at the same time by machines that know nothing of each other. Where the region itself cuts through objects, so do the
-/// parts at its border. Where there are fewer objects than parts, the last parts are `None`.
+/// Every element of the region is in exactly one part, and every stored object is touched by only one part, so that machines can
+/// write their parts at the same time without coordination. If the region itself cuts through objects, so do the parts at its
+/// border. If there are fewer objects than parts, the last parts are `None`.
 ///
 /// # Errors
 ///
@@ -34,7 +34,7 @@ const MOST_PARTS: usize = 1 << 20;
 ///
 /// let meta = VolumeMeta::new(&[100, 64, 64], &[32, 32, 32], DType::U8);
 /// let parts: Vec<String> = plan(&meta, &meta.domain(), 3)?.iter().flatten().map(ToString::to_string).collect();
-/// // Of 16 stored objects: 4, 6 and 6. Three slabs would have had 4, 4 and 8.
+/// // Of 16 stored objects: 4, 6 and 6. Three slabs would have 4, 4 and 8.
 /// assert_eq!(parts, ["0:32,0:64,0:64", "32:100,0:32,0:64", "32:100,32:64,0:64"]);
 /// # Ok::<(), ndarray_shm_volume::Error>(())
 /// ```
@@ -61,19 +61,19 @@ fn cells(numbers: &[Range<u64>]) -> u128 {
     numbers.iter().fold(1, |product: u128, range| product.saturating_mul(u128::from(range.end - range.start)))
 }
 
-/// One way to cut a box: before layer `at` of `axis`, with so many parts before it.
+/// One way to cut a box: before layer `at` of `axis`, with `parts` parts before the cut.
 #[derive(Debug, Clone, Copy)]
 struct BoxCut {
     axis: usize,
     at: u64,
     parts: usize,
-    /// Cells of the fullest part after this cut if nothing were lost in further ones, as a fraction.
+    /// Cells of the largest part after this cut, if all further cuts were exact, as a fraction.
     fullest: (u128, u128),
 }
 
 impl BoxCut {
     fn is_better(&self, other: &Self) -> bool {
-        // Exact; with more than 2^64 cells it saturates, and any cut will do.
+        // Exact up to 2^64 cells; beyond that it saturates, and any cut is acceptable.
         self.fullest.0.saturating_mul(other.fullest.1) < other.fullest.0.saturating_mul(self.fullest.1)
     }
 }
@@ -96,7 +96,7 @@ fn best(numbers: &[Range<u64>], parts: usize, axes: &[usize]) -> Option<BoxCut> 
         let Range { start, end } = numbers[axis];
         let layers = end - start;
         let layer = cells(numbers) / u128::from(layers);
-        // Of the parts that are nearly half of all, this many layers are a share.
+        // The share of layers for half of the parts, rounded down.
         let share = u128::from(layers) * (parts / 2) as u128 / parts as u128;
         for before in [share, share + 1] {
             let behind = u128::from(layers).saturating_sub(before);
@@ -104,7 +104,8 @@ fn best(numbers: &[Range<u64>], parts: usize, axes: &[usize]) -> Option<BoxCut> 
                 continue;
             }
             let (before_cells, behind_cells) = (before.saturating_mul(layer), behind.saturating_mul(layer));
-            // As many as is fair, to the nearest; no half gets none, or more than it has cells.
+            // The proportional number of parts, rounded to nearest. Each half gets at least one part, and at most as many as it has
+            // cells.
             let fair = (2 * before * parts as u128 + u128::from(layers)) / (2 * u128::from(layers));
             let least = (parts as u128).saturating_sub(behind_cells).max(1);
             let most = before_cells.min(parts as u128 - 1);
@@ -137,7 +138,7 @@ mod tests {
 
     use super::*;
 
-    /// Numbers that look random and are the same in every run.
+    /// Pseudorandom numbers, the same in every run.
     struct RandomNumbers(u64);
 
     impl RandomNumbers {
@@ -169,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_are_disjoint_aligned_balanced_and_complete() {
+    fn parts_are_an_aligned_and_balanced_partition() {
         let mut numbers = RandomNumbers(7);
         for _ in 0..2000 {
             let (meta, bbox) = volume(&mut numbers);
@@ -183,14 +184,14 @@ mod tests {
             assert_eq!(real.len() as u64, objects.min(count as u64), "{context}");
             assert!(parts[real.len()..].iter().all(Option::is_none), "those without work come last: {context}");
 
-            // Volumes that sum up to the whole, without an overlap and within it, are a partition.
+            // Disjoint parts within the region are a partition if their volumes sum to the whole.
             let elements = |bbox: &Bbox| bbox.shape().iter().map(|length| *length as u64).product::<u64>();
             assert_eq!(real.iter().map(|part| elements(part)).sum::<u64>(), elements(&bbox), "{context}");
             for (index, part) in real.iter().enumerate() {
                 part.check_within(&bbox).expect(&context);
                 assert!(real[..index].iter().all(|other| other.intersection(part).is_none()), "{context}");
             }
-            // No object is touched twice: they sum up, too.
+            // The numbers of objects sum to the total too, so no object is touched twice.
             let sizes: Vec<u64> = real.iter().map(|part| meta.stored(part).total()).collect();
             assert_eq!(sizes.iter().sum::<u64>(), objects, "{context}");
 
@@ -202,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn slowest_axis_is_divided_unless_that_is_worse() {
+    fn parts_are_slabs_if_that_is_no_worse() {
         let texts = |meta: &VolumeMeta, count: usize| -> Vec<String> {
             let parts = plan(meta, &meta.domain(), count).expect("a plan");
             parts.iter().map(|part| part.as_ref().map_or("-".to_owned(), ToString::to_string)).collect()
@@ -222,7 +223,7 @@ mod tests {
         assert!(plan(&meta, &meta.domain(), 0).is_err());
         assert!(plan(&meta, &meta.domain(), MOST_PARTS + 1).is_err());
         assert!(plan(&meta, &"4:9".parse().expect("a box"), 2).is_err());
-        // Sizes beyond all reason are no panic.
+        // Enormous sizes must not panic.
         let mut vast = VolumeMeta::new(&[u64::MAX >> 1, u64::MAX >> 1, 1 << 40], &[1, 1, 1], DType::U8);
         assert_eq!(plan(&vast, &vast.domain(), 1000).expect("a plan").iter().flatten().count(), 1000);
         vast.chunk_shape = vec![0, 1, 1];

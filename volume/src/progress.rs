@@ -50,7 +50,7 @@ impl DownloadProgress {
     }
 }
 
-#[allow(clippy::cast_precision_loss)] // for people
+#[allow(clippy::cast_precision_loss)] // the results are estimates
 fn as_f64(bytes: u64) -> f64 {
     bytes as f64
 }
@@ -143,7 +143,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn resumed_chunks_do_not_count_in_the_rate() {
+    fn earlier_chunks_do_not_count_in_the_rate() {
         let begin = DownloadProgress { done: 50, total: 100, bytes: 500, bytes_total: 1000, ..Default::default() };
         assert_eq!((begin.rate(), begin.time_left()), (None, None));
         let later =

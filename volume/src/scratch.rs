@@ -1,4 +1,4 @@
-//! Where a chunk is decoded into before it is copied to its place.
+//! The buffer between decoding a chunk and copying it to its place.
 
 use std::fmt;
 use std::ops::Range;
@@ -9,13 +9,14 @@ use ndarray_shm::{Element, Order};
 use crate::bbox::{length, ranges_text};
 use crate::error::{Cause, Error, Result};
 
-/// Where a chunk is decoded into before it is copied to its place; each worker has one and uses it again and again.
+/// A buffer for a decoded chunk, from which the chunk is copied to its place. Each worker has one and reuses it.
 ///
-/// A source calls [`missing`](Self::missing), [`fill`](Self::fill) or [`block`](Self::block); the painter takes the [`elements`](Self::elements).
+/// A source calls [`missing`](Self::missing), [`fill`](Self::fill) or [`block`](Self::block). The painter then gets the
+/// [`elements`](Self::elements).
 #[derive(Default)]
 pub struct Scratch {
     content: Content,
-    /// Memory aligned for every element type, for blocks that are not.
+    /// Memory aligned for every element type, for blocks that are not aligned.
     aligned: Vec<u64>,
 }
 
@@ -33,29 +34,29 @@ enum Content {
     },
 }
 
-/// What a source decoded.
+/// The decoded elements of a region.
 #[derive(Debug)]
 pub enum Elements<'a, T> {
-    /// They were never stored.
+    /// The region was never stored.
     Missing,
-    /// The same value everywhere.
+    /// All elements have the same value.
     Fill(T),
-    /// One value for each element of the region, which is the shape of the view.
+    /// One value for each element. The view has the shape of the region.
     Block(ArrayViewD<'a, T>),
 }
 
 impl Scratch {
-    /// Makes an empty one.
+    /// Creates an empty buffer.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Says that the region was never stored.
+    /// Marks the region as never stored.
     pub fn missing(&mut self) {
         self.content = Content::Missing;
     }
 
-    /// Says that every element of the region is this one, given as native bytes.
+    /// Sets every element of the region to this one, given as native bytes.
     pub fn fill(&mut self, element: &[u8]) {
         self.content = Content::Fill(element.to_vec());
     }
@@ -72,15 +73,15 @@ impl Scratch {
         }
     }
 
-    /// Hands over a decoded block in native bytes, its shape and order, and which window of it is the region.
+    /// Stores a decoded block in native bytes, with its shape and order, and the window of it that is the region.
     ///
-    /// A block may be larger than the region so that a chunk that was decoded whole need not be cut out first.
+    /// A block may be larger than the region, so that a source can pass a whole decoded chunk without copying the window first.
     pub fn block(&mut self, bytes: Vec<u8>, shape: Vec<usize>, order: Order, window: Vec<Range<usize>>) {
         crate::spare::give(self.take_block());
         self.content = Content::Block { bytes, shape, order, window };
     }
 
-    /// Takes back the memory of the last block, to decode the next one into. It has any length and content.
+    /// Takes the memory of the last block, to decode the next one into. Its length and content are arbitrary.
     pub fn take_memory(&mut self) -> Vec<u8> {
         let memory = self.take_block();
         if memory.capacity() == 0 { crate::spare::take(1) } else { memory }
@@ -93,12 +94,12 @@ impl Scratch {
         }
     }
 
-    /// Returns what was decoded for `region`, which is in the volume's coordinates.
+    /// Returns the decoded elements of `region`, which is in the volume's coordinates.
     ///
     /// # Errors
     ///
-    /// [`Chunk`](Error::Chunk) if the source handed over a number of bytes that does not fit its own shape and the
-    /// element type, a window that is not in the block, or one of another shape than the region's.
+    /// [`Chunk`](Error::Chunk) if the number of bytes from the source does not fit its shape and the element type, if the window is
+    /// not in the block, or if the window's shape differs from the region's.
     pub fn elements<T: Element>(&mut self, region: &[Range<i64>]) -> Result<Elements<'_, T>> {
         let broken = |what: String| {
             let cause: Cause = format!("the source broke its promise: {what}").into();
@@ -145,7 +146,7 @@ impl fmt::Debug for Scratch {
     }
 }
 
-/// Allocators align large blocks for everything, but a vector of bytes does not promise it.
+/// Copies bytes to memory aligned for `T`. Allocators align large blocks for every type, but a vector of bytes does not promise it.
 fn realigned<'a, T: Element>(bytes: &[u8], aligned: &'a mut Vec<u64>) -> Option<&'a [T]> {
     aligned.resize(bytes.len().div_ceil(size_of::<u64>()), 0);
     let copy = bytemuck::cast_slice_mut::<u64, u8>(aligned).get_mut(..bytes.len())?;
@@ -170,7 +171,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_blocks_window_is_read_at_any_alignment() {
+    fn window_of_a_block_is_read_at_any_alignment() {
         let values: Vec<u16> = (0..12).collect();
         // One byte in front makes at least one of the two blocks misaligned.
         for skip in [0, 1] {
@@ -190,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn invalid_blocks_of_a_source_are_errors() {
+    fn inconsistent_blocks_are_errors() {
         let mut scratch = Scratch::new();
         assert!(scratch.elements::<u8>(&[0..2, 0..3]).is_err());
         scratch.fill(&[1, 2, 3]);

@@ -1,4 +1,4 @@
-//! Which part of the work is this machine's: said by hand, or by the scheduler that started the process.
+//! This machine's part of the work: given by the caller, or by the scheduler that started the process.
 
 use std::fmt;
 use std::str::FromStr;
@@ -13,7 +13,7 @@ pub struct Shard {
 }
 
 impl Shard {
-    /// Makes part `index` of `count`.
+    /// Returns part `index` of `count`.
     ///
     /// # Errors
     ///
@@ -25,25 +25,25 @@ impl Shard {
         Err(wrong(format!("{index}/{count}"), "the parts are 0/N to N-1/N"))
     }
 
-    /// Learns from the environment which part this process is to do.
+    /// Returns the part of this process, from the environment variables of its scheduler.
     ///
-    /// - A SLURM array task: `SLURM_ARRAY_TASK_ID`, `_MIN`, `_MAX`, `_COUNT` and, where it is set, `_STEP`. The array must have no gaps,
-    ///   and as many tasks as `count`, if that is given.
-    /// - A pod of a Kubernetes Indexed Job: `JOB_COMPLETION_INDEX`. How many there are is in no variable: `count` must be given.
+    /// - A SLURM array task: `SLURM_ARRAY_TASK_ID`, `_MIN`, `_MAX`, `_COUNT` and, if it is set, `_STEP`. The array must have no
+    ///   gaps, and as many tasks as `count`, if that is given.
+    /// - A pod of a Kubernetes Indexed Job: `JOB_COMPLETION_INDEX`. No variable has the number of pods: `count` must be given.
     ///
     /// # Errors
     ///
-    /// [`Shard`](Error::Shard): neither is there, or both are, or what is there does not say which part of how many. Nothing is
-    /// guessed: a part that is done twice costs time, one that is left out costs data.
+    /// [`Shard`](Error::Shard): neither scheduler's variables are set, or both are, or they do not determine the part. This never
+    /// guesses: a part done twice costs time, a part left out costs data.
     pub fn from_environment(count: Option<usize>) -> Result<Self> {
         Self::from_variables(count, |name| std::env::var(name).ok())
     }
 
-    /// As [`from_environment`](Self::from_environment), with variables that are looked up by `variable`.
+    /// Like [`from_environment`](Self::from_environment), with `variable` as the look-up of variables.
     ///
     /// # Errors
     ///
-    /// The same.
+    /// Those of [`from_environment`](Self::from_environment).
     ///
     /// # Examples
     ///
@@ -55,7 +55,7 @@ impl Shard {
     /// # Ok::<(), ndarray_shm_volume::Error>(())
     /// ```
     pub fn from_variables(count: Option<usize>, variable: impl Fn(&str) -> Option<String>) -> Result<Self> {
-        // Empty is what some schedulers and scripts leave where there is nothing.
+        // Some schedulers and scripts set unused variables to empty text.
         let variable = |name: &str| variable(name).filter(|value| !value.trim().is_empty());
         match (variable(SLURM_ID), variable(KUBERNETES_INDEX)) {
             (Some(_), Some(_)) => Err(wrong(
@@ -90,12 +90,12 @@ impl Shard {
         }
     }
 
-    /// Returns which part it is, from 0.
+    /// Returns the number of the part, counted from 0.
     pub fn index(self) -> usize {
         self.index
     }
 
-    /// Returns how many parts there are.
+    /// Returns the number of parts.
     pub fn count(self) -> usize {
         self.count
     }
@@ -108,7 +108,8 @@ const SLURM_COUNT: &str = "SLURM_ARRAY_TASK_COUNT";
 const SLURM_STEP: &str = "SLURM_ARRAY_TASK_STEP";
 const KUBERNETES_INDEX: &str = "JOB_COMPLETION_INDEX";
 
-/// The tasks of an array are MIN, MIN + STEP, .., MAX; any other has gaps, and a task's place in it is not known.
+/// Returns the part of a SLURM task. The tasks of the array must be MIN, MIN + STEP, .., MAX: in an array with gaps a task's
+/// position is unknown.
 fn slurm(id: usize, given: Option<usize>, variable: &impl Fn(&str) -> Option<String>) -> Result<Shard> {
     let needed = |name: &str| -> Result<usize> {
         let value = variable(name).ok_or_else(|| wrong("auto", format!("{SLURM_ID} is set, but {name} is not")))?;
@@ -167,7 +168,7 @@ impl FromStr for Shard {
 
     fn from_str(text: &str) -> Result<Self> {
         let digits = |part: &str| -> Option<usize> {
-            // `parse` alone would take "+5".
+            // `parse` alone would accept "+5".
             part.bytes().all(|byte| byte.is_ascii_digit()).then(|| part.parse().ok()).flatten()
         };
         match text.split_once('/').and_then(|(index, count)| Some((digits(index)?, digits(count)?))) {
@@ -193,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn a_part_parses_from_its_own_text() {
+    fn part_parses_as_it_prints() {
         for text in ["0/1", "3/4", "15/16"] {
             assert_eq!(text.parse::<Shard>().expect(text).to_string(), text);
         }
@@ -203,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slurm_task_finds_its_part() {
+    fn slurm_task_knows_its_part() {
         assert_eq!(array("0", "0", "3", "4", "1", None).expect("the first"), "0/4");
         assert_eq!(array("3", "0", "3", "4", "", None).expect("the last, without a step"), "3/4");
         assert_eq!(array("7", "4", "7", "4", "1", Some(4)).expect("from 4 on"), "3/4");
@@ -212,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn ambiguous_environments_are_errors() {
+    fn ambiguous_environment_is_an_error() {
         let message = |found: Result<String>| match found.expect_err("it is not clear") {
             Error::Shard { part, reason } => format!("{part} {reason}"),
             error => panic!("{error}"),
@@ -230,7 +231,7 @@ mod tests {
         assert!(message(array("8", "0", "7", "8", "1", None)).contains("gaps"), "beyond the last");
         assert!(message(array("0", "0", "7", "8", "0", None)).contains("gaps"), "a step of 0");
         assert!(message(array("0", "7", "0", "8", "1", None)).contains("gaps"), "backwards");
-        // One failed task that is submitted again alone must not do everything.
+        // A single failed task that is submitted again must not take all parts.
         assert!(message(array("5", "5", "5", "1", "1", Some(16))).contains("--array=0-15"));
         assert!(message(array("5", "5", "5", "1", "1", None)).contains("one task only"));
         assert_eq!(shard(Some(8), &[(KUBERNETES_INDEX, "7")]).expect("the last pod"), "7/8");

@@ -1,14 +1,14 @@
-//! Memory that a thread used for one chunk and uses again for the next.
+//! Memory that a thread reuses from chunk to chunk.
 //!
-//! Chunks are of the size that allocators take from the system and give back each time, so that every page of every chunk would be
-//! made anew: as much work as reading it. Which bytes are in it does not matter: what is taken is overwritten.
+//! Allocators get memory of a chunk's size from the system and return it each time, so the kernel would zero every page of every
+//! chunk again: as much work as reading it. The old content does not matter, because the memory is overwritten.
 
 use std::cell::RefCell;
 
-/// Pieces kept for each thread: one for what is fetched, one for what is decoded.
+/// Pieces kept for each thread: one for fetched bytes, one for decoded elements.
 const PIECES: usize = 2;
 
-/// Larger pieces are given back at once; so much the less often are they needed.
+/// Larger pieces are freed at once; they are needed more rarely.
 const LARGEST: usize = 64 << 20;
 
 thread_local! {
@@ -20,11 +20,11 @@ pub(crate) fn give(memory: Vec<u8>) {
     if memory.capacity() == 0 || memory.capacity() > LARGEST {
         return;
     }
-    // A thread that is ending has no next chunk.
-    let _kept = PIECES_LEFT.try_with(|pieces| {
+    // Fails in a thread that is ending, which has no next chunk.
+    let _ = PIECES_LEFT.try_with(|pieces| {
         let mut pieces = pieces.borrow_mut();
         if pieces.len() == PIECES {
-            // The smallest goes: a large one serves for everything.
+            // Replace the smallest piece: a large one fits every request.
             let smallest = (0..PIECES).min_by_key(|at| pieces[*at].capacity()).unwrap_or(0);
             if pieces[smallest].capacity() < memory.capacity() {
                 pieces[smallest] = memory;
@@ -35,7 +35,8 @@ pub(crate) fn give(memory: Vec<u8>) {
     });
 }
 
-/// Returns memory of any length and content, none if there is none: the smallest piece that has room for `length` bytes.
+/// Returns the smallest kept piece with a capacity of at least `length` bytes, or an empty vector. Its length and content are
+/// arbitrary.
 pub(crate) fn take(length: usize) -> Vec<u8> {
     let take = |pieces: &RefCell<Vec<Vec<u8>>>| {
         let mut pieces = pieces.borrow_mut();

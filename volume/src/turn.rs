@@ -1,4 +1,4 @@
-//! Copies from C to F order: what is a row on one side is a column on the other.
+//! Copies from C to F order: transposes rows to columns.
 
 use std::array::from_fn;
 use std::iter::zip;
@@ -7,17 +7,17 @@ use std::marker::PhantomData;
 use bytemuck::Pod;
 use ndarray::{ArrayView1, ArrayView3, ArrayViewD, ArrayViewMut1, ArrayViewMut3, ArrayViewMutD, Axis, Ix3, Slice};
 
-/// Bytes of the planes that are turned together: twice of them, as read and as turned, stay in the first cache.
+/// Bytes of the planes that are transposed together. Twice this much, source and result, fits in the first-level cache.
 const TILE_BYTES: usize = 16 << 10;
 
-/// Turns blocks of one element type, and keeps the memory for it.
+/// Transposes blocks of one element type, and keeps the memory for it.
 #[derive(Debug)]
 pub(crate) struct Turner<T> {
     tiles: Tiles,
     element: PhantomData<T>,
 }
 
-/// Dense planes as read and as turned; words, because small elements are turned several at a time.
+/// Dense planes before and after transposing. Stored as words, because several small elements are moved at a time.
 #[derive(Debug, Default)]
 struct Tiles {
     read: Vec<u64>,
@@ -29,7 +29,7 @@ impl<T: Pod> Turner<T> {
         Self { tiles: Tiles::default(), element: PhantomData }
     }
 
-    /// Copies to a place of the same shape. It is fast if the last axis of the source and the first of the target are contiguous.
+    /// Copies to a place of the same shape. Fast if the last axis of the source and the first axis of the target are contiguous.
     pub(crate) fn turn(&mut self, from: &ArrayViewD<'_, T>, to: ArrayViewMutD<'_, T>) {
         match size_of::<T>() {
             1 | 2 => self.turn_by::<64>(from, to),
@@ -38,7 +38,7 @@ impl<T: Pod> Turner<T> {
         }
     }
 
-    /// Turns in tiles of `SIDE` by `SIDE` elements and a few planes.
+    /// Transposes in tiles of `SIDE` by `SIDE` elements and a few planes.
     fn turn_by<const SIDE: usize>(&mut self, from: &ArrayViewD<'_, T>, mut to: ArrayViewMutD<'_, T>) {
         if from.ndim() == 2 {
             return self.turn_by::<SIDE>(&from.view().insert_axis(Axis(1)), to.insert_axis(Axis(1)));
@@ -72,9 +72,9 @@ impl<T: Pod> Turner<T> {
 }
 
 impl Tiles {
-    /// Reads rows, turns every plane, and writes columns. In between they lie dense: with the strides of a volume, often powers of two,
-    /// rows or columns would fall on a few lines of the cache and drive each other out. Several planes at once, because their
-    /// rows are near each other, often on one page of memory, and so are their columns.
+    /// Reads rows, transposes every plane, and writes columns. The intermediate planes are dense: with the strides of a volume,
+    /// often powers of two, rows or columns would map to a few cache lines and evict each other. Several planes are moved at once,
+    /// because their rows are near each other, often on one page, and so are their columns.
     fn turn<T: Pod, const SIDE: usize>(&mut self, from: &ArrayView3<'_, T>, mut to: ArrayViewMut3<'_, T>) {
         let (rows, planes, columns) = from.dim();
         let Ok(read) = bytemuck::try_cast_slice_mut::<u64, T>(&mut self.read) else { return to.assign(from) };
@@ -117,7 +117,7 @@ fn parts(length: usize, step: usize) -> impl Iterator<Item = Slice> {
 
 fn read_line<T: Pod, const SIDE: usize>(row: &ArrayView1<'_, T>, line: &mut [T; SIDE], length: usize) {
     match row.as_slice() {
-        // The usual length is known to the compiler, which then needs no call for copying.
+        // The usual length is known at compile time, so copying needs no call.
         Some(row) => match row.try_into() {
             Ok(row) => *line = row,
             Err(_) => line[..length].copy_from_slice(row),
@@ -145,11 +145,11 @@ fn turn_elements<T: Pod, const SIDE: usize>(read: &[T], turned: &mut [T], [rows,
     }
 }
 
-/// Turns a square of elements of which a word has `N`, the first in its lowest bits. `N` words below each other are a square too: its
-/// upper right quarter changes places with its lower left one, and then so it goes in each of its quarters.
+/// Transposes a square of elements. A word holds `N` elements, the first in its lowest bits, so `N` words below each other are a
+/// square too. Swapping its upper right with its lower left quarter, then the same in each quarter, transposes it.
 fn turn_words<const N: usize, const SIDE: usize>(read: &[u64], turned: &mut [u64], [rows, columns]: [usize; 2]) {
     let line = SIDE / N;
-    // Two words beside each other fit into a register of every processor that this runs on.
+    // Two adjacent words fit in one vector register on all supported processors.
     for (x, lines) in read.chunks_exact(N * line).enumerate().take(rows.div_ceil(N)) {
         for word in (0..columns.div_ceil(N)).step_by(2) {
             let mut square: [[u64; 2]; N] = from_fn(|row| [lines[row * line + word], lines[row * line + word + 1]]);

@@ -1,7 +1,7 @@
-//! Packed bytes become the bytes that were packed, and never more of them than there may be.
+//! Unpacks bytes, up to a limit.
 //!
-//! A stream is input: a few thousand bytes can claim to be, or really be, gigabytes. Each function here knows how much may come
-//! out, takes no memory that the stream cannot fill, and stops where it would become more.
+//! A stream is untrusted input: a few thousand bytes can claim to unpack, or really unpack, to gigabytes. Each function here has a
+//! limit for the output, allocates no memory that the stream cannot fill, and stops at the limit.
 
 use std::cell::RefCell;
 use std::io::Read as _;
@@ -18,16 +18,16 @@ use zstd::bulk::Decompressor;
 use crate::error::Cause;
 use crate::gzip;
 
-/// How many bytes may come out.
+/// The expected number of unpacked bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Expected {
-    /// So many.
+    /// Exactly this many.
     Exactly(usize),
-    /// Not more than so many: what is in there is packed itself.
+    /// At most this many: the content is packed again, so its length varies.
     AtMost(usize),
 }
 
-/// How bytes are packed, where we unpack them ourselves.
+/// The compressions that this crate unpacks itself, without zarrs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Packing {
     Gzip,
@@ -35,17 +35,17 @@ pub(crate) enum Packing {
     Zstd,
     Bz2,
     Blosc,
-    /// Streams of xz, and of lzma before it.
+    /// xz streams, and legacy LZMA streams.
     #[cfg(feature = "codecs")]
     Xz,
 }
 
-/// Most memory that decoding xz may take beside its output: the strongest preset needs 65 MiB, but a stream may ask for 4 GiB.
+/// Maximum memory for decoding xz, besides the output: the strongest preset needs 65 MiB, but a stream may ask for 4 GiB.
 #[cfg(feature = "codecs")]
 const XZ_MEMORY: u64 = 128 << 20;
 
 thread_local! {
-    /// Making one costs as much as unpacking a small chunk.
+    /// Reused, because creating one costs as much as unpacking a small chunk.
     static ZSTD: RefCell<Decompressor<'static>> = RefCell::default();
 }
 
@@ -56,7 +56,7 @@ impl Expected {
         }
     }
 
-    /// Checks how many came out.
+    /// Checks the number of unpacked bytes.
     pub(crate) fn check(self, found: usize) -> Result<(), Cause> {
         match self {
             Self::Exactly(size) if found != size => {
@@ -69,7 +69,7 @@ impl Expected {
 }
 
 impl Packing {
-    /// Unpacks into `into`, in place of what is there.
+    /// Unpacks into `into`, replacing its content.
     pub(crate) fn unpack(self, packed: &[u8], expected: Expected, into: &mut Vec<u8>) -> Result<(), Cause> {
         let limit = expected.limit();
         match self {
@@ -92,7 +92,7 @@ impl Packing {
 }
 
 fn unpack_zstd(packed: &[u8], limit: usize, into: &mut Vec<u8>) -> Result<(), Cause> {
-    // What the frames say, or what blocks of the largest size would come to; less than that may come out, never more.
+    // The size in the frames' headers, or that of blocks of maximum size: an upper bound of the output.
     let bound = Decompressor::upper_bound(packed).ok_or("this is no zstd stream, or only the beginning of one")?;
     into.clear();
     into.try_reserve(bound.min(limit))?;
@@ -108,7 +108,7 @@ fn unpack_blosc(packed: &[u8], limit: usize, into: &mut Vec<u8>) -> Result<(), C
     if size > limit {
         return Err(too_much(limit));
     }
-    // Its header is believed only as far as memory can be had; nothing is written that was not packed.
+    // The size in the header is trusted only up to the limit. Decoding writes no bytes that were not packed.
     into.clear();
     if size > 0 {
         *into = blosc_decompress_bytes(packed, size, 1).map_err(|error| error.to_string())?;
@@ -124,14 +124,14 @@ fn unpack_xz(packed: &[u8], limit: usize, into: &mut Vec<u8>) -> Result<(), Caus
     if into.len() > limit { Err(too_much(limit)) } else { Ok(()) }
 }
 
-/// Unpacks one LZ4 block, which does not say its own size, into `into`, in place of what is there.
+/// Unpacks one LZ4 block, which does not record its size, into `into`, replacing its content.
 ///
 /// # Errors
 ///
 /// The block is damaged, or does not hold exactly `size` bytes.
 #[cfg(feature = "codecs")]
 pub(crate) fn unpack_lz4_block(packed: &[u8], size: usize, into: &mut Vec<u8>) -> Result<(), Cause> {
-    /// LZ4 cannot shrink further than this.
+    /// The maximum compression ratio of LZ4.
     const BEST_RATIO: usize = 255;
     if size / BEST_RATIO > packed.len() {
         return Err(format!("an LZ4 block of {} bytes cannot hold {size}", packed.len()).into());
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn packed_bytes_round_trip_into_reused_memory() {
+    fn bytes_survive_a_round_trip_into_reused_memory() {
         let bytes: Vec<u8> = (0..70_000u32).flat_map(|at| (at.wrapping_mul(at) / 7).to_le_bytes()).collect();
         for packing in ALL.iter().copied() {
             let packed = pack(packing, &bytes);
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn wrong_length_is_an_error_and_takes_no_memory() {
+    fn wrong_length_is_an_error_and_bombs_allocate_nothing() {
         let bomb = vec![0; 8 << 20];
         for packing in ALL.iter().copied() {
             let packed = pack(packing, &bomb);
@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn damaged_streams_are_errors_with_bounded_memory() {
+    fn damaged_streams_stay_within_the_memory_limit() {
         let bytes: Vec<u8> = (0..20_000u32).map(|at| u8::try_from(at * at / 7 % 251).expect("small")).collect();
         for packing in ALL.iter().copied() {
             let packed = pack(packing, &bytes);
@@ -238,24 +238,24 @@ mod tests {
                 damaged[at] ^= 0xff;
                 let mut into = Vec::new();
                 // blosc has no checksum: damage may go unnoticed, but must do no harm.
-                let _result = packing.unpack(&damaged, Expected::Exactly(bytes.len()), &mut into);
+                let _ = packing.unpack(&damaged, Expected::Exactly(bytes.len()), &mut into);
                 assert!(into.capacity() < 1 << 20, "{packing:?}");
             }
         }
     }
 
     #[test]
-    fn blosc_of_another_size_is_an_error() {
+    fn blosc_with_a_false_size_is_harmless() {
         use BloscCompressor::{BloscLZ, LZ4, LZ4HC, Snappy, Zlib, Zstd};
 
-        /// Where a buffer says how many bytes it becomes, and of how many a block has.
+        /// Offsets of the unpacked size and of the block size in a buffer's header.
         const SIZES: [usize; 2] = [4, 8];
         let bomb = vec![7; 4 << 20];
         let level = || 5u8.try_into().expect("a level");
         let mut tried = 0;
         for inner in [BloscLZ, LZ4, LZ4HC, Snappy, Zlib, Zstd] {
             for shuffle in [BloscShuffleMode::NoShuffle, BloscShuffleMode::Shuffle, BloscShuffleMode::BitShuffle] {
-                // Not every library is built with each of them.
+                // Not every build of the library has all compressors.
                 let Ok(packed) = blosc_compress_bytes(&bomb, level(), shuffle, 4, inner, 0, 1) else { continue };
                 tried += 1;
                 let mut into = Vec::new();

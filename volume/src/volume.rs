@@ -62,7 +62,7 @@ pub struct VolumeMeta {
     pub fill: Option<Vec<u8>>,
     /// Names of the axes, in the order of `shape`; empty if the volume does not name them.
     pub axes: Vec<String>,
-    /// The format in a few words, for people: "Zarr v3, zstd".
+    /// The format in a few words, for messages: "Zarr v3, zstd".
     pub description: String,
 }
 
@@ -168,8 +168,8 @@ pub trait ChunkSource: fmt::Debug + Send + Sync {
     fn identity(&self) -> String;
 
     /// Returns the notes on its origin that a downloaded array gets, as keys and texts. Known ones are `source` (a path or URL
-    /// without user, password, query or signature), `scale`, `resolution` (a number for each axis), `unit`, and `elements` (`bool` if
-    /// the bytes are truth values, 0 or 1).
+    /// without user, password, query or signature), `scale`, `resolution` (a number for each axis), `unit`, and `elements` (`bool`
+    /// if the bytes are booleans, 0 or 1).
     fn notes(&self) -> Vec<(&'static str, String)> {
         Vec::new()
     }
@@ -183,9 +183,9 @@ pub trait ChunkSource: fmt::Debug + Send + Sync {
     ///
     /// # Errors
     ///
-    /// [`Chunk`](Error::Chunk), [`ChunkDenied`](Error::ChunkDenied), [`ChunkUnserved`](Error::ChunkUnserved) or [`Store`](Error::Store),
-    /// naming the chunk. After a [`Store`](Error::Store) that [may pass](crate::StoreFailure::may_pass), a download keeps its finished
-    /// chunks.
+    /// [`Chunk`](Error::Chunk), [`ChunkDenied`](Error::ChunkDenied), [`ChunkUnserved`](Error::ChunkUnserved) or
+    /// [`Store`](Error::Store), naming the chunk. After a [`Store`](Error::Store) that [may pass](crate::StoreFailure::may_pass), a
+    /// download keeps its finished chunks.
     fn fetch(&self, _region: &[Range<i64>]) -> Result<Fetched> {
         Ok(Fetched::Later)
     }

@@ -1,7 +1,7 @@
-//! Writes volumes of which every element is known beforehand, for demonstrations, tests and benchmarks.
+//! Writes volumes with known elements, for demonstrations, tests and benchmarks.
 //!
-//! What an element should be is computed from its coordinates alone, by code that shares nothing with reading: a download
-//! can be checked against it.
+//! Each element is computed from its coordinates alone, by code that shares nothing with reading: a download can be checked
+//! against it.
 
 use std::fs;
 use std::path::Path;
@@ -21,23 +21,23 @@ mod pattern;
 
 pub use self::pattern::Pattern;
 
-/// Where a chunk is left out, every element has this value.
+/// The value of elements in chunks that are left out.
 const FILL: u8 = 7;
 
 /// One chunk in this many is left out.
 const MISSING: u64 = 5;
 
-/// How the chunks of a demo volume are packed.
+/// The compression of a demo volume's chunks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Codec {
-    /// Not at all.
+    /// No compression.
     Uncompressed,
-    /// By zstd.
+    /// zstd.
     Zstd,
-    /// By blosc: lz4, after shuffling bytes.
+    /// blosc: lz4, after shuffling bytes.
     Blosc,
-    /// By gzip.
+    /// gzip.
     Gzip,
 }
 
@@ -51,7 +51,7 @@ pub enum Format {
     ZarrV3,
 }
 
-/// What a demo volume is like.
+/// The description of a demo volume.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DemoSpec {
     shape: Vec<u64>,
@@ -67,7 +67,8 @@ pub struct DemoSpec {
 }
 
 impl DemoSpec {
-    /// A smooth field as a Zarr version 3 array with zstd, every fifth chunk left out. Shapes are in elements per axis.
+    /// Describes a smooth field as a Zarr version 3 array with zstd, in which every fifth chunk is left out. Shapes are in elements
+    /// along each axis.
     pub fn new(shape: &[u64], chunk_shape: &[u64], dtype: DType) -> Self {
         Self {
             shape: shape.to_vec(),
@@ -83,7 +84,7 @@ impl DemoSpec {
         }
     }
 
-    /// Returns volumes of a few megabytes that differ in everything: chunks, codecs, element types, patterns, versions.
+    /// Returns descriptions of volumes of a few megabytes that differ in chunks, codecs, element types, patterns and versions.
     pub fn gallery() -> Vec<(&'static str, Self)> {
         vec![
             ("smooth-zstd", Self::new(&[128, 160, 96], &[32, 64, 48], DType::U16)),
@@ -103,13 +104,13 @@ impl DemoSpec {
         ]
     }
 
-    /// Chooses what the elements are.
+    /// Chooses the pattern of the elements.
     pub fn pattern(mut self, pattern: Pattern) -> Self {
         self.pattern = pattern;
         self
     }
 
-    /// Chooses how chunks are packed.
+    /// Chooses the compression of chunks.
     pub fn codec(mut self, codec: Codec) -> Self {
         self.codec = codec;
         self
@@ -121,7 +122,7 @@ impl DemoSpec {
         self
     }
 
-    /// Puts chunks together in files, each of this many elements along each axis: a multiple of the chunk. Version 3 only.
+    /// Groups chunks in shards of this shape, which must be a multiple of the chunk's. Version 3 only.
     pub fn shards(mut self, shape: &[u64]) -> Self {
         self.shard_shape = Some(shape.to_vec());
         self
@@ -160,11 +161,11 @@ impl DemoSpec {
         self.dtype
     }
 
-    /// Computes what a download of this region must hold.
+    /// Computes the elements that a download of this region must return.
     ///
     /// # Errors
     ///
-    /// [`Bbox`](Error::Bbox) if it is not in the volume, [`Array`](Error::Array) if `T` is not the volume's element type.
+    /// [`Bbox`](Error::Bbox) if the region is not in the volume, [`Array`](Error::Array) if `T` is not the volume's element type.
     pub fn expected<T: Element>(&self, bbox: &Bbox) -> Result<ArrayD<T>> {
         bbox.check_within(&Bbox::whole(&self.shape))?;
         if T::DTYPE != self.dtype {
@@ -172,7 +173,7 @@ impl DemoSpec {
             let location = "a demo volume".to_owned();
             return Err(ndarray_shm::Error::DTypeMismatch { location, expected, found }.into());
         }
-        // Kept from element to element: there are many.
+        // Reused for all elements, because there are many.
         let (mut place, mut bytes) = (Vec::new(), Vec::new());
         Ok(ArrayD::from_shape_fn(IxDyn(&bbox.shape()), |inside| {
             place.clear();
@@ -198,7 +199,7 @@ impl DemoSpec {
         }
     }
 
-    /// Returns the elements along each axis of what is one file.
+    /// Returns the elements along each axis of one file, a chunk or a shard.
     fn file_shape(&self) -> &[u64] {
         self.shard_shape.as_deref().unwrap_or(&self.chunk_shape)
     }
@@ -302,12 +303,12 @@ impl DemoSpec {
     }
 }
 
-/// Writes a volume into a directory, which is made.
+/// Creates a directory, and writes a volume into it.
 ///
 /// # Errors
 ///
-/// [`Io`](Error::Io): the directory is there already, or cannot be written. [`NewVolume`](Error::NewVolume): the shapes do not
-/// go together, or the format does not have what is asked for.
+/// [`Io`](Error::Io): the directory exists already, or cannot be written. [`NewVolume`](Error::NewVolume): the shapes are
+/// inconsistent, or the format does not support what is asked for.
 pub fn write_volume(directory: &Path, spec: &DemoSpec) -> Result<()> {
     spec.check(directory)?;
     let json = spec.metadata();
@@ -333,19 +334,19 @@ pub fn write_volume(directory: &Path, spec: &DemoSpec) -> Result<()> {
             continue;
         }
         let packed = pack(spec, &array, &chunk).map_err(refused)?;
-        // Written here and not by the store, which waits for the disk after every chunk.
+        // Not written by the zarrs store, which waits for the disk after every chunk.
         let file = directory.join(array.chunk_key(&chunk).as_str());
         if let Some(parent) = file.parent() {
             fs::create_dir_all(parent).map_err(|error| Error::io("making", parent, error))?;
         }
         fs::write(&file, packed).map_err(|error| Error::io("writing", &file, error))?;
     }
-    // The metadata comes last: a volume that was cut off is no volume.
+    // The metadata comes last, so that an interrupted write leaves no valid volume.
     let file = directory.join(if spec.format == Format::ZarrV2 { ".zarray" } else { "zarr.json" });
     fs::write(&file, format!("{json:#}\n")).map_err(|error| Error::io("writing", &file, error))
 }
 
-/// Computes and packs one file's elements. Those beyond the volume, which no reader may ever see, have the fill value.
+/// Computes and packs the elements of one file. Elements beyond the volume, which readers must never return, get the fill value.
 fn pack(
     spec: &DemoSpec,
     array: &Array<FilesystemStore>,

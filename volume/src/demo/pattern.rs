@@ -1,5 +1,5 @@
-//! What the elements of demo volumes are: functions of their coordinates, in whole numbers as far as possible, so that they
-//! are the same on every machine.
+//! The elements of demo volumes: functions of their coordinates, in integer arithmetic as far as possible, so that they are the
+//! same on every machine.
 
 use half::{bf16, f16};
 use ndarray_shm::DType;
@@ -7,21 +7,21 @@ use ndarray_shm::DType;
 /// Edge of the blocks that share a label.
 const BLOCK: u64 = 12;
 
-/// Labels there are: few enough for 8 bits with a sign.
+/// Number of labels: few enough for signed 8-bit integers.
 const LABELS: u64 = 128;
 
-/// Steps from the bottom to the top of a smooth field: 15 bits.
+/// Steps from the minimum to the maximum of a smooth field: 15 bits.
 const STEPS: u64 = 1 << 15;
 
-/// What the elements of a demo volume are.
+/// The pattern of a demo volume's elements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Pattern {
     /// Values that change little from one element to the next, as in an image.
     Smooth,
-    /// Values that tell nothing about each other, which no codec packs well.
+    /// Independent random values, which no codec packs well.
     Noise,
-    /// Blocks of one value each, as in a segmentation.
+    /// Blocks with one value each, as in a segmentation.
     Labels,
 }
 
@@ -44,7 +44,7 @@ impl Pattern {
     }
 }
 
-/// The mean of one triangle wave for each axis, two waves long.
+/// Returns the mean of one triangle wave for each axis; the volume is two waves long.
 fn smooth(place: &[u64], shape: &[u64]) -> u64 {
     let wave = |(at, length): (&u64, &u64)| {
         let phase = at * 4 * STEPS / length % (2 * STEPS);
@@ -65,7 +65,7 @@ fn hash(place: impl Iterator<Item = u64>) -> u64 {
 }
 
 /// Appends a small whole number as an element.
-#[allow(clippy::cast_precision_loss)] // Whole numbers up to 2^16: a float of 16 bits rounds them, always in the same way.
+#[allow(clippy::cast_precision_loss)] // Integers up to 2^16; a 16-bit float rounds them, always in the same way.
 pub(super) fn append_whole(value: u64, dtype: DType, bytes: &mut Vec<u8>) {
     let float = value as f64;
     match dtype {
@@ -79,8 +79,8 @@ pub(super) fn append_whole(value: u64, dtype: DType, bytes: &mut Vec<u8>) {
     }
 }
 
-/// Appends random bits as an integer, or a number from 0 up to 1 as a float; complex numbers have the other half of the
-/// bits as their imaginary part.
+/// Appends random bits as an integer, or as a float in [0, 1). The imaginary part of a complex number is the other half of the
+/// bits.
 #[allow(clippy::cast_precision_loss)] // 24 bits and 32 bits fit.
 fn append_noise(bits: u64, dtype: DType, bytes: &mut Vec<u8>) {
     let single = |bits: u64| (bits >> 40) as f32 / (1u32 << 24) as f32;

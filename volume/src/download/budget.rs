@@ -1,23 +1,23 @@
-//! What may be asked of a remote volume at a time: requests, and bytes that are fetched, or about to be, and not yet decoded.
+//! Limits for a remote volume: concurrent requests, and bytes that are fetched, or being fetched, and not yet decoded.
 //!
-//! The length of a stored chunk is unknown before it is fetched. So a fetch reserves what the largest one so far took, and corrects
-//! that when it knows.
+//! The length of a stored chunk is unknown before it is fetched. So a fetch reserves the size of the largest one so far, and
+//! corrects the reservation when it knows the length.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use crate::progress::StopFlag;
 
-/// Fetches at a time, unless something else is said: what a browser allows for one server, twice.
+/// Default number of concurrent fetches: twice what a browser allows for one server.
 pub(crate) const REQUESTS: usize = 16;
 
 /// Default maximum number of bytes in flight.
 pub(crate) const IN_FLIGHT: u64 = 32 << 20;
 
-/// How long the flags may go unnoticed.
+/// Longest time until a waiting fetch notices a raised flag.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// The bytes that all fetches of one process may have.
+/// The bytes that all fetches of one process may hold.
 #[derive(Debug)]
 pub(crate) struct Budget {
     limit: u64,
@@ -28,25 +28,25 @@ pub(crate) struct Budget {
 #[derive(Debug)]
 struct BudgetState {
     used: u64,
-    /// What a fetch is expected to bring.
+    /// Bytes that the next fetch reserves.
     expected: u64,
-    /// Whether one has brought anything: before, `expected` is a guess.
+    /// Whether a fetch has returned bytes; until then `expected` is a guess.
     is_known: bool,
 }
 
 impl Budget {
-    /// Allows `limit` bytes at a time, and one fetch whatever it brings; `guess` is what the first ones reserve.
+    /// Allows `limit` bytes at a time, and always one fetch, whatever its size. The first fetches reserve `guess` bytes.
     pub(crate) fn new(limit: u64, guess: u64) -> Self {
         let state = BudgetState { used: 0, expected: guess, is_known: false };
         Self { limit, state: Mutex::new(state), freed: Condvar::new() }
     }
 
     fn state(&self) -> MutexGuard<'_, BudgetState> {
-        // Numbers only: they are right at every moment.
+        // A poisoned lock is harmless: the state is three numbers, valid after every statement.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until there is room for one more fetch; `None` if a flag was raised meanwhile.
+    /// Waits until the budget has space for one more fetch. Returns `None` if a flag is raised.
     pub(crate) fn reserve(&self, flags: [&StopFlag; 2]) -> Option<Reserved<'_>> {
         let mut state = self.state();
         loop {
@@ -63,7 +63,7 @@ impl Budget {
     }
 }
 
-/// Bytes that one fetch may have, until this is dropped.
+/// Bytes reserved for one fetch until this value is dropped.
 #[derive(Debug)]
 pub(crate) struct Reserved<'a> {
     budget: &'a Budget,
@@ -71,11 +71,11 @@ pub(crate) struct Reserved<'a> {
 }
 
 impl Reserved<'_> {
-    /// Says how many it really were.
+    /// Replaces the reservation by the number of bytes fetched.
     pub(crate) fn correct(&mut self, bytes: u64) {
         let mut state = self.budget.state();
         state.used = state.used.saturating_sub(self.bytes).saturating_add(bytes);
-        // Missing chunks say nothing about the others.
+        // A missing chunk has no bytes; it says nothing about the size of other chunks.
         if bytes > 0 {
             state.expected = if state.is_known { state.expected.max(bytes) } else { bytes };
             state.is_known = true;
@@ -103,10 +103,10 @@ mod tests {
     fn only_the_first_fetch_never_waits() {
         let (stop, never) = (StopFlag::new(), StopFlag::new());
         let budget = Budget::new(100, 1000);
-        let mut large = budget.reserve([&never, &stop]).expect("the only one");
+        let mut large = budget.reserve([&never, &stop]).expect("the only fetch is always let in");
         large.correct(60);
         assert_eq!(budget.state().used, 60);
-        // It is known by now that they take 60: the next one must wait.
+        // The budget now expects 60 bytes for each fetch: the next one must wait.
         stop.stop();
         assert!(budget.reserve([&never, &stop]).is_none());
         let waiting = std::thread::scope(|scope| {
@@ -117,7 +117,7 @@ mod tests {
             waiter.join().expect("no panic")
         });
         assert_eq!(waiting, Some(60));
-        assert_eq!(budget.state().used, 0, "all is given back");
+        assert_eq!(budget.state().used, 0, "every byte is returned");
         let mut missing = budget.reserve([&never, &never]).expect("room");
         missing.correct(0);
         assert_eq!(budget.state().expected, 60);

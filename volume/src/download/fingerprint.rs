@@ -1,5 +1,5 @@
-//! What is being painted, in one line: the region, the order, what missing chunks become and the volume, so that no two
-//! of them are painted under one name, and a worker process learns from the buffer what its job is.
+//! The fingerprint of a download, in one line: the region, the order, the value of missing chunks, and the volume. It keeps two
+//! different downloads from painting under one name, and tells a worker process its job.
 
 use ndarray_shm::{Location, Order};
 
@@ -7,21 +7,21 @@ use crate::bbox::Bbox;
 use crate::error::Result;
 use crate::volume::ChunkSource;
 
-/// Longest identity that is written out; paths may be longer than a fingerprint.
+/// Longest identity that is written in full, in bytes; paths may be longer than a fingerprint.
 const LONGEST_IDENTITY: usize = 2048;
 
 const BBOX: &str = "bbox=";
 const ORDER: &str = " order=";
 const MISSING: &str = " missing=";
 
-/// What stands for an error in the place of a missing chunk's elements.
+/// Written instead of the elements of missing chunks if a missing chunk is an error.
 const ERROR: &str = "error";
 
-/// What a worker process learns from the line.
+/// The job that a worker process reads from the line.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Wanted {
     pub(crate) bbox: Bbox,
-    /// The bytes of each element of a missing chunk; `None` if that is an error.
+    /// The bytes of each element of a missing chunk; `None` if a missing chunk is an error.
     pub(crate) missing: Option<Vec<u8>>,
 }
 
@@ -31,7 +31,7 @@ pub(crate) fn write(source: &dyn ChunkSource, bbox: &Bbox, order: Order, missing
     format!("{BBOX}{bbox}{ORDER}{order}{MISSING}{missing} {}", volume(source))
 }
 
-/// Reads what is wanted from a line, if the rest of it says that the volume is this one.
+/// Reads the job from a line. Fails if the line describes another volume.
 pub(crate) fn wanted(line: &str, source: &dyn ChunkSource, location: &Location) -> Result<Wanted> {
     let expected = volume(source);
     let parts = line
@@ -54,7 +54,7 @@ fn hexadecimal(bytes: &[u8]) -> String {
     digits.filter_map(|digit| char::from_digit(digit.into(), 16)).collect()
 }
 
-/// Reads the bytes of one element; `Some(None)` if the text says that a missing chunk is an error.
+/// Parses the bytes of one element. Returns `Some(None)` if the text says that a missing chunk is an error.
 #[allow(clippy::option_option)] // "no such text", "an error" and "these bytes" are three things
 fn element(text: &str, size: usize) -> Option<Option<Vec<u8>>> {
     if text == ERROR {
@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn region_is_read_only_from_the_same_volumes_line() {
+    fn line_is_read_only_for_its_own_volume() {
         let location = Location::new("a-name").expect("a location");
         let volume = named(&[8, 8], "somewhere\nelse order=F");
         let bbox: Bbox = "1:5,0:8".parse().expect("a box");
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn shortened_identities_still_distinguish_volumes() {
+    fn shortened_identities_stay_distinct() {
         let long = "ü".repeat(3000);
         let (a, b) = (one_line(&format!("{long}a")), one_line(&format!("{long}b")));
         assert!(a.len() < LONGEST_IDENTITY + 64);

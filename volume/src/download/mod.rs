@@ -1,7 +1,7 @@
 //! The main job: a region of a volume becomes an array in shared memory.
 //!
-//! Begins or resumes the renderbuffer, lets workers paint it, and decides what happens to it at the end: it gets its name,
-//! it is thrown away, or it is left for another run.
+//! Creates or resumes the renderbuffer, runs the workers that paint it, and decides what happens to it at the end: it gets its
+//! name, is discarded, or is kept for another run.
 
 mod budget;
 mod fingerprint;
@@ -48,32 +48,34 @@ use crate::volume::ChunkSource;
 pub struct Downloaded {
     /// The array's name.
     pub location: Location,
-    /// Type of its elements, which is the volume's.
+    /// Type of its elements: the volume's.
     pub dtype: DType,
-    /// Elements along each axis, which are the region's.
+    /// Elements along each axis: the region's.
     pub shape: Vec<usize>,
     /// Order in memory.
     pub order: Order,
     /// Chunks the region touches.
     pub chunks: usize,
-    /// Chunks that this call's workers painted. Where others joined the same work and a worker process was killed, one of theirs
-    /// may be counted for it.
+    /// Chunks that this call's workers painted. If another call joined the same work and a worker process was killed, this may
+    /// count one chunk that the other call painted.
     pub painted: usize,
-    /// Chunks among them that are not stored, so that their elements are the [background](DownloadOptions::missing). Of chunks that
-    /// were painted before this call nothing is known, and one that a killed worker process filled is not counted.
+    /// Those of the [painted](Self::painted) chunks that are not stored: their elements are the
+    /// [background](DownloadOptions::missing). Does not count chunks that were painted before this call, nor a chunk filled by a
+    /// worker process that was killed before it reported it.
     pub filled: usize,
-    /// Chunks that were painted before this call. The rest was painted by other processes that joined the same work.
+    /// Chunks that were painted before this call. Chunks neither `painted` nor `resumed` were painted by other processes that
+    /// joined the same work.
     pub resumed: usize,
     /// Bytes of the array.
     pub bytes: u64,
-    /// Bytes that were fetched, as they are stored; 0 where the volume is fetched while it is decoded.
+    /// Bytes fetched, as they are stored; 0 if the volume fetches and decodes in one step.
     pub fetched: u64,
     /// Where the time went.
     pub spent: Spent,
-    /// What went wrong without stopping the work, such as the loss of a worker.
+    /// Problems that did not stop the work, such as the loss of a worker.
     pub warnings: Vec<String>,
     backend: Directory,
-    /// The array, if it is to go back to a pool when the last of these is dropped.
+    /// The array, if it returns to a pool when the last clone of this value is dropped.
     _pooled: Option<Arc<dyn Any + Send + Sync>>,
 }
 
@@ -82,7 +84,7 @@ impl Downloaded {
     ///
     /// # Errors
     ///
-    /// [`Array`](Error::Array): `T` or the number of axes of `D` is another than the array's, or it was unlinked since.
+    /// [`Array`](Error::Array): `T` or the number of axes of `D` differs from the array's, or the array was unlinked since.
     pub fn open<T: Element, D: Dimension>(&self) -> Result<SharedArray<T, D>> {
         let location = self.location.to_string();
         if T::DTYPE != self.dtype {
@@ -100,24 +102,24 @@ impl Downloaded {
 
 /// Paints a region of a volume into an array in shared memory.
 ///
-/// The array has the region's shape and the volume's element type, is painted under a reserved name by all workers at
-/// once, and gets `location` as its name when every chunk of it is there. If an earlier call for the same region of the
-/// same volume left it unfinished, only the chunks that are missing are painted; if such a call is at work in another
-/// process, both paint together.
+/// The array has the region's shape and the volume's element type. All workers paint it at once under a reserved name; it gets
+/// the name `location` when every chunk is painted. If an earlier call for the same region of the same volume left it
+/// unfinished, only the missing chunks are painted. If such a call is running in another process, both paint together.
 ///
 /// # Errors
 ///
 /// - [`Bbox`](Error::Bbox): the region is empty or not in the volume.
-/// - [`Array`](Error::Array): the name is taken (`AlreadyExists`) or another volume, region or order is being painted
+/// - [`Array`](Error::Array): the name is taken (`AlreadyExists`), another volume, region or order is being painted
 ///   under it (`Mismatch`), another user began it and was not [chosen](DownloadOptions::shared_with) (`ForeignOwner`), there is no
-///   room (`NoSpace`), ..
-/// - [`Chunk`](Error::Chunk), [`ChunkDenied`](Error::ChunkDenied): a chunk cannot be read or decoded. What was painted is thrown away, unless
-///   [`keep_partial`](DownloadOptions::keep_partial).
+///   space (`NoSpace`), ..
+/// - [`Chunk`](Error::Chunk), [`ChunkDenied`](Error::ChunkDenied): a chunk cannot be read or decoded. Painted chunks are discarded,
+///   unless [`keep_partial`](DownloadOptions::keep_partial).
 /// - [`Interrupted`](Error::Interrupted): the flag was raised; the same holds.
-/// - [`ChunkUnserved`](Error::ChunkUnserved): the server cannot send a chunk in a form that can be used; the same holds.
-/// - [`Missing`](Error::Missing): a chunk is not stored, and nothing says what its elements are; the same holds.
-/// - [`Store`](Error::Store): the server did not answer for long, or refused credentials that may have expired. What was painted is kept.
-/// - [`Worker`](Error::Worker): all worker processes were lost. What they painted is kept.
+/// - [`ChunkUnserved`](Error::ChunkUnserved): the server cannot send a chunk in a usable form; the same holds.
+/// - [`Missing`](Error::Missing): a chunk is not stored, and its elements are not defined; the same holds.
+/// - [`Store`](Error::Store): the server did not answer for long, or refused credentials that may have expired. Painted chunks are
+///   kept.
+/// - [`Worker`](Error::Worker): all worker processes were lost. Painted chunks are kept.
 /// - [`Painting`](Error::Painting): workers panicked, or were lost before anything was painted. Nothing is left.
 ///
 /// # Examples
@@ -155,7 +157,7 @@ pub fn download_to_shared_memory(
     download_as(source, bbox, location, options, &backend, options.keep_partial)
 }
 
-/// Downloads to a backend that need not be the one of the options.
+/// Downloads to `backend`, which may differ from the backend in `options`.
 fn download_as(
     source: &dyn ChunkSource,
     bbox: &Bbox,
@@ -171,16 +173,16 @@ fn download_as(
     with_element!(meta.dtype, T => job.run::<T>(), else => Err(unsupported(source)))
 }
 
-/// Joins a download as one of its worker processes and paints until every chunk is done; returns how many it painted.
+/// Joins a download as one of its worker processes and paints until every chunk is done. Returns how many chunks it painted.
 ///
-/// Which region of the volume is wanted it learns from the buffer. A worker should
-/// [stop when its standard input ends](StopFlag::stop_when_stdin_ends), which is how its parent dismisses it.
+/// The buffer says which region of the volume to paint. A worker should
+/// [stop when its standard input ends](StopFlag::stop_when_stdin_ends): its parent closes that pipe to dismiss it.
 ///
 /// # Errors
 ///
 /// - [`Array`](Error::Array): nothing is being painted under the name (`NotFound`), or another volume is (`Mismatch`).
-/// - [`Chunk`](Error::Chunk), [`ChunkDenied`](Error::ChunkDenied), [`ChunkUnserved`](Error::ChunkUnserved), [`Missing`](Error::Missing):
-///   a chunk cannot be read or decoded; it stays unfinished.
+/// - [`Chunk`](Error::Chunk), [`ChunkDenied`](Error::ChunkDenied), [`ChunkUnserved`](Error::ChunkUnserved),
+///   [`Missing`](Error::Missing): a chunk cannot be read or decoded; it stays unfinished.
 /// - [`Interrupted`](Error::Interrupted): the flag was raised before every chunk was done.
 pub fn paint_as_worker(
     source: &dyn ChunkSource,
@@ -210,7 +212,7 @@ fn join<T: Element>(
     let options = RenderOptions::new().backend(backend).shared_with(parent.shared_with());
     let buffer = options.open::<T, IxDyn>(location)?;
     if buffer.fingerprint() != line {
-        // Between the two looks one download ended and another began.
+        // Between reading the fingerprint and opening the buffer, that download ended and another began under the same name.
         let (location, expected, found) = (location.to_string(), line.to_owned(), buffer.fingerprint().to_owned());
         return Err(ndarray_shm::Error::Mismatch { location, what: "fingerprint", expected, found }.into());
     }
@@ -227,7 +229,7 @@ fn join<T: Element>(
         tally: &tally,
         heard: &|| parent.tell(&tally),
     };
-    // The number of processes is the parallelism.
+    // One decoder for each process: the number of processes sets the parallelism.
     let ends = if source.is_remote() {
         threads::run(&buffer, &work, 1, &mut |_| {})
     } else {
@@ -249,13 +251,13 @@ fn join<T: Element>(
     }
 }
 
-/// Says that a region is nothing but background, which is right for a sparse volume and otherwise a mistake.
+/// The warning for a region that is only background: correct in a sparse volume, otherwise probably a mistake.
 fn nothing_stored(chunks: usize) -> String {
     let those =
         if chunks == 1 { "the only chunk of this region is not" } else { "none of the chunks of this region is" };
     format!(
-        "{those} stored: every element is the fill value. If the region should not be empty: see that scale, region and path of the volume are \
-         the right ones, and that its chunks have the names that its format gives them"
+        "{those} stored: every element is the fill value. If the region should not be empty: check the scale, region and path of \
+         the volume, and that its chunks have the names that its format gives them"
     )
 }
 
@@ -310,19 +312,19 @@ impl DownloadRun<'_> {
         self.end(buffer, outcome, watch)
     }
 
-    /// Begins the buffer, joins processes that paint the same, or resumes an unfinished one.
+    /// Creates the buffer, joins processes that paint the same region, or resumes an unfinished buffer.
     fn begin<T: Element>(&self, missing: Option<&[u8]>) -> Result<RenderBuffer<T, IxDyn>> {
         let meta = self.source.meta();
         let lengths = &meta.chunk_shape;
         let chunk: Vec<usize> = lengths.iter().map(|length| to_usize(*length)).collect();
-        // The buffer keeps the volume's chunk boundaries, so that no chunk is decoded twice.
+        // The buffer has the volume's chunk boundaries, so that no chunk is decoded twice.
         let starts = self.bbox.ranges().iter().zip(&meta.origin).map(|(range, origin)| range.start.abs_diff(*origin));
         let offset: Vec<usize> = starts.zip(lengths).map(|(start, length)| to_usize(start % length)).collect();
         let shape = IxDyn(&self.bbox.shape()).set_f(self.options.order == Order::F);
         let line = fingerprint::write(self.source, self.bbox, self.options.order, missing);
         let options = RenderOptions::new().replace(self.options.replace).shared_with(self.options.shared_with.clone());
         let options = match &self.options.pool {
-            // The backend comes last: a pool that is elsewhere is refused.
+            // The backend is set after the pool: a pool in another backend is refused.
             Some(pool) => options.pool(pool),
             None => options,
         };
@@ -331,7 +333,7 @@ impl DownloadRun<'_> {
         Ok(options.chunk_offset(&offset).create(self.location, shape, IxDyn(&chunk), &line)?)
     }
 
-    /// Returns what the array says about where it comes from. A note that cannot be one, or does not fit, is left out.
+    /// Returns the notes about the array's origin. Leaves out notes that are invalid or do not fit.
     fn notes<T: Element>(&self) -> Result<Vec<(&'static str, String)>> {
         let mut description = Description::new(T::DTYPE, &self.bbox.shape(), self.options.order)?;
         let mut notes = self.source.notes();
@@ -395,7 +397,7 @@ impl DownloadRun<'_> {
                 self.leave(buffer);
                 Err(Error::Interrupted { done, total })
             }
-            // The server is gone, not the work: what it gave need not be asked for again.
+            // A store failure may pass: keep the painted chunks, so that they need not be fetched again.
             PaintOutcome::Failed(error) if done > 0 && error.store_failure().is_some_and(StoreFailure::may_pass) => {
                 Err(error)
             }
@@ -411,11 +413,10 @@ impl DownloadRun<'_> {
         }
     }
 
-    /// Throws unfinished work away, unless it is to be kept.
+    /// Discards unfinished work, unless [`keep_partial`](DownloadOptions::keep_partial) is set.
     fn leave<T: Element>(&self, buffer: RenderBuffer<T, IxDyn>) {
         if !self.keep_partial {
-            // Why the download ended is the news, not that its remains could not be removed.
-            let _remains = buffer.discard();
+            let _ = buffer.discard(); // the caller reports why the download ended; a failure here would hide that
         }
     }
 }

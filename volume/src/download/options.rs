@@ -1,4 +1,4 @@
-//! How a download is done: what the caller may choose, and what is chosen otherwise.
+//! The options of a download and their defaults.
 
 use std::fmt;
 
@@ -15,11 +15,11 @@ use crate::progress::{Progress, StopFlag};
 pub enum Workers {
     /// This many threads of this process; 0 is one for each processor.
     Threads(usize),
-    /// Processes of their own: slower to start, but the death of one costs only the chunk it had.
+    /// Worker processes: slower to start, but the death of one costs only the chunk that it was painting.
     Processes(ProcessWorkers),
 }
 
-/// How a download is done.
+/// The options of a download.
 pub struct DownloadOptions<'a> {
     pub(crate) order: Order,
     pub(crate) workers: Workers,
@@ -36,8 +36,9 @@ pub struct DownloadOptions<'a> {
 }
 
 impl<'a> DownloadOptions<'a> {
-    /// Begins with the defaults: C order, a thread for each processor, missing chunks as the volume says, 16 requests and 32 MiB at
-    /// a time, the default backend, nothing replaced, no progress told, never stopped, no partial work kept, this user's files only.
+    /// Returns the defaults: C order, a thread for each processor, missing chunks as the volume says, 16 requests and 32 MiB at
+    /// a time, the default backend, nothing replaced, no progress reported, never stopped, no partial work kept, files of this
+    /// user only.
     pub fn new() -> Self {
         Self {
             order: Order::C,
@@ -55,7 +56,7 @@ impl<'a> DownloadOptions<'a> {
         }
     }
 
-    /// Chooses the order of the array in memory; the shape is the region's in both.
+    /// Chooses the order of the array in memory. The shape is the region's in both orders.
     pub fn order(mut self, order: Order) -> Self {
         self.order = order;
         self
@@ -67,9 +68,9 @@ impl<'a> DownloadOptions<'a> {
         self
     }
 
-    /// Chooses what is done about chunks that are not stored.
+    /// Chooses what happens with chunks that are not stored.
     ///
-    /// It is part of what is painted: unfinished work is resumed, and joined, only by calls with the same choice.
+    /// Only calls with the same choice resume or join unfinished work.
     pub fn missing(mut self, missing: Missing) -> Self {
         self.missing = missing;
         self
@@ -77,20 +78,20 @@ impl<'a> DownloadOptions<'a> {
 
     /// Chooses how many requests a remote volume gets at a time; worker processes divide them. 0 is the default, 16.
     ///
-    /// A local volume is read by the threads that decode it.
+    /// Has no effect on a local volume, which is read by the threads that decode it.
     pub fn requests(mut self, requests: usize) -> Self {
         self.requests = if requests == 0 { REQUESTS } else { requests };
         self
     }
 
     /// Chooses how many bytes of a remote volume may be fetched and not yet decoded; worker processes divide them. 0 is the
-    /// default, 32 MiB. Whatever it is, one chunk can always be fetched.
+    /// default, 32 MiB. One chunk can be fetched whatever the limit.
     pub fn in_flight(mut self, bytes: u64) -> Self {
         self.in_flight = if bytes == 0 { IN_FLIGHT } else { bytes };
         self
     }
 
-    /// Lets the finished array take the name of one that exists; that one stays until then.
+    /// Allows the finished array to take the name of an existing array, which keeps the name until then.
     pub fn replace(mut self, replace: bool) -> Self {
         self.replace = replace;
         self
@@ -102,38 +103,39 @@ impl<'a> DownloadOptions<'a> {
         self
     }
 
-    /// Paints into memory of this pool, in its backend: one download after the other does not pay for new memory each time.
+    /// Paints into memory of this pool, in its backend, so that repeated downloads do not pay for new memory each time.
     ///
-    /// The array then goes with the last clone of what the download returns: its name is taken away, and its memory comes back to
-    /// the pool as soon as no process is attached any more. If the name is unlinked or replaced by other means, the memory is not
-    /// returned.
+    /// The array then lives as long as the last clone of the returned [`Downloaded`](crate::Downloaded): dropping it removes the
+    /// name, and the memory returns to the pool as soon as no process is attached any more. If the name is unlinked or replaced by
+    /// other means, the memory is not returned.
     pub fn pool(mut self, pool: &Pool) -> Self {
         self.backend = Some(pool.backend().clone());
         self.pool = Some(pool.clone());
         self
     }
 
-    /// Chooses the users that download together, and so may harm one another: see [`SharedWith`]. Worker processes are told.
+    /// Chooses the users that may join the download, and so could damage it: see [`SharedWith`]. Worker processes get the same
+    /// choice.
     pub fn shared_with(mut self, users: SharedWith) -> Self {
         self.shared_with = users;
         self
     }
 
-    /// Tells how far it is.
+    /// Reports progress to `progress`.
     pub fn progress(mut self, progress: &'a dyn Progress) -> Self {
         self.progress = progress;
         self
     }
 
-    /// Lets this flag stop the work between two chunks.
+    /// Stops the work between two chunks when this flag is raised.
     pub fn stop(mut self, stop: &StopFlag) -> Self {
         self.stop = stop.clone();
         self
     }
 
-    /// Keeps what is painted when the work is stopped or fails, so that the same call resumes it. Otherwise it is thrown
-    /// away, except when worker processes were lost, a server did not answer, or it refused credentials that may have expired: that is no
-    /// reason to begin anew.
+    /// Keeps the painted chunks when the work is stopped or fails, so that the same call resumes it. By default they are discarded,
+    /// except when worker processes were lost, a server did not answer, or it refused credentials that may have expired: those
+    /// failures say nothing against the painted chunks.
     pub fn keep_partial(mut self, keep: bool) -> Self {
         self.keep_partial = keep;
         self

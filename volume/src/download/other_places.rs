@@ -1,4 +1,4 @@
-//! The same download to other places than a name that stays: an array that only its holder has, and a file at any path.
+//! Downloads to other destinations: an unnamed array of this process, and a file at any path.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,18 +12,18 @@ use crate::bbox::Bbox;
 use crate::error::{Error, Result};
 use crate::volume::ChunkSource;
 
-/// Paints a region of a volume into an array that no other process can find: its name is gone before this returns, and its memory goes
-/// with the value, however the process ends.
+/// Paints a region of a volume into an array that no other process can find. Its name is removed before this returns, and its
+/// memory is freed with the value, however the process ends.
 ///
-/// It is an ordinary [`SharedArray`] that keeps a descriptor, through which its guards work without a name. Worker processes find
-/// it while it is being painted, by the name that [`ProcessWorkers::with_location`](crate::ProcessWorkers::with_location) tells
-/// them. Nothing unfinished is kept for another run, because its name would be unknown. (A process that is killed meanwhile leaves what it
-/// had painted to `ndshm gc`.)
+/// Returns an ordinary [`SharedArray`] that keeps a descriptor, through which its guards work without a name. During painting,
+/// worker processes find it by the name that [`ProcessWorkers::with_location`](crate::ProcessWorkers::with_location) passes
+/// them. Unfinished work is never kept for another run, because its name would be unknown. (If the process is killed meanwhile,
+/// `ndshm gc` reclaims what it had painted.)
 ///
 /// # Errors
 ///
-/// Those of [`download_to_shared_memory`](crate::download_to_shared_memory); [`Array`](Error::Array) also if the volume's elements
-/// are not `T`, or the region has another number of axes than `D`.
+/// Those of [`download_to_shared_memory`](crate::download_to_shared_memory). [`Array`](Error::Array) also if the volume's elements
+/// are not `T`, or the region does not have the number of axes of `D`.
 ///
 /// # Examples
 ///
@@ -51,7 +51,7 @@ pub fn download<T: Element, D: Dimension>(
 ) -> Result<SharedArray<T, D>> {
     let location = unique()?;
     let meta = source.meta();
-    // Known before anything is painted.
+    // Checked before anything is painted.
     if T::DTYPE != meta.dtype {
         let (expected, found) = (T::DTYPE.to_string(), meta.dtype.to_string());
         return Err(ndarray_shm::Error::DTypeMismatch { location: source.identity(), expected, found }.into());
@@ -73,7 +73,7 @@ pub fn download<T: Element, D: Dimension>(
     Ok(array)
 }
 
-/// Takes away what has a name, or had begun to get it, whatever happens.
+/// Removes the array's name, or the unfinished buffer, when dropped: also on an error or a panic.
 struct Unnamed<'a> {
     backend: &'a Directory,
     location: &'a Location,
@@ -81,13 +81,13 @@ struct Unnamed<'a> {
 
 impl Drop for Unnamed<'_> {
     fn drop(&mut self) {
-        // Where nothing can be removed, nothing could be made either.
-        let _gone = self.backend.unlink(self.location);
-        let _gone = render::discard(self.backend, self.location);
+        // Errors are ignored: where nothing can be removed, nothing could be created either.
+        let _ = self.backend.unlink(self.location);
+        let _ = render::discard(self.backend, self.location);
     }
 }
 
-/// Makes up a name that no other download has.
+/// Returns a name that no other download uses.
 fn unique() -> Result<Location> {
     static COUNT: AtomicU64 = AtomicU64::new(0);
     let nanoseconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_nanos());
@@ -95,19 +95,19 @@ fn unique() -> Result<Location> {
     Ok(Location::new(&format!("ndshm-download-{}-{nanoseconds:x}-{count}", std::process::id()))?)
 }
 
-/// Paints a region of a volume into a file: the elements and nothing else, in the order that was chosen.
+/// Paints a region of a volume into a file that holds only the elements, in the chosen order.
 ///
-/// The file gets its name when it is complete; until then two files beside it, with names that begin with `.ndshm-`, hold what is
-/// painted and which chunks are finished, and the same call goes on from there, as in shared memory. After a restart of the machine
-/// it begins anew, because what had not reached the disk may be lost. The file has the permissions 0600, or 0660 where a
-/// group [shares](DownloadOptions::shared_with) it. Worker processes need the
-/// backend and the location that [`file_location`] says.
+/// The file gets its name when it is complete. Until then two files beside it, with names that begin with `.ndshm-`, hold the
+/// painted elements and the list of finished chunks, and the same call resumes there, as in shared memory. After a restart of the
+/// machine the download begins again, because data that had not reached the disk may be lost. The file has the permissions 0600, or
+/// 0660 if a group [shares](DownloadOptions::shared_with) it. Worker processes need the backend and the location that
+/// [`file_location`] returns.
 ///
 /// # Errors
 ///
 /// Those of [`download_to_shared_memory`](crate::download_to_shared_memory): `AlreadyExists` unless
-/// [`replace`](DownloadOptions::replace), `NoSpace` before anything is painted; those of [`file_location`]; and `InvalidSetting`
-/// with a [`backend`](DownloadOptions::backend), because the file's directory is it.
+/// [`replace`](DownloadOptions::replace), `NoSpace` before anything is painted. Those of [`file_location`]. `InvalidSetting`
+/// if a [`backend`](DownloadOptions::backend) is set, because the backend is the file's directory.
 ///
 /// # Examples
 ///
@@ -135,26 +135,26 @@ pub fn download_to_file(
 ) -> Result<Downloaded> {
     if let Some(backend) = &options.backend {
         let (setting, value) = ("the backend of a download to a file", backend.path().display().to_string());
-        let expected = "left out: a file is made in its own directory";
+        let expected = "unset: a file is created in its own directory";
         return Err(ndarray_shm::Error::InvalidSetting { setting, value, expected }.into());
     }
     let (backend, location) = file_location(path)?;
     download_as(source, bbox, &location, options, &backend, options.keep_partial)
 }
 
-/// Returns a path's directory as a backend, and its last part as a location in it.
+/// Returns the directory of a path as a backend, and its last part as a location in it.
 ///
 /// # Errors
 ///
-/// [`Io`](Error::Io): the directory is not there. [`Array`](Error::Array) (`InvalidLocation`, `Reserved`): the path has no last
-/// part, or that is not text, longer than 241 bytes, or begins with `.ndshm-`.
+/// [`Io`](Error::Io): the directory does not exist. [`Array`](Error::Array) (`InvalidLocation`, `Reserved`): the path has no last
+/// part, or the last part is not UTF-8, is longer than 241 bytes, or begins with `.ndshm-`.
 pub fn file_location(path: &Path) -> Result<(Directory, Location)> {
     let invalid = |reason| ndarray_shm::Error::InvalidLocation { location: path.display().to_string(), reason };
     let name = path.file_name().ok_or_else(|| invalid("the path of a file ends with its name"))?;
     let name = name.to_str().ok_or_else(|| invalid("the name of the file is not UTF-8"))?;
     let location = Location::new(name)?;
     let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    // Absolute: a worker process, or this one later, may be elsewhere.
+    // Absolute: the working directory of a worker process, or of this one later, may differ.
     let directory = dunce::canonicalize(parent).map_err(|error| Error::io("opening the directory", parent, error))?;
     if !directory.is_dir() {
         let error = std::io::Error::from(std::io::ErrorKind::NotADirectory);

@@ -1,7 +1,7 @@
-//! What becomes of one claimed chunk: decode it into a temporary, copy it to its place, commit.
+//! Paints one claimed chunk: decodes it into a temporary, copies it to its place, commits.
 //!
-//! The temporary is deliberate. A codec that writes straight into the array would need `&mut` to all of it, which is false
-//! while other processes paint; a claim is exclusive for its own chunk only, and a copy costs little beside decoding.
+//! The temporary is deliberate. A codec that writes into the array directly would need `&mut` to all of it, which would be false
+//! while other processes paint. A claim is exclusive only for its own chunk, and a copy costs little beside decoding.
 
 use std::ops::Range;
 
@@ -18,29 +18,29 @@ use crate::progress::StopFlag;
 use crate::scratch::{Elements, Scratch};
 use crate::volume::{ChunkSource, Fetched};
 
-/// Returns how many workers to use where 0 means one for each processor.
+/// Returns `asked`, or the number of processors if it is 0.
 pub(crate) fn worker_count(asked: usize) -> usize {
     if asked == 0 { std::thread::available_parallelism().map_or(1, usize::from) } else { asked }
 }
 
-/// What the workers of one process need to know and have in common.
+/// The job of all workers of one process, and the state that they share.
 #[derive(Clone, Copy)]
 pub(crate) struct PaintWork<'a> {
     pub(crate) source: &'a dyn ChunkSource,
     pub(crate) bbox: &'a Bbox,
-    /// The bytes of each element of a missing chunk; `None` if that is an error.
+    /// The bytes of each element of a missing chunk; `None` if a missing chunk is an error.
     pub(crate) missing: Option<&'a [u8]>,
-    /// How many fetches at a time a remote source gets.
+    /// Maximum number of concurrent fetches from a remote source.
     pub(crate) requests: usize,
-    /// Maximum number of bytes in flight from it.
+    /// Maximum number of bytes in flight from a remote source.
     pub(crate) in_flight: u64,
     /// Raised by the caller.
     pub(crate) stop: &'a StopFlag,
-    /// Raised by a worker that failed, for its colleagues.
+    /// Raised by a worker that failed, to stop the other workers.
     pub(crate) abort: &'a StopFlag,
     pub(crate) walk: &'a Walk,
     pub(crate) tally: &'a DownloadTally,
-    /// Is called after each chunk.
+    /// Called after each chunk.
     pub(crate) heard: &'a (dyn Fn() + Sync),
 }
 
@@ -50,7 +50,7 @@ impl<'a> PaintWork<'a> {
     }
 }
 
-/// Fetches, decodes and paints until nothing is left, or a flag is raised: the whole work of a worker with a local source.
+/// Fetches, decodes and paints until no chunk is left or a flag is raised. All the work of one worker with a local source.
 pub(crate) fn paint<T: Element>(buffer: &RenderBuffer<T, IxDyn>, work: &PaintWork<'_>) -> Result<WalkEnd> {
     let mut painter = Painter::new(work);
     let mut watch = Stopwatch::start(work.tally);
@@ -68,7 +68,7 @@ pub(crate) fn paint<T: Element>(buffer: &RenderBuffer<T, IxDyn>, work: &PaintWor
     }
 }
 
-/// Paints one chunk after the other, with the same memory.
+/// Paints chunks one after the other, reusing the same temporary memory.
 pub(crate) struct Painter<'a, T> {
     work: PaintWork<'a>,
     scratch: Scratch,
@@ -80,8 +80,8 @@ impl<'a, T: Element> Painter<'a, T> {
         Self { work: *work, scratch: Scratch::new(), copier: Copier::new() }
     }
 
-    /// Paints a chunk and marks it as finished. Background is painted here too, under the claim: never over a chunk that
-    /// another worker painted, and never left to what the memory held before.
+    /// Paints a chunk and marks it as finished. A missing chunk is filled here too, under the claim: so the fill never overwrites
+    /// a chunk of another worker, and the memory's previous content never remains.
     pub(crate) fn paint(
         &mut self,
         mut claim: ChunkClaim<'_, T, IxDyn>,
@@ -111,7 +111,7 @@ impl<'a, T: Element> Painter<'a, T> {
     }
 }
 
-/// The error of a chunk that is not stored, where nothing says what its elements are.
+/// The error for a chunk that is not stored and has no fill value.
 pub(crate) fn missing(region: &[Range<i64>]) -> Error {
     let region = ranges_text(region);
     Error::Missing { chunk: region.clone(), region }

@@ -1,8 +1,8 @@
-//! Workers that are processes: starting them, noticing how they end, dismissing them.
+//! Workers that are processes: starting them, watching how they end, dismissing them.
 //!
-//! A worker joins by the array's public name and paints on its own; nothing is sent to it. Its standard input is a pipe
-//! whose other end is held here: it ends when the worker is dismissed, and also when this process dies, however it dies. On
-//! Linux the kernel then kills the worker at once, as it does all children of [`ndarray_shm::process`].
+//! A worker joins by the array's public name and paints on its own; nothing is sent to it. This process holds the other end of
+//! the worker's standard input, a pipe. The pipe closes when the worker is dismissed and when this process dies in any way. On
+//! Linux the kernel also kills the worker when this process dies, as it does all children of [`ndarray_shm::process`].
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -25,42 +25,45 @@ use crate::error::Error;
 use crate::scratch::Scratch;
 use crate::store::wanted::while_wanted;
 
-/// How long the last chunk or the caller's wish to stop may go unnoticed; the end of a worker is seen at once.
+/// Longest time until the last chunk or the caller's stop flag is noticed. The end of a worker is noticed at once.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// How long a dismissed worker may take to end before it is killed. Killing is safe: its chunk stays unfinished.
+/// Time that a dismissed worker has to end before it is killed. Killing is safe: its chunk stays unfinished.
 const DISMISSAL: Duration = Duration::from_secs(5);
 
-/// How long the last words of a worker that ended may take to arrive; a process it left behind may hold the pipe open.
+/// Longest wait for the end of an ended worker's pipe; a process that the worker left behind may hold the pipe open.
 const LAST_WORDS: Duration = Duration::from_millis(500);
 
-/// Lines kept of what a worker says.
+/// Lines kept of a worker's standard error.
 const LINES: usize = 8;
 
-/// Longest line kept of what a worker says, in bytes.
+/// Longest line kept of a worker's standard error, in bytes.
 const LINE_BYTES: u64 = 1000;
 
-/// Worker processes, and how one is started.
+/// Worker processes, and the command that starts one.
 pub struct ProcessWorkers {
     count: usize,
     command: Box<dyn Fn(&Location) -> Command + Send + Sync>,
 }
 
 impl ProcessWorkers {
-    /// Uses `count` processes, 0 for one for each processor, each started by what `command` returns.
+    /// Uses `count` processes, or one for each processor if `count` is 0. Each runs the command that `command` returns.
     ///
     /// The program must open the same volume and call [`paint_as_worker`](crate::paint_as_worker) with the same backend and
-    /// location. Its standard input becomes a pipe that ends when it should stop
-    /// ([`StopFlag::stop_when_stdin_ends`](crate::StopFlag::stop_when_stdin_ends)); its standard output becomes
-    /// a pipe on which `paint_as_worker` tells what it did, and which is read for nothing else; the last lines of its standard error
-    /// end up in the error or warning about it. Its environment says how many requests it may make at a time. On Unix it gets a process group of its own, on
-    /// Windows a console of its own without a window, so that Ctrl-C reaches only the parent, which then dismisses it. On
-    /// Linux it is killed when the parent dies.
+    /// location. Its standard streams are pipes:
+    /// - Standard input closes when the worker should stop
+    ///   ([`StopFlag::stop_when_stdin_ends`](crate::StopFlag::stop_when_stdin_ends)).
+    /// - On standard output `paint_as_worker` reports what it did; other output is ignored.
+    /// - The last lines of standard error become part of the error or warning about the worker.
+    ///
+    /// An environment variable limits its concurrent requests. On Unix the worker gets a process group of its own, on Windows a
+    /// console of its own without a window, so that Ctrl-C reaches only the parent, which then dismisses it. On Linux the worker
+    /// is killed when the parent dies.
     pub fn new(count: usize, command: impl Fn() -> Command + Send + Sync + 'static) -> Self {
         Self::with_location(count, move |_| command())
     }
 
-    /// The same where the command depends on the array's location, which [`download`](crate::download) makes up.
+    /// Like [`new`](Self::new), for a command that depends on the array's location, which [`download`](crate::download) generates.
     pub fn with_location(count: usize, command: impl Fn(&Location) -> Command + Send + Sync + 'static) -> Self {
         Self { count, command: Box::new(command) }
     }
@@ -90,7 +93,7 @@ pub(crate) fn paint<T: Element>(
     loop {
         let end = crew.next_end(LOOK);
         let complete = buffer.progress().is_complete();
-        // One that ended well when all was done is no loss.
+        // A worker that ended well after the last chunk is no loss.
         if let Some(end) = end.filter(|end| !(complete && end.is_good())) {
             kills += u64::from(end.may_be_a_kill());
             gave_up |= !end.is_death();
@@ -100,7 +103,8 @@ pub(crate) fn paint<T: Element>(
         }
         if complete {
             watch.totals = crew.dismiss();
-            // The kernel gives a dying worker's chunk to others a moment before it says that the worker is dead.
+            // The kernel releases a dying worker's claim a moment before it reports the death. So another worker may have painted
+            // that chunk, and the buffer be complete, before the death is seen here.
             while let Some(end) = crew.next_end(Duration::ZERO) {
                 if end.is_death() {
                     kills += 1;
@@ -125,8 +129,8 @@ pub(crate) fn paint<T: Element>(
     PaintOutcome::Lost { report: losses.join("; ") }
 }
 
-/// Finds out whether the workers gave up because of the volume: a chunk that cannot be decoded there cannot be decoded
-/// here, and then the error is the same as with threads. A chunk that is not stored is one of those, unless it is to be filled.
+/// Finds out whether the workers gave up because of the volume. A chunk that a worker cannot decode cannot be decoded here
+/// either, and then the error is the same as with threads. So is that of a chunk that is not stored, unless it is to be filled.
 fn broken_chunk<T: Element>(buffer: &RenderBuffer<T, IxDyn>, work: &PaintWork<'_>) -> Option<Error> {
     let Ok(NextClaim::Chunk(claim)) = buffer.claim_next() else { return None };
     let region = in_volume(claim.region(), work.bbox);
@@ -138,15 +142,15 @@ fn broken_chunk<T: Element>(buffer: &RenderBuffer<T, IxDyn>, work: &PaintWork<'_
     }
 }
 
-/// The workers. Dropped, it kills those that have not been dismissed, which is safe, and waits until they are gone.
+/// The workers. Dropping this kills those that have not been dismissed, which is safe, and waits until they are gone.
 #[derive(Debug)]
 struct ProcessCrew {
     processes: Processes,
-    /// Letting go of them tells the workers to end.
+    /// Closing these pipes dismisses the workers.
     stdin_pipes: Vec<ChildStdin>,
     totals_readers: Vec<TotalsReader>,
     stderr_tails: Vec<StderrTail>,
-    /// How many have not been seen to end.
+    /// Number of workers that have not been seen to end.
     present: usize,
 }
 
@@ -177,7 +181,7 @@ impl ProcessCrew {
         Some(ProcessExit { index, how })
     }
 
-    /// Says what became of a worker, and what it said last.
+    /// Describes how a worker ended, with the last lines of its standard error.
     fn describe_exit(&self, ProcessExit { index, how }: &ProcessExit) -> String {
         let number = index + 1;
         let how = match how {
@@ -190,19 +194,19 @@ impl ProcessCrew {
         format!("worker {number} ended before the work was done ({how}){}", self.stderr_tails[*index].last_words())
     }
 
-    /// Returns what all of them did, as far as they told.
+    /// Returns the sum of the totals that the workers have reported.
     fn totals(&self) -> Totals {
         let mut totals = Totals::default();
         self.totals_readers.iter().for_each(|reader| totals.add(&reader.totals()));
         totals
     }
 
-    /// Tells all to end, and gives them time to; returns what they did.
+    /// Dismisses the workers, waits up to [`DISMISSAL`], and returns their totals.
     fn dismiss(&mut self) -> Totals {
         self.stdin_pipes.clear();
-        let _ended = self.processes.join_timeout(DISMISSAL);
-        // One after the other, but all of them have ended: only a process that one left behind makes this wait.
-        let _all_silent = self.totals_readers.iter().all(|reader| reader.wait(LAST_WORDS));
+        let _ = self.processes.join_timeout(DISMISSAL);
+        // All workers have ended: this waits only for a pipe that a process left behind by a worker holds open.
+        let _ = self.totals_readers.iter().all(|reader| reader.wait(LAST_WORDS));
         self.totals()
     }
 }
@@ -218,15 +222,15 @@ impl ProcessExit {
         self.how.as_ref().map_or_else(ChildError::ending, |()| Ending::Exited(0))
     }
 
-    /// Whether it ended well, as far as is known.
+    /// Whether the worker ended well, or its exit status is unknown.
     fn is_good(&self) -> bool {
         matches!(self.ending(), Ending::Exited(0) | Ending::Unknown)
     }
 
-    /// Whether it ended without deciding to, which says nothing about the work: by a signal, on Windows by a fault, or before
-    /// it began.
+    /// Whether the worker died rather than gave up: by a signal, on Windows by a fault, or because it could not be started. Such
+    /// an end says nothing about the work.
     ///
-    /// On Windows a program that terminates a process chooses its exit code, so such a worker may seem to have given up.
+    /// On Windows a program that terminates a process chooses its exit code, so a terminated worker may seem to have given up.
     fn is_death(&self) -> bool {
         matches!(self.ending(), Ending::Signal(_) | Ending::NotStarted | Ending::Exited(..0))
     }
@@ -237,7 +241,7 @@ impl ProcessExit {
     }
 }
 
-/// Lets what is typed on the parent's terminal pass a worker by.
+/// Keeps Ctrl-C on the parent's terminal from reaching a worker.
 fn keep_from_ctrl_c(command: &mut Command) {
     #[cfg(unix)]
     std::os::unix::process::CommandExt::process_group(command, 0);
@@ -248,14 +252,14 @@ fn keep_from_ctrl_c(command: &mut Command) {
         std::os::windows::process::CommandExt::creation_flags(command, CREATE_NO_WINDOW);
     }
     #[cfg(not(any(unix, windows)))]
-    let _nothing_to_do = command;
+    let _ = command;
 }
 
-/// The last lines that a worker said.
+/// The last lines of a worker's standard error.
 #[derive(Debug)]
 struct StderrTail {
     lines: Arc<Mutex<VecDeque<String>>>,
-    /// Disconnected when the worker can say no more.
+    /// Disconnected at the end of the pipe.
     silence: mpsc::Receiver<()>,
 }
 
@@ -267,8 +271,8 @@ impl StderrTail {
             let lines = Arc::clone(&lines);
             // Ends with the pipe. It is never joined: a process that the worker left behind may hold the pipe open.
             let listener = thread::Builder::new().name("worker-stderr".to_owned());
-            let _heard = listener.spawn(move || {
-                let _silence = sender;
+            let _ = listener.spawn(move || {
+                let _sender = sender; // its drop at the end of the thread disconnects `silence`
                 let mut stderr = BufReader::new(stderr);
                 let mut line = Vec::new();
                 while let Ok(1..) = stderr.by_ref().take(LINE_BYTES).read_until(b'\n', &mut line) {
@@ -288,10 +292,10 @@ impl StderrTail {
         Self { lines, silence }
     }
 
-    /// Returns what it said last, to be added to a sentence.
+    /// Returns the last lines as the end of a sentence.
     fn last_words(&self) -> String {
-        // Nothing is ever sent: this waits for the pipe to end, for a moment.
-        let _silence = self.silence.recv_timeout(LAST_WORDS);
+        // Nothing is ever sent: this waits a moment for the end of the pipe.
+        let _ = self.silence.recv_timeout(LAST_WORDS);
         let lines = self.lines.lock().unwrap_or_else(PoisonError::into_inner);
         if lines.is_empty() {
             return String::new();

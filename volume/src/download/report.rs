@@ -1,6 +1,7 @@
-//! What worker processes tell of themselves, and are told: a line on a pipe after each chunk, and one variable.
+//! Messages between a worker process and its parent: an environment variable with the worker's limits, and a line of totals on a
+//! pipe after each chunk.
 //!
-//! Only numbers for people depend on it. The buffer's ledger says which chunks are finished, whichever workers live.
+//! Only reported numbers depend on the lines. The buffer's ledger says which chunks are finished, whichever workers live.
 
 use std::io::{self, BufRead as _, BufReader, Read, Write as _};
 use std::process::Command;
@@ -14,18 +15,17 @@ use ndarray_shm::render::SharedWith;
 use crate::download::budget::{IN_FLIGHT, REQUESTS};
 use crate::download::spent::{DownloadTally, Totals};
 
-/// What a worker may ask of a remote volume, as two numbers: requests and bytes at a time; then the users it paints with. Where it is
-/// set, the standard output is
-/// a pipe for lines.
+/// Holds a worker's limits for a remote volume, requests and bytes at a time, then the users it paints with. If it is set, the
+/// standard output is a pipe for lines of totals.
 const VARIABLE: &str = "NDARRAY_SHM_VOLUME_WORKER";
 
-/// Lines are read at most this often, so that a process of many tiny chunks does not wake its parent for each.
+/// Pause between two reads, so that a worker with many tiny chunks does not wake its parent for each.
 const PAUSE: Duration = Duration::from_millis(5);
 
 /// Longest line, in bytes.
 const LINE_BYTES: u64 = 300;
 
-/// Tells the parent what this process does, if it has one that listens.
+/// Reports to the parent, if it set [`VARIABLE`].
 #[derive(Debug)]
 pub(crate) struct ParentLink {
     told: Option<(usize, u64, SharedWith)>,
@@ -54,23 +54,23 @@ impl ParentLink {
 
     pub(crate) fn tell(&self, tally: &DownloadTally) {
         if self.told.is_some() {
-            // The painter does not care whether the receiver still listens.
-            let _heard = io::stdout().lock().write_all(tally.totals().to_line().as_bytes());
+            // A parent that no longer reads does not stop the painting.
+            let _ = io::stdout().lock().write_all(tally.totals().to_line().as_bytes());
         }
     }
 }
 
-/// Divides what may be asked of a volume among worker processes, and tells one of them its part.
+/// Sets [`VARIABLE`] for one worker: its share of the limits among `workers` processes.
 pub(crate) fn brief(command: &mut Command, requests: usize, in_flight: u64, shared_with: &SharedWith, workers: usize) {
     let part = (requests.div_ceil(workers.max(1)), in_flight / workers.max(1) as u64);
     command.env(VARIABLE, format!("{} {} {shared_with}", part.0, part.1));
 }
 
-/// Hears what a worker process tells.
+/// Reads the totals that a worker process reports.
 #[derive(Debug)]
 pub(crate) struct TotalsReader {
     latest: Arc<Mutex<Totals>>,
-    /// Disconnected when the worker can tell no more.
+    /// Disconnected at the end of the pipe.
     silence: mpsc::Receiver<()>,
 }
 
@@ -82,8 +82,8 @@ impl TotalsReader {
             let latest = Arc::clone(&latest);
             // Ends with the pipe. It is never joined: a process that the worker left behind may hold the pipe open.
             let listener = thread::Builder::new().name("worker-stdout".to_owned());
-            let _heard = listener.spawn(move || {
-                let _silence = sender;
+            let _ = listener.spawn(move || {
+                let _sender = sender; // its drop at the end of the thread disconnects `silence`
                 let mut stdout = BufReader::with_capacity(1 << 16, stdout);
                 let mut line = Vec::new();
                 while let Ok(1..) = stdout.by_ref().take(LINE_BYTES).read_until(b'\n', &mut line) {
@@ -103,12 +103,12 @@ impl TotalsReader {
         Self { latest, silence }
     }
 
-    /// Returns what the worker has done, as far as it told.
+    /// Returns the latest totals that the worker reported.
     pub(crate) fn totals(&self) -> Totals {
         *self.latest.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until the worker can tell no more.
+    /// Waits for the end of the pipe, at most `limit`. Returns whether it ended.
     pub(crate) fn wait(&self, limit: Duration) -> bool {
         self.silence.recv_timeout(limit) == Err(RecvTimeoutError::Disconnected)
     }

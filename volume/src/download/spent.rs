@@ -1,31 +1,31 @@
-//! Where the time goes: what each worker adds up while it works, and what is told of it at the end.
+//! Where the time goes: counters that workers add to, and the report at the end.
 //!
-//! A few relaxed additions for each chunk, on counters that all workers of a process share.
+//! Costs a few relaxed additions for each chunk, on counters that all workers of a process share.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// Where the time went, summed over all workers: with two of them, two seconds pass in one.
+/// Where the time went, summed over all workers: two workers spend two seconds in each second.
 ///
-/// The first touch of new memory is part of [`copying`](Self::copying) where it was not part of [`making`](Self::making).
+/// The first touch of new memory is part of [`copying`](Self::copying) if it was not part of [`making`](Self::making).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct Spent {
-    /// Making the array before any worker began: room, pages, zeros. One thread's time.
+    /// Creating the array before any worker began: space, pages, zeros. One thread's time.
     pub making: Duration,
-    /// Claiming chunks, and waiting for those that others painted.
+    /// Claiming chunks, and waiting for chunks that other processes paint.
     pub claiming: Duration,
-    /// Fetching bytes. For a volume that is fetched while it is decoded, see there.
+    /// Fetching bytes. If the volume fetches and decodes in one step, that time is in [`decoding`](Self::decoding).
     pub fetching: Duration,
-    /// Decoding them.
+    /// Decoding bytes.
     pub decoding: Duration,
     /// Copying elements to their places, and marking chunks as finished.
     pub copying: Duration,
-    /// Waiting: fetchers for room, decoders for bytes.
+    /// Waiting: fetchers for space in the budget or the queue, decoders for bytes.
     pub waiting: Duration,
 }
 
-/// What the workers did so far.
+/// What the workers have done so far.
 #[derive(Debug, Default)]
 pub(crate) struct DownloadTally {
     painted: AtomicU64,
@@ -38,7 +38,7 @@ pub(crate) struct DownloadTally {
     waiting: AtomicU64,
 }
 
-/// What a worker does at the moment.
+/// What a worker spends time on.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Phase {
     Claiming,
@@ -49,7 +49,7 @@ pub(crate) enum Phase {
 }
 
 impl DownloadTally {
-    /// Adds a painted chunk; `is_filled` says that nothing was stored of it.
+    /// Adds a painted chunk; `is_filled` means that it is not stored.
     pub(crate) fn painted(&self, is_filled: bool) {
         self.painted.fetch_add(1, Ordering::Relaxed);
         self.filled.fetch_add(u64::from(is_filled), Ordering::Relaxed);
@@ -71,7 +71,7 @@ impl DownloadTally {
         counter.fetch_add(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
     }
 
-    /// Returns the numbers as they stand.
+    /// Returns the current numbers.
     pub(crate) fn totals(&self) -> Totals {
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let time = |counter: &AtomicU64| Duration::from_nanos(read(counter));
@@ -87,23 +87,23 @@ impl DownloadTally {
     }
 }
 
-/// What workers did in all.
+/// What workers did in total.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Totals {
-    /// Chunks.
+    /// Chunks painted.
     pub(crate) painted: u64,
-    /// Chunks among them of which nothing was stored.
+    /// Painted chunks that are not stored.
     pub(crate) filled: u64,
-    /// Bytes that were fetched.
+    /// Bytes fetched.
     pub(crate) fetched: u64,
     pub(crate) spent: Spent,
 }
 
-/// What the line of a worker process begins with.
+/// Prefix of the lines in which a worker process reports its totals.
 const LINE: &str = "ndarray-shm-volume worker:";
 
 impl Totals {
-    /// Adds what others did.
+    /// Adds the totals of another process.
     pub(crate) fn add(&mut self, other: &Self) {
         self.painted = self.painted.saturating_add(other.painted);
         self.filled = self.filled.saturating_add(other.filled);
@@ -117,14 +117,14 @@ impl Totals {
         a.waiting = a.waiting.saturating_add(b.waiting);
     }
 
-    /// Writes them as the line by which a worker process tells them.
+    /// Returns the line in which a worker process reports these totals.
     pub(crate) fn to_line(self) -> String {
         let Spent { claiming, fetching, decoding, copying, waiting, .. } = self.spent;
         let times = [claiming, fetching, decoding, copying, waiting].map(|time| time.as_nanos().to_string()).join(" ");
         format!("{LINE} {} {} {} {times}\n", self.painted, self.filled, self.fetched)
     }
 
-    /// Reads such a line. What a worker says else on its standard output is none.
+    /// Parses such a line. Returns `None` for any other output of a worker.
     pub(crate) fn of_line(line: &str) -> Option<Self> {
         let mut numbers = line.strip_prefix(LINE)?.split_ascii_whitespace().map(str::parse::<u64>);
         let mut next = || numbers.next()?.ok();
@@ -142,7 +142,7 @@ impl Totals {
     }
 }
 
-/// Looks at the clock between two phases.
+/// Adds the time between two phases to a tally.
 #[derive(Debug)]
 pub(crate) struct Stopwatch<'a> {
     tally: &'a DownloadTally,
@@ -154,7 +154,7 @@ impl<'a> Stopwatch<'a> {
         Self { tally, last: Instant::now() }
     }
 
-    /// Says what was done since the last time.
+    /// Books the time since the last call under `phase`.
     pub(crate) fn was(&mut self, phase: Phase) {
         let now = Instant::now();
         self.tally.spent(phase, now.duration_since(self.last));
@@ -167,7 +167,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn worker_totals_round_trip_through_a_line() {
+    fn totals_survive_line_format_and_addition() {
         let tally = DownloadTally::default();
         tally.painted(false);
         tally.painted(true);

@@ -1,11 +1,11 @@
-//! Workers that are threads of this process: the default, since no lock of an interpreter holds them back.
+//! Workers that are threads of this process: the default, since no interpreter lock serializes them.
 //!
-//! A local source is read by the threads that decode it: handing bytes from one thread to another costs more than reading them
-//! from the page cache. From a remote one, many threads that wait fetch for few that compute; the bytes go through a bounded
-//! queue, with the claim on their chunk.
+//! The threads that decode a local source also read it: passing bytes from thread to thread costs more than reading them from
+//! the page cache. From a remote source, many waiting threads fetch for few computing threads; the bytes go through a bounded
+//! queue, together with the claim on their chunk.
 //!
-//! The first error ends the work. No thread begins another chunk, but chunks in progress, and those that were fetched already, are
-//! still painted, so that they need not be fetched again.
+//! The first error ends the work: no thread begins another chunk. Chunks in progress and chunks already fetched are still
+//! painted, so that they need not be fetched again.
 
 use std::any::Any;
 use std::ops::Range;
@@ -28,10 +28,10 @@ use crate::progress::{StopFlag, StopOnDrop};
 use crate::store::wanted::while_wanted;
 use crate::volume::Fetched;
 
-/// How long nothing may be heard of the painters before progress is looked at.
+/// Interval at which the waiting thread updates progress.
 const PATIENCE: Duration = Duration::from_millis(50);
 
-/// Paints with `count` threads, 0 for one on each processor, and tells `watch` how far it is.
+/// Paints with `count` threads, 0 for one on each processor, and reports progress to `watch`.
 pub(crate) fn paint<T: Element>(
     buffer: &RenderBuffer<T, IxDyn>,
     work: &PaintWork<'_>,
@@ -45,15 +45,15 @@ pub(crate) fn paint<T: Element>(
     outcome(buffer, ends)
 }
 
-/// What the thread that waits for the others may want to know.
+/// An event for the thread that waits for the workers.
 pub(crate) enum CrewEvent {
-    /// A moment has passed.
+    /// A [`PATIENCE`] has passed.
     Time,
-    /// Something went wrong that does not stop the work.
+    /// A problem that does not stop the work.
     Warning(String),
 }
 
-/// Paints with `count` threads, and says how each of them ended.
+/// Paints with `count` threads. Returns how each of them ended.
 pub(crate) fn run<T: Element>(
     buffer: &RenderBuffer<T, IxDyn>,
     work: &PaintWork<'_>,
@@ -77,7 +77,7 @@ pub(crate) fn run<T: Element>(
     let chunk = meta.chunk_shape.iter().fold(meta.dtype.size() as u64, |bytes, length| bytes.saturating_mul(*length));
     let budget = &Budget::new(work.in_flight, chunk);
     thread::scope(|scope| {
-        // Dropped by the last decoder, so that no fetcher waits for a queue that no thread empties.
+        // Only the decoders own the receiver. The last one to end drops it, so that no fetcher waits on a queue without readers.
         let (sender, receiver) = mpsc::sync_channel(count);
         let receiver = std::sync::Arc::new(Mutex::new(receiver));
         let mut crew = ThreadCrew::new(scope, work.abort);
@@ -97,7 +97,7 @@ pub(crate) fn run<T: Element>(
     })
 }
 
-/// A chunk that was fetched by one thread and is to be decoded by another.
+/// A chunk on its way from a fetching thread to a decoding thread.
 struct FetchedChunk<'a, T: Element> {
     claim: ChunkClaim<'a, T, IxDyn>,
     region: Vec<Range<i64>>,
@@ -114,7 +114,7 @@ fn fetch<'a, T: Element>(
 ) -> Result<WalkEnd> {
     let mut watch = Stopwatch::start(work.tally);
     loop {
-        // Room first: a claim that waits for it would keep the chunk from others.
+        // Reserve bytes before claiming: a claim held during that wait would keep other processes from painting the chunk.
         let Some(mut reserved) = budget.reserve(work.flags()) else { return Ok(WalkEnd::Stopped) };
         watch.was(Phase::Waiting);
         let claim = match work.walk.next(buffer, work.flags())? {
@@ -140,7 +140,7 @@ fn fetch<'a, T: Element>(
     }
 }
 
-/// Decodes and paints what was fetched, to the end also after an error: it need not be fetched again.
+/// Decodes and paints the queued chunks, also after an error, so that they need not be fetched again.
 fn decode<T: Element>(queue: &Mutex<Receiver<FetchedChunk<'_, T>>>, work: &PaintWork<'_>) -> Result<WalkEnd> {
     let mut painter = Painter::new(work);
     let mut watch = Stopwatch::start(work.tally);
@@ -159,7 +159,7 @@ fn decode<T: Element>(queue: &Mutex<Receiver<FetchedChunk<'_, T>>>, work: &Paint
     first.map_or(Ok(WalkEnd::Complete), Err)
 }
 
-/// Threads that work on the same, and are told when one of them fails.
+/// Threads that work together: if one fails, `abort` stops the others.
 struct ThreadCrew<'scope, 'env, 'work> {
     scope: &'scope thread::Scope<'scope, 'env>,
     abort: &'work StopFlag,
@@ -179,7 +179,7 @@ impl<'scope, 'work: 'scope> ThreadCrew<'scope, '_, 'work> {
         ThreadCrew { scope, abort, members: Vec::new(), refused: None, sender: Some(sender), silence }
     }
 
-    /// Starts one of its kind; that it cannot be started is a warning while there are others.
+    /// Starts thread `number` of a kind. A failure to start is an error for number 0, otherwise a warning.
     fn start(
         &mut self,
         kind: &str,
@@ -190,7 +190,7 @@ impl<'scope, 'work: 'scope> ThreadCrew<'scope, '_, 'work> {
         let (abort, sender) = (self.abort, self.sender.clone());
         let name = format!("{kind}-{number}");
         let member = thread::Builder::new().name(name.clone()).spawn_scoped(self.scope, move || {
-            let _silence = sender;
+            let _sender = sender; // its drop disconnects `silence`, also on a panic
             let alarm = StopOnDrop::new(abort);
             let end = job();
             if end.is_ok() {
@@ -208,10 +208,10 @@ impl<'scope, 'work: 'scope> ThreadCrew<'scope, '_, 'work> {
         }
     }
 
-    /// Waits for all, and says how each of them ended.
+    /// Waits for all threads. Returns how each of them ended.
     fn wait(mut self, tell: &mut dyn FnMut(CrewEvent)) -> Vec<Result<WalkEnd>> {
         self.sender = None;
-        // Nothing is ever sent: this is a clock that stops when the last one ends.
+        // Nothing is ever sent: this receives timeouts until the last thread drops its sender.
         while let Err(RecvTimeoutError::Timeout) = self.silence.recv_timeout(PATIENCE) {
             tell(CrewEvent::Time);
         }

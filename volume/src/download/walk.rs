@@ -1,7 +1,7 @@
-//! Which chunk is next: every index once, then those that other workers had claimed, until none is claimed any more.
+//! The order in which workers try chunks: every index once, then those that other processes had claimed, until none is left.
 //!
-//! A renderbuffer finds free chunks by itself; this adds that the workers of one process never ask for the same chunk twice, and
-//! that waiting for others costs as much as they have chunks, not as much as there are.
+//! A renderbuffer finds free chunks by itself. This adds two properties: on the first pass the workers of one process never try
+//! the same chunk, and waiting costs time in proportion to the chunks claimed elsewhere, not to all chunks.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError, TryLockError};
@@ -15,40 +15,40 @@ use ndarray_shm::{Element, RenderBuffer};
 use crate::error::Result;
 use crate::progress::StopFlag;
 
-/// How long a worker waits before it looks again at chunks that others paint.
+/// First pause before a worker tries the busy chunks again.
 const FIRST_PAUSE: Duration = Duration::from_micros(50);
 
-/// The longest such wait: one of the others may die, and its chunk is ours then.
+/// Longest such pause. A process that dies releases its claim, and its chunk is then free to paint here.
 const LONGEST_PAUSE: Duration = Duration::from_millis(2);
 
-/// The way of all workers of one process through the chunks.
+/// The progress of all workers of one process through the chunks.
 #[derive(Debug, Default)]
 pub(crate) struct Walk {
-    /// The first index that no worker of this process has asked for.
+    /// The first index that no worker of this process has tried.
     next: AtomicUsize,
-    /// Chunks that others had when they were asked for.
+    /// Chunks that were claimed elsewhere when a worker tried them.
     busy: Mutex<Vec<usize>>,
 }
 
-/// The answer to a worker that wants something to do.
+/// The next step of a worker.
 pub(crate) enum Step<'a, T: Element> {
     /// A chunk to paint.
     Chunk(ChunkClaim<'a, T, IxDyn>),
-    /// There is nothing more to do.
+    /// No chunk is left for this worker.
     End(WalkEnd),
 }
 
-/// Why a worker's way through the chunks ended.
+/// Why a worker's walk ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum WalkEnd {
-    /// Every chunk is finished, or being painted by a colleague of the same process.
+    /// Every chunk is finished, or another worker of the same process is painting it.
     Complete,
     /// A flag was raised.
     Stopped,
 }
 
 impl Walk {
-    /// Claims the next chunk. Where only others' chunks are left, waits for one of them to give up or die.
+    /// Claims the next chunk. If the only chunks left are claimed elsewhere, waits until they are finished or released.
     pub(crate) fn next<'a, T: Element>(
         &self,
         buffer: &'a RenderBuffer<T, IxDyn>,
@@ -62,7 +62,7 @@ impl Walk {
             if let Some(chunk) = self.first_visit(buffer)? {
                 return Ok(Step::Chunk(chunk));
             }
-            // One worker at a time asks for what others have; its colleagues could only ask the same.
+            // One worker at a time tries the busy chunks: the others would only repeat the same claims, so they sleep instead.
             match self.busy.try_lock() {
                 Ok(mut busy) => {
                     if let Some(chunk) = visit_again(buffer, &mut busy)? {
@@ -73,7 +73,7 @@ impl Walk {
                     }
                 }
                 Err(TryLockError::WouldBlock) => {}
-                // What a panicking colleague leaves is a list of numbers all the same.
+                // A worker that panicked with the lock leaves a valid list of indices.
                 Err(TryLockError::Poisoned(_)) => self.busy.clear_poison(),
             }
             thread::sleep(pause);
@@ -81,13 +81,17 @@ impl Walk {
         }
     }
 
+    /// Claims the next chunk that no worker of this process has tried, and notes those that are busy.
     fn first_visit<'a, T: Element>(
         &self,
         buffer: &'a RenderBuffer<T, IxDyn>,
     ) -> Result<Option<ChunkClaim<'a, T, IxDyn>>> {
         let total = buffer.grid().len();
+        // Relaxed: only the atomicity of the addition matters, and claiming a chunk synchronizes by itself. The load comes first so
+        // that waiting workers, which call this after every pause, do not increment `next` without end.
         while self.next.load(Ordering::Relaxed) < total {
             let index = self.next.fetch_add(1, Ordering::Relaxed);
+            // Another worker may take the last index between the load and the addition.
             if index >= total {
                 break;
             }
@@ -101,7 +105,7 @@ impl Walk {
     }
 }
 
-/// Forgets the chunks that are finished, and claims one that is free.
+/// Removes the finished chunks from `busy`, and claims the first one that is free.
 fn visit_again<'a, T: Element>(
     buffer: &'a RenderBuffer<T, IxDyn>,
     busy: &mut Vec<usize>,
@@ -132,11 +136,11 @@ mod tests {
 
     use super::*;
 
-    /// Many more than there may ever be looks at all that is left.
+    /// So many that trying all of them again in each pause would show.
     const CHUNKS: usize = 3000;
 
     #[test]
-    fn only_busy_chunks_are_claimed_again() {
+    fn only_busy_chunks_are_tried_again() {
         let directory = tempfile::tempdir().expect("a temporary directory");
         let backend = Directory::new("test", directory.path());
         let options = RenderOptions::new().backend(backend);
@@ -156,10 +160,10 @@ mod tests {
             let painters = [scope.spawn(paint), scope.spawn(paint)];
             let begin = Instant::now();
             while buffer.progress().done < CHUNKS - 1 || walk.busy.lock().expect("the list").is_empty() {
-                assert!(begin.elapsed() < Duration::from_mins(1), "the walk stands still");
+                assert!(begin.elapsed() < Duration::from_mins(1), "the walk makes no progress");
                 thread::sleep(Duration::from_millis(1));
             }
-            // All wait for one chunk, and ask for that alone.
+            // All painters wait for one chunk, and try only that one.
             thread::sleep(Duration::from_millis(20));
             assert!(painters.iter().any(|painter| !painter.is_finished()));
             assert!(walk.next.load(Ordering::Relaxed) <= CHUNKS + painters.len(), "each index is taken once");

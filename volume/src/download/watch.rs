@@ -1,4 +1,4 @@
-//! What the caller hears while the work goes on, and how it ended.
+//! Progress and warnings for the caller, and the outcome of the painting.
 
 use std::fmt;
 use std::time::Instant;
@@ -18,23 +18,23 @@ pub(crate) enum PaintOutcome {
     Complete,
     /// The caller's flag was raised.
     Stopped,
-    /// Going on makes no sense.
+    /// An error that more painting would only repeat.
     Failed(Error),
-    /// There are no workers any more, for no reason that lies in the work.
+    /// All workers are lost, and the work was not the reason.
     Lost {
-        /// What became of them.
+        /// How each worker ended.
         report: String,
     },
 }
 
-/// Tells the caller how far it is, and remembers what it must be told at the end.
+/// Reports progress to the caller, and collects the numbers and warnings of the final report.
 pub(crate) struct Watch<'a> {
     progress: &'a dyn Progress,
     /// Chunks that were painted when the work began.
     pub(crate) resumed: usize,
     total: usize,
     pub(crate) warnings: Vec<String>,
-    /// What the workers did.
+    /// The latest totals of the workers.
     pub(crate) totals: Totals,
     bytes_total: u64,
     began: Instant,
@@ -57,7 +57,7 @@ impl<'a> Watch<'a> {
         }
     }
 
-    /// Tells how far it is now.
+    /// Reports the current progress.
     pub(crate) fn tell<T: Element>(&mut self, buffer: &RenderBuffer<T, IxDyn>, totals: Totals) -> RenderProgress {
         let now = buffer.progress();
         self.totals = totals;
@@ -76,21 +76,21 @@ impl<'a> Watch<'a> {
         now
     }
 
-    /// Tells how far it is now, if that was not told a moment ago.
+    /// Reports the current progress, unless the last report is younger than [`PROGRESS_INTERVAL`].
     pub(crate) fn tell_now_and_then<T: Element>(&mut self, buffer: &RenderBuffer<T, IxDyn>, totals: Totals) {
         if self.last.is_none_or(|last| last.elapsed() >= PROGRESS_INTERVAL) {
             self.tell(buffer, totals);
         }
     }
 
-    /// Gives chunks that no worker told of to workers that were killed, now that all are painted: one that is killed between finishing
-    /// a chunk and telling so owes one. Where others joined the same work, it may be one of theirs.
+    /// Counts up to one unreported chunk for each killed worker, once all chunks are painted: a worker may be killed after it
+    /// finished a chunk and before it reported it. If another call joined the same work, the chunk may be one of that call's.
     pub(crate) fn credit(&mut self, kills: u64) {
         let here = self.total.saturating_sub(self.resumed) as u64;
         self.totals.painted += kills.min(here.saturating_sub(self.totals.painted));
     }
 
-    /// Tells of something that does not stop the work.
+    /// Reports a problem that does not stop the work.
     pub(crate) fn warn(&mut self, message: String) {
         self.progress.warning(&message);
         self.warnings.push(message);

@@ -1,4 +1,4 @@
-//! `attributes.json`, the one document of a dataset or group: found, unpacked, parsed, and known again later.
+//! `attributes.json`, the only document of a dataset or group.
 
 use std::sync::Arc;
 
@@ -11,32 +11,32 @@ use crate::store::Store;
 /// Name of the document.
 pub(super) const ATTRIBUTES: &str = "attributes.json";
 
-/// No document is longer, packed or unpacked.
+/// Maximum length of a document, packed or unpacked.
 pub(super) const LONGEST: u64 = 16 << 20;
 
-/// How much of a value stands in a message.
+/// Maximum length of a value in a message, in characters.
 const BRIEF: usize = 80;
 
-/// A document, read once.
+/// A parsed document.
 #[derive(Debug)]
 pub(super) struct N5Attributes {
-    /// Path or URL of what it describes.
+    /// Path or URL of the dataset or group.
     volume: String,
     /// Path or URL of the document.
     name: String,
-    /// Key of what it describes; `""` for all of the store.
+    /// Key of the dataset or group; `""` for the root of the store.
     prefix: String,
     json: Value,
-    /// Tells this document from any other that may stand in its place later.
+    /// Tells this document from a later one under the same key.
     mark: String,
 }
 
 impl N5Attributes {
-    /// Finds the document under a prefix, if there is one.
+    /// Reads the document under a prefix, if there is one.
     ///
     /// # Errors
     ///
-    /// [`Source`](Error::Source): it is damaged. [`Store`](Error::Store): it cannot be read.
+    /// [`Source`](Error::Source): the document is damaged. [`Store`](Error::Store): the document cannot be read.
     pub(super) fn read(store: &Arc<dyn Store>, prefix: &str) -> Result<Option<Self>> {
         let key = join(prefix, ATTRIBUTES);
         let Some(object) = store.get_at_most(&key, LONGEST)? else { return Ok(None) };
@@ -62,7 +62,7 @@ impl N5Attributes {
         Ok(Some(Self { volume, name, prefix: prefix.to_owned(), json, mark }))
     }
 
-    /// Whether it describes a dataset, not a group.
+    /// Whether the document describes a dataset instead of a group.
     pub(super) fn is_dataset(&self) -> bool {
         self.json.get("dimensions").is_some()
     }
@@ -71,7 +71,7 @@ impl N5Attributes {
         &self.json
     }
 
-    /// Returns the path or URL of what it describes.
+    /// Returns the path or URL of the dataset or group.
     pub(super) fn volume(&self) -> &str {
         &self.volume
     }
@@ -81,14 +81,14 @@ impl N5Attributes {
         &self.name
     }
 
-    /// Returns the key of what it describes.
+    /// Returns the key of the dataset or group.
     pub(super) fn prefix(&self) -> &str {
         &self.prefix
     }
 
-    /// Returns where the volume is and which attributes it had, in one line.
+    /// Returns a line that identifies the volume and its attributes.
     ///
-    /// The version of the document belongs to it: a volume that was written anew is another one, even if it has the same shape.
+    /// It includes the version of the document: a volume that was created anew is a different one, even if it has the same shape.
     pub(super) fn identity(&self) -> String {
         format!("n5 {:?} {}", self.volume, self.mark)
     }
@@ -99,7 +99,7 @@ pub(super) fn join(prefix: &str, key: &str) -> String {
     if prefix.is_empty() { key.to_owned() } else { format!("{prefix}/{key}") }
 }
 
-/// Writes a value for a message: values of a damaged document may be of any length.
+/// Returns the beginning of a value, for messages: values of a damaged document may have any length.
 pub(super) fn brief(value: &Value) -> String {
     let text = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
     if text.chars().count() <= BRIEF { text } else { format!("{}..", text.chars().take(BRIEF).collect::<String>()) }

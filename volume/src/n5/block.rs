@@ -1,17 +1,17 @@
-//! A block: a header that says how large it is, and its packed elements, which become native ones.
+//! Decodes a block: a header with its shape, and its packed elements.
 //!
-//! Pure computation. Elements are big-endian as they are stored, and the first axis is the fastest.
+//! Pure computation. Stored elements are big-endian, and the first axis is the fastest. Decoded elements are in native byte order.
 
 use super::layout::{BlockPacking, DatasetLayout, LARGEST_BLOCK};
 use crate::error::Cause;
 use crate::unpack::Expected;
 
-/// Longest header: a mode, the number of axes, their lengths and the number of elements.
+/// Returns the maximum length of a header: a mode, the number of axes, their lengths and the number of elements.
 pub(super) const fn most_header_bytes(axes: usize) -> u64 {
     8 + 4 * axes as u64
 }
 
-/// Reads a header: the elements along each axis, and the bytes that follow it.
+/// Parses a header. Returns the elements along each axis, and the bytes behind the header.
 fn split<'a>(stored: &'a [u8], layout: &DatasetLayout) -> Result<(Vec<usize>, &'a [u8]), Cause> {
     let mut rest = stored;
     let mode = u16::from_be_bytes(take(&mut rest)?);
@@ -56,11 +56,11 @@ fn take<const N: usize>(rest: &mut &[u8]) -> Result<[u8; N], Cause> {
     Ok(*first)
 }
 
-/// Decodes a block into `into`, in place of what is there. Returns the elements along each axis.
+/// Decodes a block into `into`, replacing its content. Returns the elements along each axis.
 ///
 /// # Errors
 ///
-/// The block is damaged, or its header says what cannot be right. No more memory is taken than the header and the layout agree on.
+/// The block is damaged, or its header is invalid. Allocates no more memory than the header and the layout both permit.
 pub(super) fn decode(stored: &[u8], layout: &DatasetLayout, into: &mut Vec<u8>) -> Result<Vec<usize>, Cause> {
     let (shape, packed) = split(stored, layout)?;
     let size = shape.iter().product::<usize>() * layout.dtype.size();
@@ -85,7 +85,7 @@ pub(super) fn decode(stored: &[u8], layout: &DatasetLayout, into: &mut Vec<u8>) 
     Ok(shape)
 }
 
-/// Turns the bytes of each element round.
+/// Reverses the bytes of each element.
 fn swap<const N: usize>(bytes: &mut [u8]) {
     bytes.as_chunks_mut::<N>().0.iter_mut().for_each(|element| element.reverse());
 }
@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn wrong_headers_are_errors_before_allocation() {
+    fn false_headers_are_errors_before_allocation() {
         let deep = layout(&[1 << 20, 1 << 20, 1 << 20], DType::U64, BlockPacking::Packed(Packing::Gzip));
         let flat = layout(&[4, 4], DType::U8, BlockPacking::Raw);
         let varlength = [header(1, &[2, 2]), 5_u32.to_be_bytes().to_vec(), vec![0; 5]].concat();
@@ -152,7 +152,7 @@ mod tests {
             assert!(error.contains(said), "{said}: {error}");
             assert!(into.capacity() < 1 << 10, "{said}: {}", into.capacity());
         }
-        // 1 GiB, which so few bytes cannot be.
+        // The header claims 1 GiB, which so few bytes cannot unpack to.
         let large = [header(0, &[1 << 20, 1 << 7, 1]), b"these are not so many bytes".to_vec()].concat();
         for packing in [
             BlockPacking::Raw,

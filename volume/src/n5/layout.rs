@@ -1,6 +1,6 @@
-//! What the attributes of a dataset say about its blocks: how many elements of which type, and how they are packed.
+//! The layout of a dataset from its attributes: shape, block shape, element type and compression.
 //!
-//! What passes here has lengths that can be multiplied and blocks that fit memory.
+//! An accepted layout has lengths with products that do not overflow, and blocks that fit in memory.
 
 use ndarray_shm::DType;
 use serde_json::Value;
@@ -11,26 +11,26 @@ use crate::description::{dtype_name, dtype_named};
 use crate::error::{Error, ErrorKind, Result};
 use crate::unpack::Packing;
 
-/// Blocks are decoded whole: larger ones are refused.
+/// Maximum bytes of a decoded block: blocks are decoded whole.
 pub(super) const LARGEST_BLOCK: usize = 2 << 30;
 
-/// More axes than any program reads.
+/// Maximum number of axes; more than other programs read.
 const MOST_AXES: usize = 32;
 
-/// What can be read, for messages.
+/// The supported compressions, for messages.
 const KNOWN: &str = "raw, gzip, bzip2, zstd and blosc, and with the feature `codecs` lz4 and xz";
 
-/// How the elements of a block are packed.
+/// The compression of a block's elements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum BlockPacking {
     Raw,
     Packed(Packing),
-    /// The frames of lz4-java.
+    /// Frames as in lz4-java.
     #[cfg(feature = "codecs")]
     Lz4Frames,
 }
 
-/// A dataset, as its attributes describe it.
+/// The layout of a dataset.
 #[derive(Debug, Clone)]
 pub(super) struct DatasetLayout {
     /// Elements along each axis, x first.
@@ -39,17 +39,17 @@ pub(super) struct DatasetLayout {
     pub(super) block: Vec<u64>,
     pub(super) dtype: DType,
     pub(super) packing: BlockPacking,
-    /// What the attributes call the packing.
+    /// The attributes' name of the compression.
     pub(super) packing_name: String,
 }
 
 impl DatasetLayout {
-    /// Reads the attributes of a dataset.
+    /// Parses the attributes of a dataset.
     ///
     /// # Errors
     ///
-    /// [`Source`](Error::Source): they are damaged, or ask for what cannot be read. [`UnsupportedDType`](Error::UnsupportedDType): the
-    /// elements are no numbers.
+    /// [`Source`](Error::Source): the attributes are damaged, or need something that is not supported.
+    /// [`UnsupportedDType`](Error::UnsupportedDType): the element type is not a number.
     pub(super) fn read(attributes: &N5Attributes) -> Result<Self> {
         let json = attributes.json();
         let refused = |kind, reason: String| Error::volume(kind, attributes.name(), reason);
@@ -90,7 +90,7 @@ impl DatasetLayout {
         Ok(Self { shape, block, dtype, packing, packing_name })
     }
 
-    /// Returns the most bytes that the elements of a block may have.
+    /// Returns the maximum bytes of a block's elements.
     pub(super) fn most_bytes(&self) -> usize {
         bytes(&self.block, self.dtype).map_or(LARGEST_BLOCK, |bytes| bytes.min(LARGEST_BLOCK))
     }
@@ -114,10 +114,10 @@ fn dtype(value: &Value, attributes: &N5Attributes) -> Result<DType> {
         .ok_or_else(|| Error::UnsupportedDType { volume: attributes.volume().to_owned(), dtype: brief(value) })
 }
 
-/// Finds out how blocks are packed, and what the attributes call that.
+/// Returns the compression of blocks, and the attributes' name of it.
 ///
-/// Datasets of before version 2 of the format name it in `compressionType`, others in `compression` with its parameters, of which
-/// only one matters for unpacking.
+/// Datasets before version 2 of the format name it in `compressionType`, others in `compression` with its parameters, of which
+/// only `useZlib` matters for unpacking.
 fn packing(json: &Value) -> Result<(BlockPacking, String), (ErrorKind, String)> {
     let (name, zlib) = match (&json["compression"], &json["compressionType"]) {
         (Value::Null, Value::Null) if json.get("codecs").is_some() => {

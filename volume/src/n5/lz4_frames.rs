@@ -1,31 +1,32 @@
-//! The stream that lz4-java calls `LZ4Block`: frames of LZ4 blocks, each with its lengths and a checksum, up to an empty one.
+//! The `LZ4Block` stream of lz4-java: frames of LZ4 blocks, each with its lengths and a checksum; an empty frame ends the stream.
 //!
 //! ```text
-//! "LZ4Block"  1 byte: method in the high half, size of blocks in the low one   lengths packed and unpacked, checksum: u32, little-endian
+//! "LZ4Block"  token: 1 byte, method in the high half, block size in the low half
+//!             packed length, unpacked length, checksum: u32, little-endian
 //! ```
 
 use crate::error::Cause;
 use crate::unpack::{Expected, unpack_lz4_block};
 
-/// What each frame begins with.
+/// The beginning of each frame.
 const MAGIC: &[u8; 8] = b"LZ4Block";
 
-/// Methods, as they stand in the high half of a token.
+/// Methods, in the high half of a token.
 const RAW: u8 = 0x10;
 const LZ4: u8 = 0x20;
 
-/// The size of blocks is 2 to the power of this and the low half of the token.
+/// The maximum block size is 2 to the power of this plus the low half of the token.
 const LEAST_LEVEL: u32 = 10;
 
-/// What checksums begin with, and which of their bits are kept.
+/// Seed of the checksums, and the bits of them that are stored.
 const SEED: u32 = 0x9747_b28c;
 const KEPT: u32 = 0x0fff_ffff;
 
-/// Unpacks a stream of exactly `size` bytes into `into`, in place of what is there.
+/// Unpacks a stream of exactly `size` bytes into `into`, replacing its content.
 ///
 /// # Errors
 ///
-/// The stream is damaged, or holds more or fewer bytes. No memory is taken for what a frame only claims to hold.
+/// The stream is damaged, or holds more or fewer bytes. Allocates no memory for bytes that a frame claims but does not hold.
 pub(super) fn unpack(stream: &[u8], size: usize, into: &mut Vec<u8>) -> Result<(), Cause> {
     into.clear();
     let (mut rest, mut block) = (stream, Vec::new());
@@ -111,7 +112,7 @@ fn xxh32(bytes: &[u8], seed: u32) -> u32 {
 mod tests {
     use super::*;
 
-    /// One sentence six times in blocks of 64 bytes, framed with the packages lz4 and xxhash of Python.
+    /// One sentence six times in blocks of 64 bytes, framed with the Python packages lz4 and xxhash.
     const STREAM: &str = "4c5a34426c6f636b201c0000004000000089b74000ff024e3520616e64204c5a34426c6f636b2c20110017505a34426c6f\
                           4c5a34426c6f636b201b00000026000000e2598b00fc02636b2c204e3520616e64204c5a34426c6f1100506f636b2c20\
                           4c5a34426c6f636b10000000000000000000000000";
@@ -130,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn checksums_equal_those_of_xxhash() {
+    fn checksums_are_those_of_xxhash() {
         let long: Vec<u8> = (0..768_u32).map(|at| u8::try_from(at % 256).expect("a byte")).collect();
         let odd = [&b"0123456789abcdef"[..], b"0123456789abcdef", b"xyz"].concat();
         for (bytes, ours, plain) in [
@@ -166,7 +167,7 @@ mod tests {
         for at in 0..whole.len() - 12 {
             let mut damaged = whole.clone();
             damaged[at] ^= 0x40;
-            // What a frame may hold at most may change without harm.
+            // A larger maximum block size in the token is harmless.
             if let Ok(()) = unpack(&damaged, 102, &mut Vec::new()) {
                 assert_eq!(at % 1000, 8, "byte {at} was changed and nothing was said");
             }
@@ -174,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn wrong_frames_take_no_memory() {
+    fn false_frames_allocate_no_memory() {
         let end = frame(RAW, b"", 0, 0);
         let most = usize::try_from(1_u64 << 30).expect("an address");
         for (stream, size, said) in [

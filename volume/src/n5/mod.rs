@@ -1,9 +1,10 @@
 //! N5 datasets, alone or as the scales of a group, in any store; for reading only.
 //!
-//! The only room that knows this format. A document says what is there (`attributes`, `layout`, `scales`), a block knows its own size and
-//! how it is packed (`block`, `lz4_frames`), and a volume puts both together with a store (`volume`). Every document and block is input.
+//! The only module that knows this format. A document describes a dataset or group (`attributes`, `layout`, `scales`), a block
+//! records its own size (`block`, `lz4_frames`), and a volume combines both with a store (`volume`). Every document and block is
+//! untrusted input.
 //!
-//! Axes stand in N5's own order, x first, which is the fastest in a block: blocks are in F order, as those of Precomputed volumes.
+//! Axes are in N5's own order, x first, which is the fastest in a block: blocks are in F order, like those of Precomputed volumes.
 
 mod attributes;
 mod block;
@@ -23,13 +24,13 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::store::Store;
 use crate::volume::ChunkSource;
 
-/// Why nothing of the format is written.
+/// The message for attempts to write the format.
 pub(crate) const READ_ONLY: &str =
     "N5 volumes can be read, but not written: write to a Zarr or Precomputed volume instead";
 
-/// Whether a dataset, a group or a container is there.
+/// Whether a dataset, a group or a container exists.
 ///
-/// Groups need no document: such a one is recognised by its first scale.
+/// A group may have no document: it is recognised by its first scale.
 pub(crate) fn found(store: &Arc<dyn Store>) -> Result<bool> {
     for key in [ATTRIBUTES.to_owned(), format!("s0/{ATTRIBUTES}")] {
         if store.get_at_most(&key, attributes::LONGEST)?.is_some() {
@@ -39,14 +40,14 @@ pub(crate) fn found(store: &Arc<dyn Store>) -> Result<bool> {
     Ok(false)
 }
 
-/// Opens one scale for reading: a dataset, which has one, or one of a group that has several.
+/// Opens one scale for reading: a dataset has one scale, a group may have several.
 ///
 /// # Errors
 ///
-/// - [`Source`](crate::Error::Source): nothing is there, it is a group without scales (the message lists the datasets in it), its
-///   attributes are damaged, or its blocks are packed as cannot be read;
-/// - [`Scale`](crate::Error::Scale): it has not so many scales;
-/// - [`UnsupportedDType`](crate::Error::UnsupportedDType): its elements cannot be in shared memory;
+/// - [`Source`](crate::Error::Source): there is no dataset or group, the group has no scales (the message lists the datasets in
+///   it), the attributes are damaged, or the compression of blocks is not supported;
+/// - [`Scale`](crate::Error::Scale): it has fewer scales;
+/// - [`UnsupportedDType`](crate::Error::UnsupportedDType): shared memory does not support its element type;
 /// - [`Store`](crate::Error::Store): the store cannot be reached.
 pub(crate) fn open(store: &Arc<dyn Store>, mip: usize) -> Result<Box<dyn ChunkSource>> {
     let root = N5Attributes::read(store, "")?;

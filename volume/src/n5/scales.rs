@@ -1,4 +1,4 @@
-//! Groups of datasets that are the same picture at several resolutions, as the tools that write N5 describe them.
+//! Groups of datasets that hold the same image at several resolutions, in the conventions of the tools that write N5.
 //!
 //! | convention | scales | size of an element |
 //! |---|---|---|
@@ -15,28 +15,28 @@ use super::attributes::{ATTRIBUTES, N5Attributes, join};
 use crate::error::{Error, ErrorKind, Result};
 use crate::store::Store;
 
-/// No group has more scales.
+/// Maximum number of scales of a group.
 const MOST_SCALES: usize = 64;
 
-/// How many datasets of a group a message lists.
+/// Number of datasets of a group that a message lists.
 const LISTED: usize = 12;
 
-/// How many names below a group are looked at for that, and how deep; each takes a request.
+/// Number of names below a group that are checked for that list, and their maximum depth; each costs a request.
 const LOOKED_AT: usize = 64;
 const DEEPEST: usize = 4;
 
-/// Names of the axes where the attributes have none.
+/// Default names of the axes.
 const AXES: [&str; 3] = ["x", "y", "z"];
 
-/// A group, as it describes its scales.
+/// The description of a group.
 #[derive(Debug)]
 pub(super) struct N5Group {
     volume: String,
     /// The attributes that hold for all scales.
     json: Value,
-    /// What stands in front of `s0`.
+    /// Prefix of `s0`.
     prefix: String,
-    /// Path and `transform` of each scale, where the group lists them.
+    /// Path and `transform` of each scale, if the group lists them.
     listed: Option<Vec<(String, Value)>>,
 }
 
@@ -49,22 +49,22 @@ pub(super) struct GroupedScale {
     pub(super) attributes: N5Attributes,
 }
 
-/// What is known about the axes of a dataset.
+/// The known facts about the axes of a dataset.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct AxesInfo {
-    /// A name for each.
+    /// A name for each axis.
     pub(super) axes: Vec<String>,
-    /// Size of an element along each; empty if it is not said.
+    /// Size of an element along each axis; empty if it is not given.
     pub(super) resolution: Vec<f64>,
     pub(super) unit: String,
 }
 
 impl N5Group {
-    /// Reads the description of a group; `root` is its document, which a group need not have.
+    /// Reads the description of a group; `root` is its document, if it has one.
     ///
     /// # Errors
     ///
-    /// [`Source`](Error::Source): the description is damaged. [`Store`](Error::Store): it cannot be read.
+    /// [`Source`](Error::Source): the description is damaged. [`Store`](Error::Store): the description cannot be read.
     pub(super) fn read(store: &Arc<dyn Store>, root: Option<N5Attributes>) -> Result<Self> {
         let place = store.locate("");
         let volume = place.trim_end_matches(['/', '\\']).to_owned();
@@ -72,7 +72,7 @@ impl N5Group {
             return Ok(Self { volume, json: Value::Null, prefix: String::new(), listed: None });
         };
         if root.json().get("painteraData").is_some() {
-            // What holds for all scales stands beside them.
+            // The attributes for all scales are in `data`, beside the scales.
             let data = N5Attributes::read(store, "data")?.unwrap_or(root);
             return Ok(Self { volume, json: data.json().clone(), prefix: "data/".to_owned(), listed: None });
         }
@@ -99,7 +99,7 @@ impl N5Group {
         &self.volume
     }
 
-    /// Finds a scale.
+    /// Returns a scale, `None` if there are fewer.
     pub(super) fn scale(&self, store: &Arc<dyn Store>, mip: usize) -> Result<Option<GroupedScale>> {
         let path = match &self.listed {
             Some(listed) => listed.get(mip).map(|(path, _)| path.clone()),
@@ -116,7 +116,7 @@ impl N5Group {
         }
     }
 
-    /// Returns how many scales there are.
+    /// Returns the number of scales.
     pub(super) fn count(&self, store: &Arc<dyn Store>) -> Result<usize> {
         if let Some(listed) = &self.listed {
             return Ok(listed.len());
@@ -128,13 +128,13 @@ impl N5Group {
         Ok(count)
     }
 
-    /// Returns what the group and a scale of it say about its axes.
+    /// Returns the facts about the axes of a scale, from its attributes and the group's.
     pub(super) fn geometry(&self, scale: &GroupedScale, axes: usize) -> AxesInfo {
         geometry(scale.attributes.json(), Some((self, scale.mip)), axes)
     }
 }
 
-/// Returns what a dataset says about its axes, and the group that it is a scale of.
+/// Returns the facts about the axes of a dataset, from its attributes and those of its group.
 pub(super) fn geometry(dataset: &Value, group: Option<(&N5Group, usize)>, axes: usize) -> AxesInfo {
     let of_group = group.map_or(&Value::Null, |(group, _)| &group.json);
     let listed = group.and_then(|(group, mip)| group.listed.as_ref()?.get(mip));
@@ -167,7 +167,7 @@ pub(super) fn geometry(dataset: &Value, group: Option<(&N5Group, usize)>, axes: 
     AxesInfo { axes: names, resolution, unit }
 }
 
-/// What a `transform` says, from C order to that of the dataset.
+/// Parses a `transform`, and converts it from C order to the order of the dataset.
 fn transformed(transform: &Value, axes: usize) -> Option<AxesInfo> {
     let mut resolution = numbers(&transform["scale"], axes)?;
     let mut names = texts(&transform["axes"], axes);
@@ -182,7 +182,7 @@ fn transformed(transform: &Value, axes: usize) -> Option<AxesInfo> {
     Some(AxesInfo { axes: names.unwrap_or_else(|| default_names(axes)), resolution, unit })
 }
 
-/// The size of an element as attributes say it, before it is multiplied.
+/// Parses the size of an element, before the downsampling factors are applied.
 fn element_size(json: &Value, axes: usize) -> Option<Vec<f64>> {
     let said = &json["pixelResolution"];
     [&said["dimensions"], said, &json["resolution"]].into_iter().find_map(|size| numbers(size, axes))
@@ -193,19 +193,19 @@ fn multiplied(mut size: Vec<f64>, factors: &[f64]) -> Vec<f64> {
     size
 }
 
-/// A list of as many numbers as there are axes.
+/// Parses a list with a number for each axis.
 fn numbers(value: &Value, axes: usize) -> Option<Vec<f64>> {
     let values = value.as_array().filter(|values| values.len() == axes)?;
     values.iter().map(|value| value.as_f64().filter(|number| number.is_finite())).collect()
 }
 
-/// A list of as many texts as there are axes, none of them empty.
+/// Parses a list with a text for each axis, none of them empty.
 fn texts(value: &Value, axes: usize) -> Option<Vec<String>> {
     let values = value.as_array().filter(|values| values.len() == axes)?;
     values.iter().map(|value| value.as_str().filter(|text| !text.is_empty()).map(str::to_owned)).collect()
 }
 
-/// What the format calls no axis: by its convention the first is x.
+/// Returns the default names of axes: by convention the first is x.
 fn default_names(axes: usize) -> Vec<String> {
     (0..axes).map(|axis| AXES.get(axis).map_or_else(|| format!("d{axis}"), ToString::to_string)).collect()
 }
@@ -227,13 +227,13 @@ fn abbreviated(unit: &str) -> String {
     short.to_owned()
 }
 
-/// Whether a path of a scale stays in its group, on every platform.
+/// Whether the path of a scale stays in its group, on every platform.
 fn is_within(path: &str) -> bool {
     path.split('/')
         .all(|part| !matches!(part, "" | "." | "..") && !part.contains(['\\', ':']) && !part.contains(char::is_control))
 }
 
-/// Says of a group without scales which datasets are in it.
+/// Returns the message for a group without scales, with the datasets in it.
 pub(super) fn no_dataset(store: &Arc<dyn Store>) -> String {
     let mut datasets = Vec::new();
     let (mut looked_at, mut level) = (0, vec![String::new()]);
@@ -243,7 +243,7 @@ pub(super) fn no_dataset(store: &Arc<dyn Store>) -> String {
             if looked_at > LOOKED_AT {
                 break;
             }
-            // A store that cannot list, as over HTTP, has no list to show.
+            // Some stores cannot list, such as web servers; then the list is left out.
             let names = store.list(&group).unwrap_or_default();
             for name in names.iter().filter_map(|name| name.strip_suffix('/')) {
                 looked_at += 1;
@@ -315,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn transforms_in_c_order_are_reversed() {
+    fn transforms_are_converted_from_c_order() {
         let transform = json!({"axes": ["z", "y", "x"], "units": ["nm", "nm", "nm"], "scale": [40, 4.5, 4], "translate": [1, 2, 3]});
         let expected = AxesInfo {
             axes: ["x", "y", "z"].map(str::to_owned).to_vec(),
@@ -332,13 +332,13 @@ mod tests {
     }
 
     #[test]
-    fn unnamed_axes_get_names_by_convention() {
+    fn unnamed_axes_get_the_conventional_names() {
         assert_eq!(default_names(5), ["x", "y", "z", "d3", "d4"]);
         assert_eq!(geometry(&json!({"axes": ["x", ""]}), None, 2).axes, ["x", "y"]);
     }
 
     #[test]
-    fn paths_out_of_the_group_are_detected() {
+    fn paths_out_of_the_group_are_recognized() {
         assert!(is_within("s0") && is_within("volumes/raw/s0"));
         for path in ["", "/", "/etc", "..", "a/../b", "a//b", ".", r"a\b", "C:", "a\0"] {
             assert!(!is_within(path), "{path:?}");

@@ -1,4 +1,4 @@
-//! One dataset of N5 as a volume: which object a block is in, and what of it a region is.
+//! One N5 dataset as a volume.
 
 use std::fmt;
 use std::fmt::Write as _;
@@ -19,21 +19,21 @@ use crate::scratch::Scratch;
 use crate::store::{self, Store};
 use crate::volume::{ChunkSource, Fetched, VolumeMeta};
 
-/// A dataset that is open.
+/// An open dataset.
 pub(super) struct N5Volume {
     store: Arc<dyn Store>,
     layout: DatasetLayout,
     meta: VolumeMeta,
     geometry: AxesInfo,
     identity: String,
-    /// Key of the dataset; `""` for all of the store.
+    /// Key of the dataset; `""` for the root of the store.
     prefix: String,
-    /// What its group calls it.
+    /// Path of the dataset in its group; empty without a group.
     scale: String,
 }
 
 impl N5Volume {
-    /// Opens the dataset that attributes describe; `geometry` says what is known about so many axes.
+    /// Opens the dataset that attributes describe; `geometry` returns the known facts about a given number of axes.
     pub(super) fn open(
         store: &Arc<dyn Store>,
         attributes: &N5Attributes,
@@ -49,7 +49,7 @@ impl N5Volume {
             chunk_shape: layout.block.clone(),
             stored_shape: layout.block.clone(),
             dtype: layout.dtype,
-            // Writers leave out blocks of nothing but 0, and the format has no other fill value.
+            // Writers leave out blocks that are all 0; the format has no other fill value.
             fill: Some(vec![0; layout.dtype.size()]),
             axes: geometry.axes.clone(),
             description: format!("N5, {}", layout.packing_name),
@@ -65,12 +65,12 @@ impl N5Volume {
         })
     }
 
-    /// Returns what it is made of, and what is known about its axes.
+    /// Returns the description of the volume, and the facts about its axes.
     pub(super) fn into_parts(self) -> (VolumeMeta, AxesInfo) {
         (self.meta, self.geometry)
     }
 
-    /// Returns the key of the block that a region lies in, and where in the block the region is.
+    /// Returns the key of the block that contains a region, and the window of the region in the block.
     fn locate(&self, region: &[Range<i64>]) -> Result<(String, Vec<Range<usize>>)> {
         let wrong = |reason: String| Error::bbox(ranges_text(region), reason);
         if region.len() != self.meta.shape.len() {
@@ -115,8 +115,8 @@ impl N5Volume {
         Ok(Fetched::Packed(bytes))
     }
 
-    /// Hands over the part of a block that a region is. A block may be smaller than its cell of the grid, as the last ones of an axis are,
-    /// and those of a dataset that has grown since: what it lacks is 0, as elements are that were never stored.
+    /// Passes a region of a block to `scratch`. A block may be smaller than its grid cell, at the end of an axis, or if the dataset
+    /// has grown since it was written. The missing elements are 0, like elements that were never stored.
     fn hand_over(
         &self,
         bytes: Vec<u8>,
@@ -138,7 +138,7 @@ impl N5Volume {
         let size = self.meta.dtype.size();
         let wanted: Vec<usize> = [size].into_iter().chain(window.iter().map(ExactSizeIterator::len)).collect();
         let mut whole = Vec::new();
-        // No more than the elements of a whole block have.
+        // At most the length of a whole block.
         let length = wanted.iter().product();
         whole.try_reserve_exact(length)?;
         whole.resize(length, 0);
@@ -191,7 +191,7 @@ impl ChunkSource for N5Volume {
                 scratch.missing();
                 return Ok(());
             }
-            // Only sources that never fetch answer so.
+            // `fetch` of this source never returns this.
             Fetched::Later => return self.decode(region, self.fetch(region)?, scratch),
         };
         let (key, window) = self.locate(region)?;

@@ -1,4 +1,4 @@
-//! Several threads that make a volume in one place, after each of them has seen that there is none.
+//! Several threads create a volume in one place, after each has seen that there is none.
 
 use std::ops::Range;
 use std::sync::{Arc, Barrier};
@@ -13,7 +13,7 @@ use crate::store::url::{VolumeFormat, VolumeUrl};
 use crate::store::{self, Object, Store};
 use crate::{precomputed, zarr};
 
-/// A directory in which each thread waits for the others after the last look.
+/// A directory store in which each thread waits for the others after listing: the last check for an existing volume.
 #[derive(Debug)]
 struct Gate {
     files: Arc<dyn Store>,
@@ -55,7 +55,7 @@ impl Store for Gate {
     }
 }
 
-/// Lets all make their volumes at the same time. Returns which of them have one, and the resolution that is there then.
+/// Creates all volumes at the same time. Returns which of them succeeded, and the resolution of the resulting volume.
 fn made(new: &[NewVolume]) -> (Vec<bool>, Vec<f64>) {
     let directory = tempfile::tempdir().expect("a directory");
     let url = VolumeUrl::local(directory.path());
@@ -87,7 +87,7 @@ fn made(new: &[NewVolume]) -> (Vec<bool>, Vec<f64>) {
 }
 
 #[test]
-fn one_of_several_different_concurrent_creations_succeeds() {
+fn one_of_several_different_creators_succeeds() {
     for (format, version) in [(VolumeFormat::Zarr, 3), (VolumeFormat::Zarr, 2), (VolumeFormat::Precomputed, 1)] {
         for _ in 0..10 {
             let new = [4, 8, 12, 16].map(|length| {
@@ -105,7 +105,7 @@ fn one_of_several_different_concurrent_creations_succeeds() {
 }
 
 #[test]
-fn concurrent_creations_of_the_same_volume_all_succeed() {
+fn all_creators_of_the_same_volume_succeed() {
     for (format, version) in [(VolumeFormat::Zarr, 3), (VolumeFormat::Zarr, 2), (VolumeFormat::Precomputed, 1)] {
         let mut new = NewVolume::new(format, &[8; 3], &[4; 3], DType::U16);
         new.version = version;

@@ -1,4 +1,4 @@
-//! Writes the description of a new volume: what CloudVolume, neuroglancer and tensorstore all accept.
+//! Writes the description of a new volume, in a form that CloudVolume, neuroglancer and tensorstore all accept.
 
 use std::sync::Arc;
 
@@ -14,18 +14,18 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::store::{self, Store};
 use crate::volume::{ChunkSink, VolumeKind};
 
-/// What the format calls blocks of labels.
+/// The format's name for the encoding of labels.
 const SEGMENTATION: &str = "compressed_segmentation";
 
-/// Axes of space; behind them are channels.
+/// Number of spatial axes; the channel axis follows.
 const SPACE: usize = 3;
 
-/// Makes a volume of one scale, without chunks.
+/// Creates a volume of one scale, without chunks.
 ///
 /// # Errors
 ///
-/// [`Source`](Error::Source): there is one already. [`NewVolume`](Error::NewVolume): the format does not have what is asked for, or
-/// it is not said whether the elements are labels.
+/// [`Source`](Error::Source): there is one already. [`NewVolume`](Error::NewVolume): the format does not support what is asked for,
+/// or the kind of the elements (image or labels) is not given.
 pub(crate) fn create(store: Arc<dyn Store>, new: &NewVolume) -> Result<Box<dyn ChunkSink>> {
     let file = store.locate(INFO);
     if store.get(INFO)?.is_some() {
@@ -36,7 +36,7 @@ pub(crate) fn create(store: Arc<dyn Store>, new: &NewVolume) -> Result<Box<dyn C
     let mut text = serde_json::to_vec_pretty(&document)
         .map_err(|error| Error::new_volume(&file, format!("its description cannot be written: {error}")))?;
     text.push(b'\n');
-    // What could not be read again is not written in the first place.
+    // A description that cannot be read is never written.
     let info = Info::parse(&text, file.clone(), "").map_err(Error::of_new_volume)?;
     let scale = info.scale(0)?;
     refuse_to_mix(&*store, &scale.prefix)?;
@@ -46,8 +46,8 @@ pub(crate) fn create(store: Arc<dyn Store>, new: &NewVolume) -> Result<Box<dyn C
     Ok(Box::new(PrecomputedVolume::open(store, 0)?.packing(packs)))
 }
 
-/// Whether chunks of a volume that was made with this encoding are wrapped in gzip. A server announces the wrapping to every reader; of
-/// wrapped files in a directory only CloudVolume and this crate know.
+/// Whether chunks of a volume created with this encoding are wrapped in gzip. A server announces the wrapping to every reader; in a
+/// directory only CloudVolume and this crate find wrapped files.
 pub(super) fn packs(encoding: Encoding, is_remote: bool) -> bool {
     match encoding {
         Encoding::Gzip | Encoding::CompressedSegmentationGzip => true,
@@ -56,7 +56,8 @@ pub(super) fn packs(encoding: Encoding, is_remote: bool) -> bool {
     }
 }
 
-/// Chunks that are there would be taken for the new volume's, and a Zarr array or N5 dataset is what others would find there.
+/// Refuses a place that is not empty: existing chunks would be taken for the new volume's, and other programs would find an
+/// existing Zarr array or N5 dataset.
 fn refuse_to_mix(store: &dyn Store, prefix: &str) -> Result<()> {
     let there = "there is something already: choose another place, or remove it first";
     for file in ["zarr.json", ".zarray", ".zgroup", "attributes.json"] {
@@ -140,7 +141,7 @@ fn describe(new: &NewVolume) -> Result<serde_json::Value, String> {
     }))
 }
 
-/// Returns what the elements are: a wrong word here becomes wrong labels when another program downsamples.
+/// Returns the kind of the elements. A wrong kind becomes wrong labels when another program downsamples the volume.
 fn kind(new: &NewVolume) -> Result<VolumeKind, String> {
     let Some(kind) = new.made_kind() else {
         return Err(format!(
@@ -166,7 +167,7 @@ fn kind(new: &NewVolume) -> Result<VolumeKind, String> {
     }
 }
 
-/// Whole numbers are written without a point, as others do.
+/// Writes whole numbers without a decimal point, like other programs.
 fn short(length: f64) -> serde_json::Value {
     let text = length.to_string();
     text.parse::<u64>().map_or_else(|_| json!(length), |whole| json!(whole))
@@ -177,7 +178,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn chunk_packing_depends_on_encoding_and_store() {
+    fn chunks_are_packed_on_servers_or_on_request() {
         for (encoding, in_directory, on_server) in [
             (Encoding::Raw, false, false),
             (Encoding::Gzip, true, true),

@@ -1,6 +1,6 @@
-//! How the elements of a chunk become bytes and back; every encoding behind two functions.
+//! Encodes and decodes the elements of a chunk. All encodings share two functions.
 //!
-//! Pure computation. Elements are native and dense, x fastest and channels slowest, as in the format itself.
+//! Pure computation. Elements are in native byte order and dense, x fastest and channels slowest, as in the format itself.
 
 use ndarray_shm::DType;
 
@@ -9,10 +9,10 @@ use super::{pictures, segmentation};
 use crate::error::Cause;
 use crate::gzip;
 
-/// What can be read and written, for messages.
+/// The supported encodings, for messages.
 const KNOWN: &str = "raw, jpeg, png and compressed_segmentation";
 
-/// An encoding, with what it needs to know.
+/// An encoding and its parameters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ChunkEncoding {
     Raw,
@@ -21,7 +21,7 @@ pub(super) enum ChunkEncoding {
     Segmentation { block: [usize; 3] },
 }
 
-/// A chunk, cut off where the volume ends.
+/// Shape and element type of a chunk, which is cut off where the volume ends.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct ChunkLayout {
     /// Lengths along x, y, z and channels.
@@ -29,16 +29,16 @@ pub(super) struct ChunkLayout {
     pub(super) dtype: DType,
 }
 
-/// Most bytes of a chunk's numbers that its blocks make longer than its labels, whatever a description says of them.
+/// Limit for the bytes that partial blocks may add to a `compressed_segmentation` chunk, whatever the description says.
 const MOST_OF_BLOCKS: usize = 1 << 30;
 
 impl ChunkLayout {
-    /// Returns the bytes of all elements. That this is no more than there can be was checked when the volume was opened.
+    /// Returns the bytes of all elements. Cannot overflow: the size was checked when the volume was opened.
     pub(super) fn bytes(self) -> usize {
         self.shape.iter().product::<usize>() * self.dtype.size()
     }
 
-    /// Returns how long the chunk may be as it is stored: but for blocks of labels nothing makes it longer than that.
+    /// Returns the maximum length of the stored chunk, for all encodings but blocks of labels.
     pub(super) fn most_packed_bytes(self) -> usize {
         self.bytes().saturating_mul(4).saturating_add(1 << 16)
     }
@@ -49,10 +49,10 @@ impl ChunkLayout {
 }
 
 impl ChunkEncoding {
-    /// Returns how long a chunk may be as it is stored.
+    /// Returns the maximum length of a stored chunk.
     pub(super) fn most_packed_bytes(self, layout: ChunkLayout) -> usize {
         let Self::Segmentation { block } = self else { return layout.most_packed_bytes() };
-        // Numbers fill whole blocks, also where the chunk cuts them: a flat chunk of large blocks is longer than its labels.
+        // Blocks are stored whole, also where the chunk cuts them off: a flat chunk of large blocks is longer than its labels.
         let blocks = layout.shape.iter().zip(block.iter().chain([&1]));
         let blocks =
             blocks.fold(1_usize, |count, (length, block)| count.saturating_mul(length.div_ceil((*block).max(1))));
@@ -61,11 +61,11 @@ impl ChunkEncoding {
         layout.most_packed_bytes().saturating_add(blocks)
     }
 
-    /// Finds the encoding of a scale.
+    /// Returns the encoding of a scale.
     ///
     /// # Errors
     ///
-    /// It is not known, or not with this type of elements, in words that stand alone.
+    /// The encoding is unknown, or does not support the element type; the text is a complete message.
     pub(super) fn of(scale: &Scale) -> Result<Self, String> {
         let channels = scale.meta.shape[3];
         let dtype = scale.meta.dtype;
@@ -102,15 +102,15 @@ impl ChunkEncoding {
         Err(format!("its chunks are encoded as `{}`, which needs {needs}, not {channels} of {dtype}", scale.encoding))
     }
 
-    /// Whether CloudVolume, and we, wrap such chunks in gzip.
+    /// Whether chunks of this encoding are wrapped in gzip, by CloudVolume and by this crate.
     pub(super) fn is_worth_packing(self) -> bool {
         matches!(self, Self::Raw | Self::Segmentation { .. })
     }
 
-    /// Decodes a chunk that may be a gzip stream around the encoding; `spare` is memory that may be used.
+    /// Decodes a chunk that may be a gzip stream around the encoding; `spare` is memory to reuse.
     pub(super) fn decode(self, packed: Vec<u8>, layout: ChunkLayout, mut spare: Vec<u8>) -> Result<Vec<u8>, Cause> {
-        // No encoding begins like gzip, but elements may. They are not wrapped if there are as many as there should be; see
-        // `must_unpack` for a stream that happens to be that long.
+        // No encoding begins like gzip, but raw elements may. Raw bytes of exactly the expected length are taken as elements; see
+        // `must_unpack` for a gzip stream that happens to have that length.
         let is_plain = self == Self::Raw && packed.len() == layout.bytes();
         let mut bytes = packed;
         if !is_plain && gzip::is_gzip(&bytes) {
@@ -140,7 +140,7 @@ impl ChunkEncoding {
         Ok(spare)
     }
 
-    /// Whether a gzip stream of this length must be unpacked now, since `decode` would take it for elements.
+    /// Whether a gzip stream of this length must be unpacked before [`decode`](Self::decode), which would take it for elements.
     pub(super) fn must_unpack(self, packed: &[u8], layout: ChunkLayout) -> bool {
         self == Self::Raw && packed.len() == layout.bytes()
     }
@@ -166,7 +166,7 @@ impl ChunkEncoding {
     }
 }
 
-/// Between little endian, as stored, and native.
+/// Converts between little endian, the stored byte order, and native byte order.
 fn swap_bytes(bytes: &mut [u8], dtype: DType) {
     if cfg!(target_endian = "big") {
         bytes.chunks_exact_mut(dtype.size()).for_each(<[u8]>::reverse);
@@ -178,7 +178,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn flat_chunks_of_large_blocks_are_within_their_bound() {
+    fn flat_chunks_of_large_blocks_stay_within_the_limit() {
         for (shape, block) in [([64, 64, 1, 1], [64, 64, 64]), ([1, 1, 4096, 1], [8, 8, 8])] {
             let layout = ChunkLayout { shape, dtype: DType::U32 };
             let encoding = ChunkEncoding::Segmentation { block };

@@ -1,25 +1,25 @@
-//! Whether a scale has chunks already, and how they are named: chunks that are written beside them are named in the same way.
+//! Finds existing chunks of a scale and their layout: new chunks are named in the same way.
 
 use super::key::{self, NameLayout};
 use crate::error::{Result, StoreFailure};
 use crate::store::Store;
 
-/// So many keys of a bucket are looked at for one of a chunk.
+/// Number of keys of a bucket that are searched for one of a chunk.
 const KEYS: usize = 64;
 
-/// What a scale has.
+/// Existing chunks of a scale.
 #[derive(Debug, Default)]
 pub(super) struct Existing {
-    /// The key of a chunk in one directory with all others.
+    /// The key of a chunk in the flat layout.
     pub(super) flat: Option<String>,
-    /// The key of a chunk in nested directories.
+    /// The key of a chunk in the nested layout.
     pub(super) nested: Option<String>,
 }
 
 impl Existing {
     /// Looks for a chunk of each layout among the keys that begin with `prefix`.
     ///
-    /// Nothing is found where no server says which keys it has.
+    /// Finds nothing on web servers, which cannot list keys.
     pub(super) fn look(store: &dyn Store, prefix: &str) -> Result<Self> {
         if store.is_web() {
             return Ok(Self::default());
@@ -27,12 +27,11 @@ impl Existing {
         if store.is_remote() { Self::in_bucket(store, prefix) } else { Self::in_directory(store, prefix) }
     }
 
-    /// A bucket may have millions of keys under one prefix: only the first ones are looked at, which is enough where all are named in
-    /// one way.
+    /// Looks only at the first keys: a bucket may have millions under one prefix, and usually all have the same layout.
     fn in_bucket(store: &dyn Store, prefix: &str) -> Result<Self> {
         let keys = match store.first_keys(prefix.trim_end_matches('/'), KEYS) {
             Ok(keys) => keys,
-            // Credentials that may read and write objects need not be able to list them.
+            // Credentials may permit reading and writing objects without listing them.
             Err(error) if error.store_failure() == Some(StoreFailure::CredentialsRefused) => Vec::new(),
             Err(error) => return Err(error),
         };
@@ -64,7 +63,7 @@ impl Existing {
     }
 }
 
-/// Returns the directories that are named by the range of a chunk, each with the slash at its end.
+/// Returns the directories named by a range of a chunk, each with its slash at the end.
 fn ranges(names: &[String]) -> impl Iterator<Item = &str> {
     names.iter().map(String::as_str).filter(|name| name.strip_suffix('/').is_some_and(key::is_range))
 }

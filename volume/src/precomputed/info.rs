@@ -1,6 +1,7 @@
-//! The `info` document of a Precomputed volume: strict about what the elements depend on, blind to the rest.
+//! The `info` document of a Precomputed volume. Members that the elements depend on are checked strictly, others are ignored.
 //!
-//! It is input. What passes here has lengths that can be multiplied, keys that stay in the volume, and chunks that fit memory.
+//! The document is untrusted input. An accepted one has lengths with products that do not overflow, keys that stay in the volume,
+//! and chunks that fit in memory.
 
 use ndarray_shm::DType;
 use serde_json::Value;
@@ -16,40 +17,40 @@ use crate::volume::{VolumeKind, VolumeMeta};
 /// Key of the document.
 pub(super) const INFO: &str = "info";
 
-/// No document is longer, unpacked.
+/// Maximum length of the unpacked document.
 const LONGEST_INFO: usize = 64 << 20;
 
-/// Chunks are decoded whole: larger ones are refused.
+/// Maximum bytes of a decoded chunk: chunks are decoded whole.
 const LARGEST_CHUNK: u64 = 2 << 30;
 
-/// Quality of pictures where the scale does not ask for one; CloudVolume's default too.
+/// Quality of pictures if the scale does not give one; also CloudVolume's default.
 const JPEG_QUALITY: u8 = 85;
 
-/// A document, read once.
+/// A parsed document.
 #[derive(Debug)]
 pub(super) struct Info {
     pub(super) scales: Vec<Scale>,
-    /// Path or URL of the document, for people.
+    /// Path or URL of the document, for messages.
     pub(super) file: String,
-    /// Tells this document from any other that may stand in its place later.
+    /// Tells this document from a later one under the same key.
     pub(super) mark: String,
 }
 
-/// One scale of it.
+/// One scale of a document.
 #[derive(Debug, Clone)]
 pub(super) struct Scale {
-    /// As the document writes it.
+    /// As written in the document.
     pub(super) key: String,
-    /// Where chunks are, from the volume's root: `8_8_40/`, or nothing.
+    /// Prefix of the chunks' keys, from the volume's root: `8_8_40/`, or empty.
     pub(super) prefix: String,
     pub(super) meta: VolumeMeta,
     pub(super) resolution: Vec<f64>,
-    /// Whether all elements are stored once more in chunks of another size.
+    /// Whether the elements are stored again in chunks of another size.
     pub(super) has_other_chunks: bool,
-    /// As the document writes it: not every encoding can be read.
+    /// As written in the document: not every encoding can be read.
     pub(super) encoding: String,
     pub(super) sharding: Option<Sharding>,
-    /// Elements along x, y, z of what `compressed_segmentation` has one table for.
+    /// Elements along x, y, z of a `compressed_segmentation` block.
     pub(super) block_size: Option<[usize; 3]>,
     pub(super) jpeg_quality: u8,
 }
@@ -74,7 +75,7 @@ impl Info {
         Self::parse(&bytes, file, &version)
     }
 
-    /// Reads a document that is called `file` in messages.
+    /// Parses a document. Messages name it `file`.
     pub(super) fn parse(text: &[u8], file: String, version: &str) -> Result<Self> {
         let json: Value = serde_json::from_slice(text)
             .map_err(|error| Error::volume(ErrorKind::Damaged, &file, "this is no JSON document").because(error))?;
@@ -94,7 +95,7 @@ impl Info {
     }
 }
 
-/// The document while it is being read.
+/// A document being parsed.
 struct InfoParser<'a> {
     json: &'a Value,
     file: &'a str,
@@ -120,7 +121,7 @@ impl InfoParser<'_> {
         }
     }
 
-    /// Returns what the elements mean. No element depends on it, so that other words are no error.
+    /// Returns the kind of the elements. Decoding does not depend on it, so other values are not an error.
     fn kind(&self) -> Option<VolumeKind> {
         let text = self.json["type"].as_str()?;
         [VolumeKind::Image, VolumeKind::Segmentation].into_iter().find(|kind| text.eq_ignore_ascii_case(kind.name()))
@@ -129,7 +130,7 @@ impl InfoParser<'_> {
     fn scales(&self) -> Result<Vec<Scale>> {
         let dtype = self.dtype()?;
         let channels = match &self.json["num_channels"] {
-            // Written by hand, it is often left out.
+            // Often missing in documents written by hand.
             Value::Null => 1,
             value => positive(value).ok_or_else(|| {
                 self.wrong(format!("`num_channels` is {}, but must be a whole number from 1 on", brief(value)))
@@ -162,7 +163,7 @@ impl InfoParser<'_> {
         let size = member("size", lengths)?;
         let size = three(size, length).ok_or_else(|| wrong("size", size, "three whole numbers from 0 on"))?;
         let chunk_sizes = member("chunk_sizes", "a list of chunk sizes")?;
-        // Each of several chunk sizes has all the elements, under other names: any of them will do.
+        // With several chunk sizes, all elements are stored once for each size, under different names: the first is as good as any.
         let chunk = chunk_sizes.as_array().and_then(|sizes| sizes.first()).unwrap_or(&Value::Null);
         let chunk = three(chunk, positive)
             .ok_or_else(|| wrong("chunk_sizes", chunk_sizes, &format!("a list that begins with {lengths}")))?;
@@ -196,7 +197,7 @@ impl InfoParser<'_> {
             ),
         };
 
-        // Edge chunks are cut off, so that a chunk is never larger than the volume.
+        // Edge chunks are cut off, so a chunk is never larger than the volume.
         let mut chunk_shape: Vec<u64> =
             chunk.iter().zip(size).map(|(chunk, length)| (*chunk).min(length.max(1))).collect();
         chunk_shape.push(channels);
@@ -235,20 +236,20 @@ impl InfoParser<'_> {
     }
 }
 
-/// Returns the name that the format has for an element type, if it has it.
+/// Returns the format's name of an element type, if it has one.
 pub(super) fn name_of(dtype: DType) -> Option<&'static str> {
     let is_known = !matches!(dtype, DType::F16 | DType::Bf16 | DType::F64 | DType::Complex64 | DType::Complex128);
     is_known.then(|| dtype_name(dtype)).flatten()
 }
 
-/// Returns the element type of a name. Some of them are not in the specification, but leave no doubt what they are.
+/// Returns the element type of a name. Accepts some names that are not in the specification but are unambiguous.
 fn dtype(name: &str) -> Option<DType> {
     dtype_named(name).filter(|dtype| !matches!(dtype, DType::Complex64 | DType::Complex128))
 }
 
-/// Returns a whole number, which may be written as a float: `64.0`. NumPy's numbers become such text.
+/// Returns a whole number, which may be written as a float, `64.0`: NumPy numbers are often written so.
 fn whole(value: &Value) -> Option<i64> {
-    /// From there on not every whole number is a float, so that one may stand for another.
+    /// 2^53: from here on, floats cannot represent every whole number.
     const EXACT: f64 = 9_007_199_254_740_992.0;
     #[expect(clippy::cast_possible_truncation, reason = "it is whole and has 53 bits")]
     let of_float = |float: f64| (float.fract() == 0.0 && float.abs() < EXACT).then_some(float as i64);
@@ -268,13 +269,13 @@ fn three<T: Copy>(value: &Value, read: impl Fn(&Value) -> Option<T>) -> Option<[
     values?.try_into().ok()
 }
 
-/// Values of a damaged document may be of any length; a message is not.
+/// Returns the beginning of a value, for messages: values of a damaged document may have any length.
 fn brief(value: &Value) -> String {
     let text = value.to_string();
     if text.chars().count() <= 80 { text } else { format!("{}..", text.chars().take(80).collect::<String>()) }
 }
 
-/// Documents of this name describe many things, of which a volume of elements is one.
+/// Returns what a document describes if it is not a volume of elements: `info` documents describe many things.
 fn what_it_is_instead(json: &Value) -> Option<String> {
     if json.get("graph").is_some_and(Value::is_object) || json["app"].get("supported_api_versions").is_some() {
         let watershed = json["data_dir"].as_str().map_or(String::new(), |url| format!(": open `{url}` instead"));

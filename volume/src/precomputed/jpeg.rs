@@ -1,6 +1,6 @@
-//! JPEG, by crates of nothing but Rust or, with the feature `turbojpeg`, by libjpeg-turbo.
+//! JPEG, by pure Rust crates or, with the feature `turbojpeg`, by libjpeg-turbo.
 //!
-//! Both refuse pictures of which something is missing. Pictures are gray, or have three colours that stand together.
+//! Both refuse incomplete pictures. Pictures are gray, or have three interleaved colours.
 
 #[cfg(not(feature = "turbojpeg"))]
 mod rust;
@@ -13,8 +13,8 @@ pub(super) use self::rust::{decode, encode};
 #[cfg(feature = "turbojpeg")]
 pub(super) use self::turbo::{decode, encode};
 
-/// Longest side that a JPEG may have.
+/// Longest side of a JPEG, in pixels.
 pub(super) const LONGEST_SIDE: usize = 65535;
 
-/// Pictures of more scans are refused: each costs a walk over all blocks, however few bytes it has. Encoders make about ten.
+/// Pictures with more scans are refused: each scan costs a walk over all blocks, however few bytes it has. Encoders make about ten.
 const MOST_SCANS: usize = 100;

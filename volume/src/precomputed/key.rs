@@ -1,21 +1,21 @@
-//! Names of objects: where a scale's chunks are, and what they are called.
+//! Names of objects: the prefix of a scale, and the names of its chunks.
 //!
-//! Keys of scales are input, and a path in the end: none may lead out of the volume.
+//! Keys of scales are untrusted input and become paths: none may lead out of the volume.
 
 use std::fmt::Write as _;
 use std::ops::Range;
 
-/// Turns the key of a scale, which may have `.` and `..` in it, to what its objects' keys begin with.
+/// Converts the key of a scale, which may contain `.` and `..`, to the prefix of its objects' keys.
 ///
 /// # Errors
 ///
-/// It leads out of the volume, or is no path.
+/// The key leads out of the volume, or is not a valid path.
 pub(super) fn prefix(key: &str) -> Result<String, String> {
     let mut parts: Vec<&str> = Vec::new();
     if key.starts_with('/') || key.contains("://") {
         return Err(format!("`{key}` is absolute: it must lead from the volume's own directory to one below it"));
     }
-    // Backslashes separate on some systems, and lines in a name would break messages.
+    // A backslash is a separator on some systems, and a newline in a name would break messages.
     if key.chars().any(|character| character == '\\' || character.is_control()) {
         return Err(format!("{key:?} has characters that no directory's name should have"));
     }
@@ -37,12 +37,12 @@ pub(super) fn prefix(key: &str) -> Result<String, String> {
     Ok(prefix)
 }
 
-/// How the chunks of a scale are named.
+/// The naming scheme of a scale's chunks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum NameLayout {
-    /// `0-64_-10-54_128-130`, as the format says.
+    /// `0-64_-10-54_128-130`, as in the specification.
     Flat,
-    /// `0-64/-10-54/128-130`, in a directory for each range of x and of y, as neuroglancer-scripts writes them.
+    /// `0-64/-10-54/128-130`, with a directory for each range of x and of y, as neuroglancer-scripts writes them.
     Nested,
 }
 
@@ -55,20 +55,19 @@ impl NameLayout {
     }
 }
 
-/// Writes a chunk's name behind what all keys of its scale begin with.
+/// Returns the key of a chunk: the prefix of its scale, and its name.
 pub(super) fn chunk(prefix: &str, ranges: &[Range<i64>], layout: NameLayout) -> String {
     let mut name = prefix.to_owned();
     for (axis, range) in ranges.iter().take(3).enumerate() {
         if axis > 0 {
             name.push(layout.separator());
         }
-        // Writing to a string cannot fail.
-        let _ = write!(name, "{}-{}", range.start, range.end);
+        let _ = write!(name, "{}-{}", range.start, range.end); // writing to a string cannot fail
     }
     name
 }
 
-/// Returns how a chunk is named that has this name in its scale; `None` if chunks are not called so.
+/// Returns the layout of a chunk's name; `None` if it is not the name of a chunk.
 pub(super) fn layout_of(name: &str) -> Option<NameLayout> {
     [NameLayout::Flat, NameLayout::Nested].into_iter().find(|layout| {
         let mut ranges = name.split(layout.separator());
@@ -76,7 +75,7 @@ pub(super) fn layout_of(name: &str) -> Option<NameLayout> {
     })
 }
 
-/// Whether it is the range of a chunk along one axis: `0-64`, `-10--4`.
+/// Whether a name is the range of a chunk along one axis: `0-64`, `-10--4`.
 pub(super) fn is_range(name: &str) -> bool {
     let number = |text: &str| {
         let digits = text.strip_prefix('-').unwrap_or(text);
@@ -91,7 +90,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn chunk_names_differ_from_other_file_names() {
+    fn chunks_are_told_from_other_files() {
         assert_eq!(layout_of("0-64_-10-54_128-130"), Some(NameLayout::Flat));
         assert_eq!(layout_of("0-64/-10--4/128-130"), Some(NameLayout::Nested));
         for name in [
@@ -124,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn chunk_names_are_made_of_coordinates() {
+    fn chunk_is_named_by_its_coordinates() {
         let named = |layout| chunk("8_8_40/", &[0..64, -10..54, 128..130, 0..1], layout);
         assert_eq!(named(NameLayout::Flat), "8_8_40/0-64_-10-54_128-130");
         assert_eq!(named(NameLayout::Nested), "8_8_40/0-64/-10-54/128-130");

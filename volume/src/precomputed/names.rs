@@ -1,12 +1,13 @@
-//! Under which names the chunks of a volume are found: in one directory or in nested ones, `NAME`, or the names of files that CloudVolume
-//! and neuroglancer-scripts have packed, `NAME.gz`.
+//! The names under which chunks are found: in the flat or nested layout, as `NAME`, or as `NAME.gz` if CloudVolume or
+//! neuroglancer-scripts packed the files.
 //!
-//! A directory's store looks for packed files by itself, and buckets announce the packing of an object. A plain web server has just the
-//! files, so that both names are asked for, and what is found says which of them is worth asking for first. What is missing is asked for
-//! under both, always: a volume may hold some chunks of each kind, and a chunk that is taken for missing may become background.
+//! The store of a directory finds packed files by itself, and buckets announce the packing of an object. A plain web server serves
+//! only the files, so both names are requested; the names found so far decide which one is requested first. A chunk is missing only
+//! if neither name exists: a volume may hold chunks of both kinds, and a chunk that is wrongly taken for missing may become
+//! background.
 //!
-//! A scale is in one layout, since the programs that write scales use one. So a server is asked for both layouts until a chunk is found, and for
-//! a few missing chunks more. A directory is looked at for both, always.
+//! A scale has one layout, because the programs that write scales use one. So on a server both layouts are tried until a chunk is
+//! found, and for a few missing chunks after that. In a directory both are always tried.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
@@ -14,33 +15,33 @@ use super::key::NameLayout;
 use crate::error::Result;
 use crate::store::{Object, Store};
 
-/// What is added to the name of a file that is packed by gzip.
+/// Suffix of files packed by gzip.
 const PACKED: &str = ".gz";
 
-/// Other ways in which CloudVolume packs the files of a volume.
+/// Suffixes of other packings that CloudVolume uses, which cannot be read here.
 pub(super) const OTHER_SUFFIXES: [(&str, &str); 5] =
     [(".br", "brotli"), (".bz2", "bzip2"), (".zstd", "zstd"), (".zst", "zstd"), (".xz", "xz")];
 
-/// So many missing chunks are looked for under names that cannot be read, and so many in the other layout.
+/// Number of missing chunks that are also tried under unreadable suffixes, and number that are also tried in the other layout.
 const ENOUGH: usize = 16;
 
-/// What was found so far, by all threads.
+/// The kinds of names found so far, by all threads. Hints for the order of requests, so relaxed atomics are enough.
 #[derive(Debug, Default)]
 pub(super) struct Names {
     plain: AtomicBool,
     packed: AtomicBool,
     flat: AtomicBool,
     nested: AtomicBool,
-    /// How many chunks were looked for in the other layout than that of those that were found.
+    /// Number of chunks that were tried in the layout that no found chunk has.
     looked: AtomicUsize,
-    /// How many chunks were looked for under names that cannot be read.
+    /// Number of chunks that were tried under unreadable suffixes.
     searched: AtomicUsize,
 }
 
 impl Names {
-    /// Reads a chunk of at most so many bytes, whatever its name; `key` returns its key in a layout.
+    /// Reads a chunk of at most `most` bytes under any of its names; `key` returns its key in a layout.
     ///
-    /// Behind a web server, a chunk that is there costs one request once another one was found, and one that is missing two.
+    /// On a web server, once a chunk was found, an existing chunk costs one request and a missing one two.
     pub(super) fn get(
         &self,
         store: &dyn Store,
@@ -65,14 +66,14 @@ impl Names {
         Ok(None)
     }
 
-    /// Returns the layout of the chunks that were found; the usual one if there were none, or some of each.
+    /// Returns the layout of the chunks found so far; flat if there were none, or both.
     pub(super) fn layout(&self) -> NameLayout {
         let (flat, nested) = (self.flat.load(Ordering::Relaxed), self.nested.load(Ordering::Relaxed));
         if nested && !flat { NameLayout::Nested } else { NameLayout::Flat }
     }
 
-    /// Both layouts, the one that is worth asking for first in front. A directory is asked in the same order always, so that of a chunk
-    /// that is there twice the same one is read every time.
+    /// Returns both layouts in the order to try them. In a directory the order is always the same, so that of a chunk stored in
+    /// both layouts the same one is read every time.
     fn layouts(&self, store: &dyn Store) -> [NameLayout; 2] {
         match self.layout() {
             NameLayout::Nested if store.is_remote() => [NameLayout::Nested, NameLayout::Flat],
@@ -80,15 +81,15 @@ impl Names {
         }
     }
 
-    /// Whether a chunk that is not in the first layout is to be looked for in the other one.
+    /// Whether to try the second layout for a chunk that is not in the first.
     fn is_worth_another_look(&self, store: &dyn Store) -> bool {
         let is_settled = self.flat.load(Ordering::Relaxed) != self.nested.load(Ordering::Relaxed);
         !(store.is_remote() && is_settled) || self.looked.fetch_add(1, Ordering::Relaxed) < ENOUGH
     }
 
-    /// What may stand behind a chunk's name.
+    /// Returns the suffixes to try, in order.
     fn suffixes(&self, store: &dyn Store, layout: NameLayout) -> &'static [&'static str] {
-        // A directory's store knows the suffix; in buckets only copies of nested files have it.
+        // A directory's store adds the suffix itself; in buckets only copies of nested files have it.
         if !store.is_remote() || (!store.is_web() && layout == NameLayout::Flat) {
             return &[""];
         }
@@ -96,9 +97,9 @@ impl Names {
         if is_packed { &[PACKED, ""] } else { &["", PACKED] }
     }
 
-    /// Returns the suffix under which a missing chunk is stored, packed in a way that cannot be read, and what that is called.
+    /// Returns the unreadable suffix under which a missing chunk is stored, and the name of its packing.
     ///
-    /// A web server is asked only while nothing was found under a name that can be read.
+    /// A web server is asked only while no chunk was found under a readable name.
     pub(super) fn other(&self, store: &dyn Store, key: &str) -> Result<Option<(&'static str, &'static str)>> {
         if store.is_web() {
             let found = self.plain.load(Ordering::Relaxed) || self.packed.load(Ordering::Relaxed);
@@ -106,14 +107,14 @@ impl Names {
                 return Ok(None);
             }
         } else if store.is_remote() {
-            // Buckets say how an object is packed, not its name.
+            // In buckets a header tells the packing of an object, not its name.
             return Ok(None);
         }
         for (suffix, packing) in OTHER_SUFFIXES {
             match store.size(&format!("{key}{suffix}")) {
                 Ok(Some(_)) => return Ok(Some((suffix, packing))),
                 Ok(None) => {}
-                // A web server need not like such questions, and it is only for a better message.
+                // A web server may refuse such requests; the answer would only improve a message.
                 Err(_) if store.is_web() => {
                     self.searched.store(ENOUGH, Ordering::Relaxed);
                     return Ok(None);
@@ -134,7 +135,7 @@ mod tests {
     use super::*;
     use crate::error::Error;
 
-    /// The files of a web server, and what it was asked for.
+    /// A web server with these files, which records the requests.
     #[derive(Debug, Default)]
     struct FakeWebServer {
         files: HashMap<String, Vec<u8>>,
@@ -201,7 +202,7 @@ mod tests {
         (from..from + count).map(|number| format!("{number}{suffix}")).collect()
     }
 
-    /// The key of a chunk with this number.
+    /// Returns the keys of chunk `number`.
     fn key(number: usize) -> impl Fn(NameLayout) -> String {
         move |layout| match layout {
             NameLayout::Flat => number.to_string(),
@@ -214,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn healthy_volume_costs_one_request_per_chunk() {
+    fn existing_chunks_cost_one_request_each() {
         let files = [chunks(0, 50, ""), chunks(0, 50, PACKED), nested(0, 50, ""), nested(0, 50, PACKED)];
         for (first, files) in (1..).zip(files) {
             let (web, names) = (FakeWebServer::of(&files), Names::default());
@@ -232,7 +233,7 @@ mod tests {
         for files in [chunks(0, 1, ""), chunks(0, 1, PACKED), nested(0, 1, ""), nested(0, 1, PACKED)] {
             let (web, names) = (FakeWebServer::of(&files), Names::default());
             assert!(names.get(&web, &key(0), 9).expect("an answer").is_some());
-            let _first = web.asked();
+            let _ = web.asked();
             for number in 1..=100 {
                 assert!(names.get(&web, &key(number), 9).expect("an answer").is_none());
                 assert!(names.other(&web, &number.to_string()).expect("an answer").is_none());
@@ -254,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn scale_with_both_layouts_is_read_completely() {
+    fn mixed_layouts_are_read_once_both_were_seen() {
         let files = [chunks(0, 1, ""), nested(ENOUGH, 1, ""), chunks(500, 1, ""), nested(900, 1, "")].concat();
         let (web, names) = (FakeWebServer::of(&files), Names::default());
         for number in 0..=900 {
@@ -264,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn a_volume_with_both_kinds_of_names_is_read() {
+    fn volume_with_both_kinds_of_names_is_read() {
         let files = [chunks(0, 20, ""), chunks(520, 20, PACKED), chunks(540, 20, "")].concat();
         let (web, names) = (FakeWebServer::of(&files), Names::default());
         for number in 0..560 {
@@ -275,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn refusing_server_gets_one_request() {
+    fn server_that_refuses_unusual_names_is_asked_once() {
         let (mut web, names) = (FakeWebServer::of(&[]), Names::default());
         web.refuses_to_look = true;
         for number in 0..5 {
@@ -285,10 +286,10 @@ mod tests {
     }
 
     #[test]
-    fn unreadable_packings_are_requested_only_a_few_times() {
+    fn unreadable_packing_is_searched_a_few_times() {
         let (web, names) = (FakeWebServer::of(&chunks(0, 1, ".br")), Names::default());
         assert_eq!(names.other(&web, "0").expect("an answer"), Some((".br", "brotli")));
-        let _first = web.asked();
+        let _ = web.asked();
         for number in 1..100 {
             assert_eq!(names.other(&web, &number.to_string()).expect("an answer"), None);
         }

@@ -1,6 +1,6 @@
-//! Chunks as pictures, JPEG and PNG: x runs along their rows, y and z down their columns, channels are colours.
+//! Chunks as pictures, JPEG and PNG: x along the rows, y and z down the columns, channels as colours.
 //!
-//! Sizes of pictures are input: they are compared with the chunk before a picture is decoded.
+//! The sizes of pictures are untrusted input: they are compared with the chunk before a picture is decoded.
 
 use std::io::Cursor;
 
@@ -9,10 +9,10 @@ use png::{BitDepth, ColorType};
 use super::jpeg;
 use crate::error::Cause;
 
-/// Memory that decoding a PNG may take beside its elements.
+/// Memory that decoding a PNG may use besides its elements.
 const PNG_ROOM: usize = 1 << 20;
 
-/// A chunk: its lengths along x, y, z and its channels, and bytes of an element.
+/// A chunk: its lengths along x, y, z and channels, and the bytes of an element.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct PictureLayout {
     pub(super) shape: [usize; 4],
@@ -32,7 +32,7 @@ impl PictureLayout {
         self.pixels() * self.channels() * self.size
     }
 
-    /// Divides the elements into rows: what others do, or else whatever is short enough on both sides.
+    /// Divides the elements into rows: like other writers (x by y·z), or else so that both sides are short enough.
     fn sides(self, longest: usize) -> Result<(usize, usize), Cause> {
         let [x, y, z, _] = self.shape;
         [(x, y * z), (x * y, z), (x * z, y)]
@@ -53,11 +53,11 @@ impl PictureLayout {
     }
 }
 
-/// Decodes a JPEG into `into`, in place of what is there.
+/// Decodes a JPEG into `into`, replacing its content.
 ///
 /// # Errors
 ///
-/// It is damaged, or is not a picture of this chunk.
+/// The picture is damaged, or does not fit the chunk.
 pub(super) fn decode_jpeg(bytes: &[u8], layout: PictureLayout, into: &mut Vec<u8>) -> Result<(), Cause> {
     if !matches!((layout.channels(), layout.size), (1 | 3, 1)) {
         return Err("only chunks of 8 bit elements with 1 or 3 channels are JPEG pictures".into());
@@ -74,7 +74,7 @@ pub(super) fn decode_jpeg(bytes: &[u8], layout: PictureLayout, into: &mut Vec<u8
     Ok(())
 }
 
-/// Encodes a chunk as JPEG: 8 bit elements, 1 or 3 channels. Detail is lost, the more the lower the quality.
+/// Encodes a chunk as JPEG: 8 bit elements, 1 or 3 channels. Lossy: the lower the quality, the more detail is lost.
 ///
 /// # Errors
 ///
@@ -89,11 +89,11 @@ pub(super) fn encode_jpeg(bytes: &[u8], layout: PictureLayout, quality: u8) -> R
     }
 }
 
-/// Decodes a PNG into `into`, in place of what is there.
+/// Decodes a PNG into `into`, replacing its content.
 ///
 /// # Errors
 ///
-/// It is damaged, or is not a picture of this chunk.
+/// The picture is damaged, or does not fit the chunk.
 pub(super) fn decode_png(bytes: &[u8], layout: PictureLayout, into: &mut Vec<u8>) -> Result<(), Cause> {
     let limits = png::Limits { bytes: layout.bytes().saturating_add(PNG_ROOM) };
     let mut decoder = png::Decoder::new_with_limits(Cursor::new(bytes), limits);
@@ -165,7 +165,7 @@ pub(super) fn encode_png(bytes: &[u8], layout: PictureLayout) -> Result<Vec<u8>,
     Ok(packed)
 }
 
-/// From colours that stand together to one channel after the other.
+/// Converts interleaved colours to one channel after the other.
 fn apart(picture: &[u8], layout: PictureLayout, into: &mut Vec<u8>) {
     let pixel = layout.channels() * layout.size;
     into.resize(layout.bytes(), 0);
@@ -176,7 +176,7 @@ fn apart(picture: &[u8], layout: PictureLayout, into: &mut Vec<u8>) {
     }
 }
 
-/// From one channel after the other to colours that stand together.
+/// Converts one channel after the other to interleaved colours.
 fn together(bytes: &[u8], layout: PictureLayout) -> Vec<u8> {
     let pixel = layout.channels() * layout.size;
     let mut picture = vec![0; bytes.len()];

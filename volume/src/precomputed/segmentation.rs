@@ -1,24 +1,24 @@
-//! `compressed_segmentation`: labels as small numbers into the table of their block.
+//! `compressed_segmentation`: each label is a small index into the table of labels of its block.
 //!
-//! Pure computation, after the description in neuroglancer's repository. All is counted in words of 32 bits, little endian. In front
-//! stands where each channel begins; a channel has two words for each block: where its table is (24 bits) and how many bits number a
-//! label, then where the numbers are. Every one of these is input.
+//! Pure computation, after the description in neuroglancer's repository. Offsets count 32-bit little-endian words. A chunk begins
+//! with the offset of each channel. A channel begins with two words for each block: the offset of the block's table (24 bits) with
+//! the bit width of an index, then the offset of the indexes ("numbers" here). All of them are untrusted input.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 
 use crate::error::Cause;
 
-/// Blocks where the volume does not say: what all writers use.
+/// Default block shape, which all writers use.
 pub(super) const BLOCK: [usize; 3] = [8, 8, 8];
 
-/// Widths that a label's number may have.
+/// Permitted bit widths of a label's number.
 const WIDTHS: [u32; 7] = [0, 1, 2, 4, 8, 16, 32];
 
-/// Bits of where a table is.
+/// Bits of a table's offset.
 const TABLE_BITS: u32 = 24;
 
-/// Elements that a block may have; all writers use 512.
+/// Maximum elements of a block; all writers use 512.
 const LARGEST_BLOCK: usize = 1 << 24;
 
 /// Bytes of the widest label.
@@ -27,7 +27,7 @@ const WIDEST_LABEL: usize = 8;
 /// Words of a block's header.
 const HEADER: usize = 2;
 
-/// A chunk: its lengths along x, y, z and its channels, and its blocks.
+/// A chunk: its lengths along x, y, z and channels, and the shape of its blocks.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct LabelLayout {
     pub(super) shape: [usize; 4],
@@ -35,7 +35,7 @@ pub(super) struct LabelLayout {
 }
 
 impl LabelLayout {
-    /// Walks the blocks, x fastest, each as the ranges it covers.
+    /// Iterates over the blocks, x fastest; each is the region that it covers.
     fn blocks(self) -> impl Iterator<Item = LabelBlock> {
         let [nx, ny, nz] = self.grid();
         let cells = (0..nz).flat_map(move |z| (0..ny).flat_map(move |y| (0..nx).map(move |x| [x, y, z])));
@@ -54,7 +54,7 @@ impl LabelLayout {
         self.grid().iter().product()
     }
 
-    /// Returns where in a channel the rows of a block begin, and where their numbers do.
+    /// Returns for each row of a block its first element in the channel, and its first number in the block.
     fn rows(self, block: LabelBlock) -> impl Iterator<Item = (usize, usize)> {
         let [width, height, ..] = self.shape;
         (0..block.length[2]).flat_map(move |z| {
@@ -69,8 +69,8 @@ impl LabelLayout {
         self.shape[..3].iter().product()
     }
 
-    /// Blocks that are larger than any is would make numbers of nothing, and lengths whose product is beyond the address space would
-    /// make counts that overflow.
+    /// Refuses lengths with a product beyond the address space, so that counts do not overflow, and blocks larger than any
+    /// writer's, which would allocate numbers for elements that do not exist.
     fn checked(self) -> Result<Self, Cause> {
         let bytes = self.shape.iter().try_fold(WIDEST_LABEL, |product, length| product.checked_mul(*length));
         if bytes.is_none_or(|bytes| bytes > isize::MAX.cast_unsigned()) {
@@ -90,11 +90,11 @@ struct LabelBlock {
     length: [usize; 3],
 }
 
-/// Decodes labels of `size` bytes, 4 or 8, into `into`, in place of what is there.
+/// Decodes labels of `size` bytes, 4 or 8, into `into`, replacing its content.
 ///
 /// # Errors
 ///
-/// The chunk ends before what it refers to, or refers to what cannot be.
+/// The chunk is cut off, or contains invalid references.
 pub(super) fn decode(bytes: &[u8], layout: LabelLayout, size: usize, into: &mut Vec<u8>) -> Result<(), Cause> {
     match size {
         4 => decode_labels::<1>(bytes, layout, into),
@@ -162,7 +162,7 @@ fn look_up<const WORDS: usize>(
     let width = width as usize;
     for (voxel, number) in layout.rows(block) {
         let mut bit = number * width;
-        // A number never lies in two words.
+        // A number never crosses a word boundary, because its width divides 32.
         for place in row_of::<WORDS>(into, voxel, block)? {
             let number = (numbers.get(bit / 32)? >> (bit % 32)) & mask;
             put(place, *labels.get(number as usize)?);
@@ -181,7 +181,7 @@ fn row_of<const WORDS: usize>(
     Some(into.get_mut(voxel * size..(voxel + block.length[0]) * size)?.chunks_exact_mut(size))
 }
 
-/// Words of a label stand with the low one first; its bytes are native.
+/// Writes a label, given as words with the low one first, in native byte order.
 fn put<const WORDS: usize>(place: &mut [u8], label: [u32; WORDS]) {
     let label = label.iter().rev().fold(0u64, |so_far, word| so_far << 32 | u64::from(*word));
     let bytes = label.to_ne_bytes();
@@ -189,11 +189,11 @@ fn put<const WORDS: usize>(place: &mut [u8], label: [u32; WORDS]) {
     place.copy_from_slice(if cfg!(target_endian = "big") { &bytes[8 - size..] } else { &bytes[..size] });
 }
 
-/// Encodes labels of `size` bytes, 4 or 8, which are native and dense.
+/// Encodes labels of `size` bytes, 4 or 8, in native byte order and dense.
 ///
 /// # Errors
 ///
-/// The chunk has so many labels that the format cannot say where a table is.
+/// The chunk has so many labels that a table's offset exceeds 24 bits.
 pub(super) fn encode(bytes: &[u8], layout: LabelLayout, size: usize) -> Result<Vec<u8>, Cause> {
     let layout = layout.checked()?;
     let labels: Vec<u64> = match size {
@@ -212,7 +212,7 @@ pub(super) fn encode(bytes: &[u8], layout: LabelLayout, size: usize) -> Result<V
 
 fn encode_channel(labels: &[u64], layout: LabelLayout, label_words: usize, words: &mut Vec<u32>) -> Result<(), Cause> {
     let headers = layout.block_count() * HEADER;
-    // All tables stand in front of all numbers, since less can be said about where they are.
+    // All tables go before all numbers, because a table's offset has fewer bits.
     let (mut tables, mut numbers) = (Vec::new(), Vec::new());
     let mut known: HashMap<Vec<u64>, u32> = HashMap::new();
     let mut starts = Vec::with_capacity(layout.block_count());
@@ -220,7 +220,7 @@ fn encode_channel(labels: &[u64], layout: LabelLayout, label_words: usize, words
         let mut distinct: Vec<u64> = Vec::new();
         for (voxel, _) in layout.rows(block) {
             for label in &labels[voxel..voxel + block.length[0]] {
-                // Neighbours are mostly alike.
+                // Neighbours are mostly equal: skipping repetitions keeps the sort below short.
                 if distinct.last() != Some(label) {
                     distinct.push(*label);
                 }
@@ -278,7 +278,7 @@ fn number_labels(
             if last.0 != *label {
                 last = (*label, distinct.partition_point(|known| known < label));
             }
-            // There are fewer numbers than 32 bits can tell, since that is the widest width.
+            // Numbers fit in 32 bits, the largest width.
             numbers[start + bit / 32] |= u32::try_from(last.1).unwrap_or(u32::MAX) << (bit % 32);
             bit += width;
         }
@@ -293,7 +293,7 @@ mod tests {
         LabelLayout { shape, block }
     }
 
-    /// Labels in lumps, of as many kinds as asked for.
+    /// Returns labels in runs, with at most `kinds` distinct values.
     fn labels(length: usize, kinds: u64) -> Vec<u64> {
         let mut state = 1u64;
         let mut next = || {
@@ -310,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn any_number_of_labels_round_trips() {
+    fn labels_survive_a_round_trip() {
         for shape in [[1, 1, 1, 1], [8, 8, 8, 1], [9, 17, 5, 2], [64, 3, 10, 1], [16, 16, 16, 3]] {
             for block in [[8, 8, 8], [4, 5, 6], [1, 1, 1], [64, 64, 64]] {
                 for kinds in [1, 2, 3, 9, 200, 70_000] {
@@ -333,18 +333,18 @@ mod tests {
     }
 
     #[test]
-    fn a_hostile_chunk_is_an_error() {
+    fn hostile_chunk_is_an_error() {
         let shape = layout([16, 16, 16, 2], BLOCK);
         let bytes: Vec<u8> = labels(16 * 16 * 16 * 2, 40).iter().flat_map(|label| label.to_ne_bytes()).collect();
         let packed = encode(&bytes, shape, 8).expect("packed");
         let mut into = Vec::new();
         for end in (0..packed.len()).step_by(97) {
-            let _any = decode(&packed[..end], shape, 8, &mut into);
+            let _ = decode(&packed[..end], shape, 8, &mut into);
         }
         for words in [0, 1, 10, 33] {
             assert!(decode(&packed[..4 * words], shape, 8, &mut into).is_err(), "{words} words");
         }
-        // Where channels begin, tables, widths and numbers, all beyond the end.
+        // Offsets of channels, tables and numbers, and widths, all beyond the end.
         for word in [0, 1, 2, 3, 4, 5] {
             let mut wrong = packed.clone();
             wrong[4 * word..4 * word + 4].copy_from_slice(&[255; 4]);

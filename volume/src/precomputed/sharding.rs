@@ -1,8 +1,8 @@
-//! Which shard a chunk is in, and where its entry is: `neuroglancer_uint64_sharded_v1`, as arithmetic.
+//! The shard, minishard and number of a chunk: the arithmetic of `neuroglancer_uint64_sharded_v1`.
 
 use serde_json::Value;
 
-/// How the chunks of a scale are put together in files.
+/// The sharding of a scale: how its chunks are grouped in files.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Sharding {
     preshift_bits: u32,
@@ -23,21 +23,21 @@ enum Hash {
     Murmur,
 }
 
-/// Where a chunk is.
+/// The place of a chunk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Address {
     pub(super) shard: u64,
     pub(super) minishard: u64,
-    /// By what the minishard's index knows it.
+    /// The chunk's number in the minishard's index.
     pub(super) id: u64,
 }
 
 impl Sharding {
-    /// Reads the member of a scale.
+    /// Parses the `sharding` member of a scale.
     ///
     /// # Errors
     ///
-    /// It is not as specified, in words that go behind its name.
+    /// The member does not follow the specification; the text continues a sentence that begins with the member's name.
     pub(super) fn read(json: &Value, grid: &[u64]) -> Result<Self, String> {
         let kind = json["@type"].as_str().unwrap_or_default();
         if kind != "neuroglancer_uint64_sharded_v1" {
@@ -80,7 +80,7 @@ impl Sharding {
         })
     }
 
-    /// Finds a chunk by its numbers along x, y and z.
+    /// Returns the place of a chunk from its numbers along x, y and z.
     pub(super) fn address(&self, numbers: [u64; 3]) -> Address {
         let id = morton(numbers, self.grid);
         let shifted = id.checked_shr(self.preshift_bits).unwrap_or(0);
@@ -103,7 +103,7 @@ fn ones(bits: u32) -> u64 {
     1u64.checked_shl(bits).unwrap_or(0).wrapping_sub(1)
 }
 
-/// Bits that number this many chunks.
+/// Returns the number of bits that can number `length` chunks.
 fn bits_of(length: u64) -> u32 {
     u64::BITS - length.saturating_sub(1).leading_zeros()
 }
@@ -134,7 +134,7 @@ fn murmur(number: u64) -> u64 {
     let [a0, a1, a2, a3, b0, b1, b2, b3] = number.to_le_bytes();
     let first = u32::from_le_bytes([a0, a1, a2, a3]).wrapping_mul(C[0]).rotate_left(15).wrapping_mul(C[1]);
     let second = u32::from_le_bytes([b0, b1, b2, b3]).wrapping_mul(C[1]).rotate_left(16).wrapping_mul(C[2]);
-    // The eight bytes are less than a block: only the tail's steps and the end are done.
+    // Eight bytes are less than a block of 16: only the steps for the tail and the finalization apply.
     let mix = |mut hashes: [u32; 4]| {
         hashes[0] = hashes.iter().fold(0, |sum: u32, hash| sum.wrapping_add(*hash));
         for at in 1..4 {
@@ -151,7 +151,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_hash_equals_that_of_other_programs() {
+    fn hash_agrees_with_mmh3() {
         // From the Python package mmh3: hash64(number.to_bytes(8, "little"), x64arch=False).
         for (number, hash) in [
             (0, 5_148_371_408_780_832_321),
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn morton_code_skips_axes_without_bits_left() {
+    fn morton_code_has_only_the_bits_of_each_axis() {
         assert_eq!(morton([1, 0, 0], [4, 4, 4]), 0b1);
         assert_eq!(morton([0, 1, 0], [4, 4, 4]), 0b10);
         assert_eq!(morton([2, 3, 1], [4, 4, 4]), 0b1_1110);

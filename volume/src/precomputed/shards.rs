@@ -1,6 +1,7 @@
-//! Reads chunks out of shards: two levels of indexes, each read once and kept, and one request for a chunk.
+//! Reads chunks from shards: two levels of indexes, each read once and cached, and one request for a chunk.
 //!
-//! Indexes are input: an entry that overflows, runs backwards or is longer than any chunk is an error that names the shard.
+//! Indexes are untrusted input: an entry that overflows, runs backwards or is longer than any chunk is an error that names the
+//! shard.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -11,13 +12,13 @@ use crate::error::{Error, Result};
 use crate::gzip;
 use crate::store::Store;
 
-/// Memory for indexes.
+/// Maximum memory for cached indexes.
 const CACHE_BYTES: usize = 64 << 20;
 
-/// No index of a minishard is longer, unpacked.
+/// Maximum length of a minishard's unpacked index.
 const LONGEST_INDEX: usize = 64 << 20;
 
-/// Bytes of an entry of a shard's index: where a minishard's index begins and ends.
+/// Bytes of an entry of a shard's index: begin and end of a minishard's index.
 const SHARD_ENTRY: u64 = 16;
 
 /// Entries of a shard's index that are read together.
@@ -35,7 +36,7 @@ pub(super) struct ShardReader {
     cache: Mutex<Cache>,
 }
 
-/// Indexes by shard and minishard; a page of a shard's own index by its first minishard.
+/// Cached indexes: of minishards, and pages of shards' own indexes, by their first minishard.
 #[derive(Debug, Default)]
 struct Cache {
     indexes: HashMap<Key, Cached>,
@@ -54,13 +55,15 @@ struct Cached {
     slot: IndexSlot,
     /// 0 while it is being read.
     bytes: usize,
+    /// Value of the cache's clock at the last use.
     used: u64,
 }
 
-/// One thread reads, with the lock held; others wait for it here. `None` is not read yet.
+/// A slot of the cache; `None` until it is read. One thread reads an index with the lock held; threads that want the same index
+/// wait for that lock, while other indexes stay available.
 type IndexSlot = Arc<Mutex<Option<IndexEntries>>>;
 
-/// Offset and length of what is in a shard, by its number, in order of numbers; `None` where the shard is not stored.
+/// Entries of an index, sorted by number; `None` if the shard is not stored.
 type IndexEntries = Option<Arc<Vec<IndexEntry>>>;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -75,7 +78,7 @@ impl ShardReader {
         Self { store, prefix: prefix.to_owned(), sharding, cache: Mutex::default() }
     }
 
-    /// Returns the key of the file that a chunk is in.
+    /// Returns the key of the shard that contains a chunk.
     pub(super) fn key(&self, numbers: [u64; 3]) -> String {
         self.key_of(self.sharding.address(numbers).shard)
     }
@@ -84,7 +87,8 @@ impl ShardReader {
         format!("{}{}", self.prefix, self.sharding.file(shard))
     }
 
-    /// Reads the bytes of a chunk, if it is stored. It is an error if they are more than `most`; errors are those of stores, and name the shard.
+    /// Reads the bytes of a chunk; `None` if it is not stored. More than `most` bytes are an error. Errors are those of stores, and
+    /// name the shard.
     pub(super) fn read(&self, numbers: [u64; 3], most: usize) -> Result<Option<Vec<u8>>> {
         let address = self.sharding.address(numbers);
         let Some(index) = self.minishard(address)? else { return Ok(None) };
@@ -101,7 +105,7 @@ impl ShardReader {
         self.behind_index(address.shard, start..end).map(Some)
     }
 
-    /// Reads what an index of the shard places there, so that it must be there.
+    /// Reads a range that an index of the shard refers to. A missing shard is an error: its index was there.
     fn behind_index(&self, shard: u64, range: Range<u64>) -> Result<Vec<u8>> {
         let found = self.store.get_range(&self.key_of(shard), range)?;
         found.ok_or_else(|| self.damaged(shard, "it is gone, though its index was here".to_owned()))
@@ -130,7 +134,7 @@ impl ShardReader {
         })
     }
 
-    /// Returns the part of a shard's index that has this minishard, without the empty ones.
+    /// Returns the page of a shard's index that contains a minishard, without the empty entries.
     fn page(&self, address: Address) -> Result<IndexEntries> {
         let first = address.minishard / PAGE * PAGE;
         self.cached(Key::Page { shard: address.shard, first }, || {
@@ -144,7 +148,7 @@ impl ShardReader {
         })
     }
 
-    /// Returns the bytes of a shard's index, which all offsets are counted from the end of.
+    /// Returns the length of a shard's index in bytes. Offsets in the shard count from the end of its index.
     fn index_length(&self) -> u64 {
         SHARD_ENTRY << self.sharding.minishard_bits
     }
@@ -155,7 +159,7 @@ impl ShardReader {
         if let Some(index) = &*content {
             return Ok(index.clone());
         }
-        // What failed is not kept: the next one asks again.
+        // An error leaves the slot empty: the next thread reads again.
         let index = read()?;
         *content = Some(index.clone());
         drop(content);
@@ -177,9 +181,9 @@ impl Cache {
         Arc::clone(&cached.slot)
     }
 
-    /// Counts what was read, and forgets what was not used for the longest time.
+    /// Adds the size of an index, and evicts the least recently used ones if there are too many.
     fn account(&mut self, key: Key, bytes: usize) {
-        // Even an empty index takes room.
+        // An empty index takes memory too.
         let bytes = bytes + size_of::<(Key, Cached)>() + size_of::<IndexEntry>();
         if let Some(cached) = self.indexes.get_mut(&key) {
             self.bytes = self.bytes - cached.bytes + bytes;
@@ -190,7 +194,7 @@ impl Cache {
         }
         let mut by_age: Vec<(u64, Key)> = self.indexes.iter().map(|(key, cached)| (cached.used, *key)).collect();
         by_age.sort_unstable_by_key(|(used, _)| *used);
-        // A half at a time, so that looking for the oldest is rare.
+        // Evicts down to half of the limit, so that this sort is rare.
         for (_, key) in by_age {
             if self.bytes <= CACHE_BYTES / 2 {
                 break;
@@ -200,7 +204,7 @@ impl Cache {
     }
 }
 
-/// A thread that panicked left the map as it was: every change of it is one step.
+/// Locks a mutex. Poisoning is ignored: every change under these locks is one step, so a panic leaves no partial change.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -209,7 +213,7 @@ fn number(bytes: &[u8]) -> u64 {
     bytes.try_into().map_or(0, u64::from_le_bytes)
 }
 
-/// Reads a part of a shard's index; the error is the minishard that is wrong.
+/// Parses a page of a shard's index. The error is the number of the invalid minishard.
 fn page_entries(bytes: &[u8], first: u64, base: u64) -> Result<Vec<IndexEntry>, u64> {
     let mut entries = Vec::new();
     for (id, entry) in (first..).zip(bytes.chunks_exact(16)) {
@@ -224,7 +228,7 @@ fn page_entries(bytes: &[u8], first: u64, base: u64) -> Result<Vec<IndexEntry>, 
     Ok(entries)
 }
 
-/// Reads the index of a minishard: all numbers, all offsets, all lengths; numbers and offsets as differences.
+/// Parses the index of a minishard: all numbers, then all offsets, then all lengths; numbers and offsets are stored as differences.
 fn chunk_entries(bytes: &[u8], base: u64) -> Result<Vec<IndexEntry>, &'static str> {
     if !bytes.len().is_multiple_of(CHUNK_ENTRY) {
         return Err("its index is cut off, or no index");
@@ -245,7 +249,7 @@ fn chunk_entries(bytes: &[u8], base: u64) -> Result<Vec<IndexEntry>, &'static st
     Ok(entries)
 }
 
-/// Returns the numbers along x, y and z of the chunk that a region is in.
+/// Returns the numbers along x, y and z of the chunk that contains a region.
 pub(super) fn numbers(region: &[Range<i64>], origin: &[i64], chunk: &[u64]) -> [u64; 3] {
     [0, 1, 2].map(|axis| region[axis].start.max(origin[axis]).abs_diff(origin[axis]) / chunk[axis])
 }
@@ -259,14 +263,14 @@ mod tests {
     }
 
     #[test]
-    fn an_index_is_decoded_from_differences() {
+    fn index_is_read_from_differences() {
         let entries = chunk_entries(&index([&[3, 2], &[10, 0], &[5, 7]]), 100).expect("an index");
         assert_eq!(entries, [IndexEntry { id: 3, start: 110, end: 115 }, IndexEntry { id: 5, start: 115, end: 122 }]);
         assert_eq!(chunk_entries(&[], 100), Ok(Vec::new()));
     }
 
     #[test]
-    fn a_wrong_index_is_an_error() {
+    fn invalid_index_is_an_error() {
         let huge = u64::MAX - 50;
         for columns in [
             [&[3, 0][..], &[0, 0], &[1, 1]],
@@ -286,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn concurrent_threads_read_an_index_once() {
+    fn concurrent_readers_fetch_an_index_once() {
         use std::sync::atomic::{AtomicUsize, Ordering};
 
         let sharding = serde_json::json!({
@@ -315,11 +319,11 @@ mod tests {
     }
 
     #[test]
-    fn oldest_indexes_beyond_the_limit_are_evicted() {
+    fn cache_evicts_the_oldest_indexes_first() {
         let mut cache = Cache::default();
         for shard in 0..100 {
             let key = Key::Minishard { shard, number: 0 };
-            let _slot = cache.slot(key);
+            let _ = cache.slot(key);
             cache.account(key, 1 << 20);
             assert!(cache.bytes <= CACHE_BYTES);
         }

@@ -19,7 +19,7 @@ use crate::scratch::Scratch;
 use crate::store::{self, Store};
 use crate::volume::{ChunkSink, ChunkSource, Fetched, Gather, VolumeMeta};
 
-/// A scale that is open.
+/// An open scale.
 pub(super) struct PrecomputedVolume {
     store: Arc<dyn Store>,
     scale: Scale,
@@ -27,9 +27,9 @@ pub(super) struct PrecomputedVolume {
     shards: Option<ShardReader>,
     identity: String,
     names: Names,
-    /// How chunks that are written are named.
+    /// Layout of the names of written chunks.
     written: NameLayout,
-    /// Whether chunks that are written are gzip streams.
+    /// Whether written chunks are gzip streams.
     packs: bool,
 }
 
@@ -47,13 +47,14 @@ impl PrecomputedVolume {
         Ok(Self { store, scale, encoding, shards, identity, names, written: NameLayout::Flat, packs })
     }
 
-    /// Says whether chunks are to be wrapped in gzip, which nothing in the volume tells.
+    /// Sets whether written chunks are wrapped in gzip, which the description of a volume does not record.
     pub(super) fn packing(mut self, packs: bool) -> Self {
         self.packs = packs;
         self
     }
 
-    /// Checks that it can be written, and decides whether its chunks are wrapped in gzip; `made` says so of the volume when it was new.
+    /// Checks that the scale can be written, and decides whether its chunks are wrapped in gzip; `made` is the choice made when the
+    /// volume was created.
     pub(super) fn writable(mut self, made: Option<bool>) -> Result<Self> {
         if self.shards.is_some() {
             let reason = format!("scale `{}` is sharded: such scales can be read, but not written", self.scale.key);
@@ -73,7 +74,7 @@ impl PrecomputedVolume {
         Ok(self)
     }
 
-    /// Returns how chunks beside these are to be named: those of one scale are all named in one way.
+    /// Returns the layout for new chunks: all chunks of one scale must have the same layout.
     fn layout_beside(&self, existing: &Existing) -> Result<NameLayout> {
         let nested = match existing {
             Existing { nested: None, .. } => return Ok(NameLayout::Flat),
@@ -95,8 +96,8 @@ impl PrecomputedVolume {
         Err(Error::volume(ErrorKind::Unsupported, self.store.locate(INFO), reason))
     }
 
-    /// Whether the chunks that are there are wrapped in gzip, or should be where there are none. A server tells every reader, but of
-    /// files named `.gz` only few readers know: others find such chunks missing, and take them for 0.
+    /// Whether the existing chunks are wrapped in gzip; if there are none, whether new ones should be. A server announces the
+    /// wrapping to every reader. Files named `.gz` are found by few readers; others find the chunks missing, and fill them with 0.
     fn is_packed(&self, existing: Existing, made: Option<bool>) -> Result<bool> {
         if self.store.is_remote() {
             return Ok(made.unwrap_or(true));
@@ -108,7 +109,7 @@ impl PrecomputedVolume {
         Ok(self.store.get_at_most(&chunk, most)?.is_some_and(|object| object.gzip))
     }
 
-    /// Returns the chunk that a region lies in, as far as the volume reaches.
+    /// Returns the chunk that contains a region, cut off where the volume ends.
     fn chunk_of(&self, region: &[Range<i64>]) -> Result<Vec<Range<i64>>> {
         let meta = &self.scale.meta;
         let wrong = |what: &str| Error::bbox(ranges_text(region), what);
@@ -142,7 +143,7 @@ impl PrecomputedVolume {
         key::chunk(&self.scale.prefix, chunk, layout)
     }
 
-    /// What went wrong with a chunk that was found, or is to be stored.
+    /// Returns the error for a chunk that was found, or is to be stored.
     fn failed(&self, chunk: &[Range<i64>], region: &[Range<i64>], cause: Cause) -> Error {
         let failed = |key: &str| Error::chunk(self.store.locate_stored(key), ranges_text(region), cause);
         match &self.shards {
@@ -151,7 +152,7 @@ impl PrecomputedVolume {
         }
     }
 
-    /// Returns how a chunk is named that was found.
+    /// Returns the layout of the name under which a chunk was found.
     fn stored_layout(&self, chunk: &[Range<i64>]) -> NameLayout {
         if self.store.is_remote() {
             return self.names.layout();
@@ -161,7 +162,7 @@ impl PrecomputedVolume {
         if is_nested { NameLayout::Nested } else { NameLayout::Flat }
     }
 
-    /// Makes what the store said of a chunk an error of that chunk, unless asking again may help.
+    /// Converts a store's error to an error of the chunk, unless a retry may help.
     fn refused(&self, error: Error, chunk: &[Range<i64>], region: &[Range<i64>]) -> Error {
         let region = ranges_text(region);
         let error = if self.store.is_remote() { error.of_answer(region) } else { error.of_file(region) };
@@ -171,7 +172,7 @@ impl PrecomputedVolume {
         }
     }
 
-    /// A file with a suffix that no reader looks for is no missing chunk.
+    /// Refuses to treat a chunk as missing if it is stored under a suffix that cannot be read here.
     fn check_missing(&self, chunk: &[Range<i64>], region: &[Range<i64>]) -> Result<()> {
         let key = self.key(chunk, NameLayout::Flat);
         let Some((suffix, packing)) =
@@ -220,7 +221,7 @@ impl ChunkSource for PrecomputedVolume {
                 scratch.missing();
                 return Ok(());
             }
-            // Only sources that never fetch answer so.
+            // `fetch` of this source never returns this.
             Fetched::Later => return self.decode(region, self.fetch(region)?, scratch),
         };
         let chunk = self.chunk_of(region)?;
@@ -290,9 +291,9 @@ impl PrecomputedVolume {
         Ok(Fetched::Packed(bytes))
     }
 
-    /// Removes what others have packed under the same name: CloudVolume would find it first.
+    /// Removes files of the same chunk with another packing, which CloudVolume would find first.
     fn remove_others(&self, key: &str) -> Result<()> {
-        // Servers say how an object is packed, not its name.
+        // On servers a header tells the packing of an object, not its name.
         if self.store.is_remote() {
             return Ok(());
         }
@@ -318,9 +319,9 @@ impl fmt::Debug for PrecomputedVolume {
     }
 }
 
-/// Says which volume and scale it is, in one line.
+/// Returns a line that identifies the volume and scale.
 ///
-/// The version of the description belongs to it: a volume that was written anew is another one, even if it has the same shape.
+/// It includes the version of the description: a volume that was created anew is a different one, even if it has the same shape.
 fn identity(info: &Info, scale: &Scale) -> String {
     format!("precomputed {:?} scale {:?}, {}", info.file, scale.key, info.mark)
 }

@@ -1,10 +1,10 @@
-//! What every store does, tried on each: the promises of [`Store`], one function for each.
+//! The conformance suite of [`Store`]: one function for each group of promises, run on every store.
 
 use std::collections::BTreeMap;
 
 use crate::store::Store;
 
-/// Bytes of which no two neighbours are alike, different for each seed.
+/// Returns pseudorandom bytes, different for each seed.
 pub(crate) fn noise(seed: u64, length: usize) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut next = || {
@@ -16,7 +16,7 @@ pub(crate) fn noise(seed: u64, length: usize) -> Vec<u8> {
     std::iter::repeat_with(&mut next).take(length).collect()
 }
 
-/// Objects that every store for reading is tried with: their keys, bytes, and whether they are packed.
+/// The objects that every store is tested with: keys, bytes, and whether the bytes are a gzip stream.
 pub(crate) fn samples() -> BTreeMap<&'static str, (Vec<u8>, bool)> {
     let gzip_stream = libdeflated(&noise(9, 5000));
     BTreeMap::from([
@@ -37,7 +37,7 @@ fn libdeflated(bytes: &[u8]) -> Vec<u8> {
     stream
 }
 
-/// Everything that reading promises, on a store that has the [`samples`].
+/// Checks all promises of reading, on a store that has the [`samples`].
 pub(crate) fn reads(store: &dyn Store) {
     for (key, (bytes, gzip)) in samples() {
         let found = store.get(key).expect(key).unwrap_or_else(|| panic!("{key} is not there"));
@@ -69,11 +69,11 @@ pub(crate) fn reads(store: &dyn Store) {
         let error = store.get_range(key, range.clone()).expect_err("too far");
         assert!(error.to_string().replace('\\', "/").contains(key), "{range:?}: {error}");
     }
-    what_is_not_there_is_none(store);
+    missing_objects_are_none(store);
     bad_keys_are_refused(store);
 }
 
-fn what_is_not_there_is_none(store: &dyn Store) {
+fn missing_objects_are_none(store: &dyn Store) {
     for key in ["nothing", "c/0/1/3", "no/such/group", "info/below"] {
         assert!(store.get(key).expect(key).is_none(), "{key}");
         assert!(store.get_range(key, 0..5).expect(key).is_none(), "{key}");
@@ -101,7 +101,7 @@ fn bad_keys_are_refused(store: &dyn Store) {
     assert!(store.list("../x").is_err());
 }
 
-/// Everything that writing promises, on an empty store; afterwards it has the [`samples`].
+/// Checks all promises of writing, on an empty store. Afterwards the store has the [`samples`].
 pub(crate) fn writes(store: &dyn Store) {
     assert!(store.list("").expect("an empty root").is_empty());
     for (key, (bytes, gzip)) in samples() {
@@ -113,7 +113,7 @@ pub(crate) fn writes(store: &dyn Store) {
     assert_eq!(store.list("c/0").expect("a group"), ["1/"]);
     assert!(store.list("nothing").expect("no group").is_empty());
 
-    // In place of another, packed or not, longer or shorter.
+    // Replacing an object, packed or not, by a longer or shorter one.
     for (length, gzip) in [(10, false), (20, true), (5, true), (40, false), (30, true), (10, false)] {
         store.put("0/changing", noise(length, 10 * usize::try_from(length).expect("small")), gzip).expect("a change");
         let found = store.get("0/changing").expect("the new one").expect("it is there");
@@ -141,7 +141,7 @@ pub(crate) fn writes(store: &dyn Store) {
     assert!(store.delete("long").expect("removing"));
 }
 
-/// Readers see the old object or the new one, whole, while it is written again and again; all threads use one store.
+/// Checks that readers see the whole old object or the whole new one while it is written repeatedly. All threads use one store.
 pub(crate) fn is_replaced_in_one_step(store: &dyn Store, rounds: u64) {
     let object = |round: u64| [vec![u8::try_from(round % 251).expect("small"); 200_000], vec![7; 1]].concat();
     store.put("0/one-step", object(0), false).expect("the first");
@@ -153,7 +153,7 @@ pub(crate) fn is_replaced_in_one_step(store: &dyn Store, rounds: u64) {
                         let found = store.get("0/one-step").expect("reading").expect("always there").bytes;
                         assert!(found == object(u64::from(found[0])), "a half-made object of {} bytes", found.len());
                         if cfg!(windows) {
-                            // Without POSIX semantics, as under Wine, an object is replaced when it is not being read.
+                            // Without POSIX semantics, as under Wine, an object can be replaced only while it is not being read.
                             std::thread::sleep(std::time::Duration::from_millis(3));
                         }
                     }

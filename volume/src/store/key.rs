@@ -1,8 +1,8 @@
-//! Which keys an object may have: what metadata says must never lead out of its volume.
+//! Valid keys of objects: a key from metadata must never lead out of its volume.
 
-/// Says what is wrong with a key, if anything is.
+/// Returns what is wrong with a key, or `None` if it is valid.
 ///
-/// The same everywhere, so that a volume which can be written here can be read elsewhere.
+/// The rules are the same on every platform (colons excepted), so that a volume written on one can be read on another.
 pub(crate) fn complaint(key: &str) -> Option<String> {
     if key.is_empty() {
         return Some("a key must not be empty".to_owned());
@@ -13,7 +13,7 @@ pub(crate) fn complaint(key: &str) -> Option<String> {
             "." | ".." => "a part of it leads to another directory",
             _ if part.contains('\\') => "it has a backslash",
             _ if part.chars().any(|c| c.is_ascii_control()) => "it has a control character",
-            // Elsewhere a colon is a character like others.
+            // On Windows a colon separates a drive or a stream; elsewhere it is an ordinary character.
             _ if cfg!(windows) && part.contains(':') => "it has a colon",
             _ => return None,
         };

@@ -1,4 +1,4 @@
-//! Takes the elements of one stored object out of the array, and what the array has not out of the volume.
+//! Gathers the elements of one stored object: from the array, and where the array does not cover the object, from the volume.
 
 use std::cell::RefCell;
 use std::ops::Range;
@@ -13,11 +13,11 @@ use crate::scratch::{Elements, Scratch};
 use crate::upload::units::Units;
 use crate::volume::{ChunkSink, Gather};
 
-/// What one thread has for gathering; it holds one chunk at a time.
+/// The state of one gathering thread. It holds one chunk at a time.
 pub(crate) struct FromArray<'a, T> {
     sink: &'a dyn ChunkSink,
     array: ArrayViewD<'a, T>,
-    /// Where the array begins, in the volume's coordinates.
+    /// The first element of the array, in the volume's coordinates.
     origin: Vec<i64>,
     units: &'a Units,
     background: T,
@@ -39,7 +39,7 @@ impl<'a, T: Element> FromArray<'a, T> {
         }
     }
 
-    /// Whether an object would hold nothing but background, bit by bit.
+    /// Whether an object would hold only background, compared bit by bit.
     pub(crate) fn is_background(&self, region: &[Range<i64>]) -> Result<bool> {
         let is = |element: &T| bytemuck::bytes_of(element) == bytemuck::bytes_of(&self.background);
         let Some(written) = self.units.written(region) else { return Ok(false) };
@@ -59,7 +59,7 @@ impl<'a, T: Element> FromArray<'a, T> {
         Ok(true)
     }
 
-    /// Looks at a region of the array.
+    /// Returns a view of a region of the array.
     fn part(&self, region: &[Range<i64>]) -> ArrayViewD<'_, T> {
         let mut view = self.array.view();
         for (axis, (range, origin)) in region.iter().zip(&self.origin).enumerate() {
@@ -68,14 +68,14 @@ impl<'a, T: Element> FromArray<'a, T> {
         view
     }
 
-    /// Makes a block of background.
+    /// Returns a block of background.
     fn block(&self, region: &[Range<i64>], order: Order) -> Result<ArrayD<T>> {
         elements(region).ok_or_else(|| too_large(region))?;
         let shape: Vec<usize> = region.iter().map(length).collect();
         Ok(ArrayD::from_elem(IxDyn(&shape).set_f(order == Order::F), self.background))
     }
 
-    /// Puts what the volume has of a region into a block, except where the array covers a chunk.
+    /// Copies the volume's elements of a region into a block, except chunks that the array covers.
     fn keep(&self, region: &[Range<i64>], block: &mut ArrayViewMutD<'_, T>) -> Result<()> {
         let mut scratch = self.scratch.borrow_mut();
         for cell in self.sink.meta().chunks(&Bbox::new(region.to_vec())?) {
@@ -97,7 +97,7 @@ impl<'a, T: Element> FromArray<'a, T> {
     }
 
     fn copy(&self, mut from: ArrayViewD<'_, T>, mut to: ArrayViewMutD<'_, T>) {
-        // The copier wants the last axis of what it reads to be the contiguous one.
+        // The copier expects the last axis of its source to be the contiguous one.
         let strides = from.strides();
         if strides.first().copied().unwrap_or(1).unsigned_abs() < strides.last().copied().unwrap_or(1).unsigned_abs() {
             from = from.reversed_axes();
@@ -115,7 +115,7 @@ impl<T: Element> Gather for FromArray<'_, T> {
         bytes.try_reserve_exact(all - bytes.len()).map_err(|_| too_large(region))?;
         bytes.resize(all, 0);
         if self.units.cover(region) {
-            // Allocators align large blocks for everything, but a vector of bytes does not promise it.
+            // Allocators align large blocks for every type, but a vector of bytes does not promise it: the cast may fail.
             if let Ok(place) = bytemuck::try_cast_slice_mut(bytes) {
                 let shape: Vec<usize> = region.iter().map(length).collect();
                 if let Ok(to) = ArrayViewMutD::from_shape(IxDyn(&shape).set_f(order == Order::F), place) {
@@ -142,7 +142,7 @@ impl<T: Element> Gather for FromArray<'_, T> {
     }
 }
 
-/// Where a range is in an array that begins at `origin`. Both are in the array, so that the difference fits.
+/// Returns the position of a range in an array that begins at `origin`. The range lies in the array, so the difference fits.
 fn inside(range: &Range<i64>, origin: i64) -> Slice {
     let start = length(&(origin..range.start));
     Slice::from(start..start + length(range))

@@ -1,10 +1,10 @@
-//! One lock for each stored object, among all threads and processes of this machine. A thread that changes a part of an object and
-//! one that stores the whole object take turns: otherwise the first would store again what it had read around its part, over
-//! what the second stored in between.
+//! One lock for each stored object, among all threads and processes of this machine. It keeps an object consistent when one
+//! thread changes a part of it and another stores the whole of it. Without the lock: the first thread reads the object, the second
+//! stores a new one, the first stores the old elements around its part, and the second thread's elements are lost.
 //!
-//! The locks of a volume are cells of one array of one byte in shared memory; the kernel releases them when their holder dies. The last
-//! upload that ends removes the array's name. If that upload is killed the name stays; no upload waits for it, and the next one or
-//! `ndshm gc` removes it. Other machines are not excluded.
+//! The locks of a volume are cell locks on one array of one byte in shared memory. The kernel releases a lock when its holder dies.
+//! The last upload to end removes the array's name. If that upload is killed, the name stays until the next upload or `ndshm gc`
+//! removes it; no upload waits for it. Other machines are not excluded.
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -17,18 +17,18 @@ use ndarray_shm::{AttachOptions, CreateOptions, CreationMode, Directory, Locatio
 use crate::bbox::ranges_text;
 use crate::error::{Error, Result};
 
-/// How long a lock is waited for before it is asked whether to go on.
+/// Interval at which a wait for a lock asks `give_up`.
 const PATIENCE: Duration = Duration::from_millis(50);
 
-/// What the names of locks begin with.
+/// Prefix of the names of lock arrays.
 const PREFIX: &str = "ndshm-write-";
 
-/// Every user that may write to the volume may take its locks: the file holds nothing to read or to damage.
+/// Any user may take the locks, because any user may be allowed to write to the volume. The file has no content to read or damage.
 const PERMISSIONS: u32 = 0o666;
 
 type File = SharedArray<u8, Ix1>;
 
-/// The locks of one volume, as one upload takes them.
+/// The locks of one volume, for one upload.
 #[derive(Debug)]
 pub(crate) struct Locks {
     volume: String,
@@ -36,13 +36,13 @@ pub(crate) struct Locks {
 }
 
 impl Locks {
-    /// Makes nothing yet.
+    /// Returns the locks without creating their array, which the first lock does.
     pub(crate) fn new(volume: String) -> Self {
         Self { volume, file: Mutex::new(None) }
     }
 
-    /// Runs `work` while no other thread of this machine works on the same object of the same volume. `Ok(None)`: `give_up` returned
-    /// true before the lock was granted.
+    /// Runs `work` while no other thread of this machine holds the lock of the same object. Returns `Ok(None)` if `give_up`
+    /// returned true before the lock was granted.
     pub(crate) fn locked<R>(
         &self,
         region: &[Range<i64>],
@@ -58,6 +58,8 @@ impl Locks {
             match file.lock_cell(cell(region), PATIENCE) {
                 Ok(_locked) => return work().map(Some),
                 Err(ndarray_shm::Error::TimedOut { .. }) => {}
+                // Another upload ended and removed the name. A lock on this array no longer excludes later uploads, which create a
+                // new array: attach that one.
                 Err(ndarray_shm::Error::Unlinked { .. }) => self.forget(&file),
                 Err(error) => return Err(failed(error)),
             }
@@ -65,7 +67,7 @@ impl Locks {
         Ok(None)
     }
 
-    /// Returns the array of the locks; `None` if another process was just making or removing it.
+    /// Returns the array of the locks; `None` if another process is creating or removing it, so that the caller retries.
     fn file(&self) -> ndarray_shm::Result<Option<Arc<File>>> {
         let mut known = self.file.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(file) = &*known {
@@ -74,15 +76,16 @@ impl Locks {
         let options = CreateOptions::<File>::new().backend(place()?).permissions(PERMISSIONS);
         match options.mode(CreationMode::OpenOrCreate).pages(Pages::Sparse).create(name(&self.volume)?, 1) {
             Ok(file) => Ok(Some(Arc::clone(known.insert(Arc::new(file))))),
-            // Others make and remove it all the time, or look whether it is an orphan.
+            // Other uploads create and remove the array at any time, and `ndshm gc` locks it to see whether it is an orphan.
             Err(ndarray_shm::Error::WouldBlock { .. } | ndarray_shm::Error::Unlinked { .. }) => Ok(None),
             Err(error) => Err(error),
         }
     }
 
-    /// Another upload has ended and taken the name away: what it leads to next is another array.
+    /// Forgets an array after its name was removed, so that [`file`](Self::file) opens or creates the next one.
     fn forget(&self, file: &Arc<File>) {
         let mut known = self.file.lock().unwrap_or_else(PoisonError::into_inner);
+        // Another thread may have opened the next array already: keep that one.
         if known.as_ref().is_some_and(|known| Arc::ptr_eq(known, file)) {
             *known = None;
         }
@@ -90,27 +93,26 @@ impl Locks {
 }
 
 impl Drop for Locks {
-    /// An upload that still works keeps the name, and removes it later.
+    /// Removes the array's name, unless another upload holds a lock: that upload removes it later.
     fn drop(&mut self) {
         if let Some(file) = self.file.get_mut().unwrap_or_else(PoisonError::into_inner).take() {
-            // What another user made, that one removes.
-            let _stays = remove(&file, PATIENCE, false);
+            let _ = remove(&file, PATIENCE, false); // fails for an array of another user, which that user's upload removes
         }
     }
 }
 
-/// Whether a name in shared memory is that of the locks that uploads into a volume take.
+/// Whether a name in shared memory is that of an upload's lock array.
 pub fn is_upload_lock(name: &str) -> bool {
     name.strip_prefix(PREFIX)
         .is_some_and(|volume| volume.len() == 8 && volume.bytes().all(|byte| byte.is_ascii_hexdigit()))
 }
 
-/// Removes the name of locks that no upload holds, as killed uploads leave it; only looks if it is a `dry_run`. Returns whether it
-/// was, or would be, removed. An upload that continues at this moment makes it again.
+/// Removes the name of a lock array that no upload holds, such as a killed upload leaves behind. A `dry_run` removes nothing.
+/// Returns whether the name was, or would be, removed. An upload that continues at this moment creates it again.
 ///
 /// # Errors
 ///
-/// Those of opening and unlinking an array; `NotFound` if it is gone.
+/// Those of opening and unlinking an array; `NotFound` if it no longer exists.
 pub fn remove_upload_lock(backend: &Directory, location: &Location, dry_run: bool) -> ndarray_shm::Result<bool> {
     match AttachOptions::<File>::new().backend(backend.clone()).leave_holes(true).open(location.clone(), 1) {
         Ok(file) => remove(&file, Duration::ZERO, dry_run),
@@ -119,14 +121,14 @@ pub fn remove_upload_lock(backend: &Directory, location: &Location, dry_run: boo
     }
 }
 
-/// Whether another process is just using the name, making it or removing it.
+/// Whether another process is using, creating or removing the array.
 fn is_busy(error: &ndarray_shm::Error) -> bool {
     use ndarray_shm::Error::{TimedOut, Unlinked, WouldBlock};
     matches!(error, TimedOut { .. } | WouldBlock { .. } | Unlinked { .. })
 }
 
-/// Removes the name while this process holds all cells: no upload holds a lock then, and one that waits finds the name gone and
-/// begins again.
+/// Removes the name while this process holds the write lock, which covers all cells. So no upload holds a lock at that moment; an
+/// upload that waits for one gets `Unlinked` and creates a new array.
 fn remove(file: &File, patience: Duration, dry_run: bool) -> ndarray_shm::Result<bool> {
     let removed = file.write_timeout(patience).and_then(|_alone| Ok(dry_run || file.unlink()?));
     match removed {
@@ -135,18 +137,18 @@ fn remove(file: &File, patience: Duration, dry_run: bool) -> ndarray_shm::Result
     }
 }
 
-/// Two volumes with the same checksum share their locks, which does no harm: no thread holds two.
+/// Two volumes with the same checksum share their locks. That cannot deadlock: no thread holds two locks.
 fn name(volume: &str) -> ndarray_shm::Result<Location> {
     Location::new(&format!("{PREFIX}{:08x}", crc32fast::hash(volume.as_bytes())))
 }
 
-/// Two objects with the same cell wait for each other, which does no harm either.
+/// Two objects with the same checksum share a lock. That cannot deadlock either.
 fn cell(region: &[Range<i64>]) -> u32 {
     crc32fast::hash(ranges_text(region).as_bytes())
 }
 
-/// The same for every process that sees this `/dev/shm`, whatever its environment says about arrays. Only where no files can be made there,
-/// the emulated directory, which is this user's.
+/// The directory of the lock arrays: `/dev/shm`, whatever the environment says about arrays, so that all processes that see it
+/// share the locks. If no files can be created there, the emulated directory of this user.
 fn place() -> ndarray_shm::Result<Directory> {
     static PLACE: OnceLock<Directory> = OnceLock::new();
     if let Some(place) = PLACE.get() {
@@ -174,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn object_locks_are_exclusive_and_leave_no_name() {
+    fn lock_excludes_other_threads_and_leaves_no_name() {
         let volume = format!("a test of locks {}", std::process::id());
         let (inside, rounds) = (AtomicUsize::new(0), AtomicUsize::new(0));
         thread::scope(|scope| {
@@ -183,7 +185,7 @@ mod tests {
                     let mut locks = Locks::new(volume.clone());
                     for round in 0..200 {
                         if round % 10 == 0 {
-                            // The others are in the middle of theirs.
+                            // Meanwhile the other threads are in the middle of their rounds.
                             locks = Locks::new(volume.clone());
                         }
                         let region = 0..1 + round % 2;
@@ -206,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn abandoned_wait_takes_no_lock_and_failure_releases_it() {
+    fn giving_up_returns_none_and_failure_frees_the_lock() {
         let volume = format!("another test of locks {}", std::process::id());
         let region = [0..1_i64, 0..1];
         let (locks, others) = (Locks::new(volume.clone()), Locks::new(volume.clone()));
@@ -230,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn lock_name_is_removed_with_the_last_lock() {
+    fn lock_name_is_removed_when_no_lock_is_held() {
         let volume = format!("a third test of locks {}", std::process::id());
         let (place, name) = (place().expect("a place"), name(&volume).expect("a name"));
         assert!(

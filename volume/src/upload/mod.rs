@@ -1,7 +1,7 @@
-//! The way back: an array in shared memory becomes a region of a volume.
+//! The reverse job: an array in shared memory becomes a region of a volume.
 //!
-//! Everything that can be known to be wrong is an error before the first object is stored. The array is attached for reading
-//! only, with writers kept out until the end; nothing here can change or unlink it.
+//! Every error that can be known in advance is returned before the first object is stored. The array is attached for reading
+//! only, and its lock excludes writers until the end; nothing here can change or unlink it.
 
 mod gather;
 mod locks;
@@ -25,34 +25,34 @@ use crate::upload::threads::UploadRun;
 use crate::upload::units::Units;
 use crate::volume::ChunkSink;
 
-/// How long the wait for a writer of the array lasts before the flag is checked again.
+/// Interval at which the wait for a writer of the array checks the flag.
 const PATIENCE: Duration = Duration::from_millis(50);
 
 /// Writes an array in shared memory into a region of a volume.
 ///
-/// The array has the shape of `bbox`, the volume's element type, and the [order](UploadOptions::order) that is said; its file holds
-/// the elements and nothing else. It is only read, and never unlinked, however this ends. If a process writes
-/// to it under the array's locks, this waits, and then keeps writers out until it is done.
+/// The array has the shape of `bbox`, the volume's element type, and the chosen [order](UploadOptions::order). It is only read,
+/// and never unlinked, however this ends. If a process writes to it under the array's locks, this waits, and then excludes
+/// writers until it is done.
 ///
-/// [`open_writable_volume`](crate::open_writable_volume) opens a volume that exists for writing, which one that
-/// [`open_volume`](crate::open_volume) opened is not; [`create_volume`](crate::create_volume) makes a new one.
+/// [`open_writable_volume`](crate::open_writable_volume) opens an existing volume for writing
+/// ([`open_volume`](crate::open_volume) opens it for reading only); [`create_volume`](crate::create_volume) creates a new one.
 ///
-/// All of `bbox` is written, or the [cutout](UploadOptions::cutout). Doing it again stores the same objects again.
+/// Writes all of `bbox`, or only the [cutout](UploadOptions::cutout). A repeated call stores the same objects again.
 ///
 /// # Errors
 ///
 /// Before anything is stored:
-/// - [`Array`](Error::Array): there is no such array, or its size is another one.
-/// - [`Bbox`](Error::Bbox): what is to be written is not in the volume, or the cutout not in the array's region.
-/// - [`Alignment`](Error::Alignment): what is to be written cuts through stored objects, and they are not to be
-///   [changed](Alignment::ReadModifyWrite).
+/// - [`Array`](Error::Array): there is no such array, or its size differs.
+/// - [`Bbox`](Error::Bbox): the region to write is not in the volume, or the cutout is not in the array's region.
+/// - [`Alignment`](Error::Alignment): the region to write cuts through stored objects, and
+///   [`ReadModifyWrite`](Alignment::ReadModifyWrite) is not chosen.
 ///
-/// After some objects may have been stored; doing it again does no harm:
+/// When some objects may already be stored (a repeated call does no harm):
 /// - [`Chunk`](Error::Chunk), [`Store`](Error::Store): an object could not be encoded, stored, or, for changing a part of it, read.
 /// - [`Interrupted`](Error::Interrupted): the flag was raised.
 /// - [`Writing`](Error::Writing): a thread panicked.
 ///
-/// That a volume was opened for reading only is an error of the compiler, which says how to open it:
+/// A volume that was opened for reading only is a compile-time error. The message says how to open it for writing:
 ///
 /// ```compile_fail,E0277
 /// # use ndarray_shm_volume::{UploadOptions, open_volume, upload_from_shared_memory};
@@ -63,7 +63,7 @@ const PATIENCE: Duration = Duration::from_millis(50);
 ///
 /// # Examples
 ///
-/// A part of a volume is changed in shared memory and stored again:
+/// Changes a part of a volume in shared memory and stores it again:
 ///
 /// ```
 /// use ndarray::Ix2;
@@ -104,10 +104,10 @@ pub fn upload_from_shared_memory(
     }, else => Err(unsupported(sink)))
 }
 
-/// Writes a file that holds the elements of an array, and nothing else, into a region of a volume.
+/// Writes a file that holds only the elements of an array into a region of a volume.
 ///
-/// The file is opened for reading only. Otherwise as [`upload_from_shared_memory`]. A program that shortens the file meanwhile, without
-/// this project's locks, ends this process, as with every mapped file.
+/// Opens the file for reading only; otherwise like [`upload_from_shared_memory`]. If a program truncates the file meanwhile,
+/// without this project's locks, the kernel kills this process, as with every mapped file.
 ///
 /// # Errors
 ///
@@ -126,7 +126,7 @@ pub fn upload_from_file(
         return Err(Error::io("opening", path, what));
     };
     let location: Location = name.parse()?;
-    // A directory of any kind is a backend; its arrays are files of exactly these bytes.
+    // Any directory can be a backend; a file of exactly these bytes is an array in it.
     let backend: Directory = Directory::new("files", directory);
     with_element!(sink.meta().dtype, T => {
         let array = open::<T>(&backend, &location, bbox, &units, options)?;
@@ -138,12 +138,12 @@ pub fn upload_from_file(
 ///
 /// # Errors
 ///
-/// [`Array`](Error::Array): its shape is not that of `bbox`, or its element type not the volume's. Otherwise those of
+/// [`Array`](Error::Array): the array's shape is not that of `bbox`, or its element type is not the volume's. Otherwise those of
 /// [`upload_from_shared_memory`].
 ///
 /// # Examples
 ///
-/// A new volume from an array:
+/// Creates a volume from an array:
 ///
 /// ```
 /// use ndarray_shm::DType;
@@ -179,7 +179,7 @@ pub fn upload_from_array<T: Element>(
     write(sink, array, bbox, &units, options)
 }
 
-/// Attaches for reading; waits while a process writes, until the flag is raised.
+/// Attaches for reading. Waits while a process writes, until the flag is raised.
 fn open<T: Element>(
     backend: &Directory,
     location: &Location,
@@ -189,7 +189,7 @@ fn open<T: Element>(
 ) -> Result<ArrayReader<T, IxDyn>> {
     let order = match options.order {
         Some(order) => order,
-        // What cannot be asked fails below, in the words of opening.
+        // If the description cannot be read, opening fails below with a better error.
         None => backend.description(location).ok().flatten().map_or(Order::C, |said| said.order()),
     };
     loop {

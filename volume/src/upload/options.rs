@@ -1,4 +1,4 @@
-//! How an upload is done: what the caller may choose, and what is chosen otherwise.
+//! The options of an upload and their defaults.
 
 use std::fmt;
 
@@ -10,17 +10,19 @@ use crate::progress::{Progress, StopFlag};
 /// What happens where a region cuts through stored objects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Alignment {
-    /// That is an error.
+    /// An error.
     #[default]
     Require,
-    /// Such objects are read, changed and written back, each under a lock that all uploads heed which see the same `/dev/shm`, also those
-    /// that store the object whole; without real shared memory, those of one user with one emulated directory. Others, such as other
-    /// machines and containers with a `/dev/shm` of their own, must not write to the same objects meanwhile.
-    /// What is not stored counts as the fill value, or 0. Pictures that lose detail lose some more in what is kept.
+    /// Such objects are read, changed and written back, each under an advisory lock. All uploads that see the same `/dev/shm` take
+    /// that lock, also those that store the whole object; without real shared memory, the uploads of one user with one emulated
+    /// directory. Uploads elsewhere, on other machines or in containers with a `/dev/shm` of their own, must not write to the same
+    /// objects meanwhile.
+    ///
+    /// Elements that are not stored count as the fill value, or 0. Lossy encodings lose more detail in the elements that are kept.
     ReadModifyWrite,
 }
 
-/// How an upload is done.
+/// The options of an upload.
 pub struct UploadOptions<'a> {
     pub(crate) order: Option<Order>,
     pub(crate) reinterpret: bool,
@@ -35,7 +37,8 @@ pub struct UploadOptions<'a> {
 }
 
 impl<'a> UploadOptions<'a> {
-    /// Begins with the defaults: an array in the order that it says, or C, all of it, aligned, every chunk stored, a thread for each processor.
+    /// Returns the defaults: an array in the order of its description, or C, all of it, aligned, every chunk stored, a thread for
+    /// each processor.
     pub fn new() -> Self {
         Self {
             order: None,
@@ -51,14 +54,14 @@ impl<'a> UploadOptions<'a> {
         }
     }
 
-    /// Says in which order the array is in memory; if not said, it is what the array
-    /// [says itself](ndarray_shm::array::Description), or C.
+    /// Sets the order of the array in memory. Default: the order in the array's [description](ndarray_shm::array::Description), or
+    /// C.
     pub fn order(mut self, order: Order) -> Self {
         self.order = Some(order);
         self
     }
 
-    /// Takes the array's bytes for what region and order say, whatever the array says about itself.
+    /// Interprets the array's bytes as the region and order say, whatever the array's description says.
     pub fn reinterpret(mut self, reinterpret: bool) -> Self {
         self.reinterpret = reinterpret;
         self
@@ -79,12 +82,12 @@ impl<'a> UploadOptions<'a> {
         self
     }
 
-    /// Does not store objects that hold nothing but the volume's fill value (0 where it has none), bit by bit, and removes what was
-    /// stored there.
+    /// Does not store objects that hold only the volume's fill value (0 if it has none), compared bit by bit, and removes objects
+    /// stored there before.
     ///
-    /// A Zarr volume says the fill value to all who read it, so nothing is lost. A Precomputed one does not: its readers must be
-    /// told to fill what is missing (`fill_missing` of `CloudVolume`), and cannot tell background from what was lost. Therefore this
-    /// is off unless it is asked for.
+    /// A Zarr volume records its fill value, so no information is lost. A Precomputed volume does not: its readers must be
+    /// told to fill missing chunks (`fill_missing` of `CloudVolume`), and cannot tell background from lost chunks. Therefore this
+    /// is off by default.
     pub fn skip_background(mut self, skip: bool) -> Self {
         self.skip_background = skip;
         self
@@ -96,9 +99,9 @@ impl<'a> UploadOptions<'a> {
         self
     }
 
-    /// Chooses how many objects a remote store gets at a time; 0 is the default, 16. Local ones get as many as there are workers.
+    /// Chooses how many objects a remote store gets at a time; 0 is the default, 16. A local store gets one from each worker.
     ///
-    /// At most 64 MiB of encoded objects wait for it, or one that is larger.
+    /// At most 64 MiB of encoded objects wait to be stored, or one larger object.
     pub fn requests(mut self, requests: usize) -> Self {
         self.requests = requests;
         self
@@ -110,13 +113,13 @@ impl<'a> UploadOptions<'a> {
         self
     }
 
-    /// Tells how far it is.
+    /// Reports progress to `progress`.
     pub fn progress(mut self, progress: &'a dyn Progress) -> Self {
         self.progress = progress;
         self
     }
 
-    /// Lets this flag stop the work between two objects.
+    /// Stops the work between two objects when this flag is raised.
     pub fn stop(mut self, stop: &StopFlag) -> Self {
         self.stop = stop.clone();
         self

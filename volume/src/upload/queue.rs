@@ -1,18 +1,18 @@
-//! Objects that are encoded and wait for being stored: a queue bounded by bytes, those included that are just being stored.
+//! A queue of encoded objects that wait to be stored. Its bound is in bytes, and includes the objects being stored.
 
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// How long a thread waits before it asks again whether to go on.
+/// Interval at which a waiting thread asks `give_up` again.
 const PATIENCE: Duration = Duration::from_millis(50);
 
-/// What is to become of one object.
+/// An encoded object to store, or to remove.
 #[derive(Debug)]
 pub(crate) struct Packed {
     pub(crate) region: Vec<Range<i64>>,
-    /// Nothing: the object is background and taken away.
+    /// `None`: the object is background and is removed.
     pub(crate) bytes: Option<Vec<u8>>,
 }
 
@@ -22,7 +22,7 @@ impl Packed {
     }
 }
 
-/// The queue. Encoders give, storing threads take.
+/// The queue. Encoding threads give, storing threads take.
 #[derive(Debug)]
 pub(crate) struct PackedQueue {
     limit: usize,
@@ -33,9 +33,9 @@ pub(crate) struct PackedQueue {
 #[derive(Debug)]
 struct QueueState {
     waiting: VecDeque<Packed>,
-    /// Bytes that wait or are being stored.
+    /// Bytes of the objects that wait or are being stored.
     bytes: usize,
-    /// Encoders that may still give something.
+    /// Encoding threads that have not left.
     givers: usize,
 }
 
@@ -45,7 +45,8 @@ impl PackedQueue {
         Self { limit, state: Mutex::new(state), changed: Condvar::new() }
     }
 
-    /// Puts an object in, waiting until there is room. An object larger than the limit is let in alone. `false`: gave up.
+    /// Adds an object, waiting until there is room. An object larger than the limit is added when the queue is empty. Returns
+    /// `false` if `give_up` returned true.
     pub(crate) fn give(&self, packed: Packed, give_up: &dyn Fn() -> bool) -> bool {
         let mut state = self.state();
         while state.bytes > 0 && state.bytes.saturating_add(packed.len()) > self.limit {
@@ -60,7 +61,8 @@ impl PackedQueue {
         true
     }
 
-    /// Takes an object out and hands it to `store`; its bytes count until that returns. `None`: all is done, or gave up.
+    /// Takes an object and passes it to `store`; its bytes count until `store` returns. Returns `None` if the queue is empty and
+    /// all encoders have left, or if `give_up` returned true.
     pub(crate) fn take<R>(&self, give_up: &dyn Fn() -> bool, store: impl FnOnce(Packed) -> R) -> Option<R> {
         let mut state = self.state();
         let packed = loop {
@@ -80,7 +82,7 @@ impl PackedQueue {
         Some(store(packed))
     }
 
-    /// Says that an encoder gives nothing more.
+    /// Notes that an encoder gives nothing more.
     pub(crate) fn leave(&self) {
         let mut state = self.state();
         state.givers = state.givers.saturating_sub(1);
@@ -91,13 +93,13 @@ impl PackedQueue {
         self.changed.wait_timeout(state, PATIENCE).map_or_else(|poisoned| poisoned.into_inner().0, |(state, _)| state)
     }
 
-    /// No code that could panic runs under the lock.
+    /// Locks the state. Poisoning is ignored: no code that could panic runs under the lock.
     fn state(&self) -> MutexGuard<'_, QueueState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Gives the room back, also when storing panics.
+/// Returns the room of an object when it is stored, also when storing panics.
 struct StoringBytes<'a> {
     queue: &'a PackedQueue,
     bytes: usize,
@@ -123,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn queued_bytes_stay_within_the_limit_and_arrive() {
+    fn queue_keeps_its_limit_and_loses_nothing() {
         let queue = PackedQueue::new(100, 2);
         let (now, most, all) = (AtomicUsize::new(0), AtomicUsize::new(0), AtomicUsize::new(0));
         thread::scope(|scope| {
@@ -153,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn oversized_object_goes_alone_and_waits_can_stop() {
+    fn oversized_object_goes_alone_and_giving_up_ends_waits() {
         let queue = PackedQueue::new(10, 1);
         assert!(queue.give(packed(50), &|| false));
         assert!(!queue.give(packed(1), &|| true), "there is no room");

@@ -1,8 +1,9 @@
-//! The threads of an upload: what each of them does, and what is said of it when all have ended.
+//! The threads of an upload: the work of each, and the result when all have ended.
 //!
-//! Objects that are written whole come first. For local volumes each thread encodes and stores; where storing waits for a network,
-//! some encode and many store. Objects that are only changed come last; one thread does all of the work on each. Both store under the
-//! object's lock: otherwise a thread that changes a part would undo a whole object that was stored after its read.
+//! Objects that are written whole come first. For a local volume each thread encodes and stores. For a remote volume, where storing
+//! waits for a network, some threads encode and many store. Objects that are changed in part come last; one thread does all of the
+//! work on each. Both kinds are stored under the object's lock: otherwise a thread that changes a part could overwrite a whole
+//! object that another upload stored after that thread's read.
 
 use std::any::Any;
 use std::ops::Range;
@@ -27,10 +28,10 @@ use crate::upload::queue::{Packed, PackedQueue};
 use crate::upload::units::Units;
 use crate::volume::ChunkSink;
 
-/// Requests that a remote store gets at a time by default.
+/// Default number of concurrent requests to a remote store.
 const REQUESTS: usize = 16;
 
-/// Encoded bytes that wait for being stored, or are just being stored.
+/// Limit for encoded bytes that wait to be stored or are being stored.
 const QUEUE_BYTES: usize = 64 << 20;
 
 /// A finished upload.
@@ -41,13 +42,13 @@ pub struct Uploaded {
     pub bbox: Bbox,
     /// Objects that were stored.
     pub stored: usize,
-    /// Objects that hold nothing but background and were therefore left out, or taken away.
+    /// Objects that hold only background, and therefore were not stored, or were removed.
     pub background: usize,
     /// Bytes of the array that were written.
     pub bytes: u64,
     /// Bytes that were stored.
     pub stored_bytes: u64,
-    /// What went wrong without stopping the work.
+    /// Problems that did not stop the work.
     pub warnings: Vec<String>,
 }
 
@@ -59,14 +60,14 @@ pub(crate) struct UploadRun<'a, T> {
     units: &'a Units,
     options: &'a UploadOptions<'a>,
     locks: Locks,
-    /// Raised by a thread that failed, for its colleagues.
+    /// Raised by a thread that failed, to stop the other threads.
     abort: StopFlag,
     failure: Mutex<Option<Error>>,
     tally: UploadTally,
     begun: Instant,
 }
 
-/// What was done so far.
+/// The work done so far.
 #[derive(Debug, Default)]
 struct UploadTally {
     stored: AtomicUsize,
@@ -103,7 +104,7 @@ impl<'a, T: Element> UploadRun<'a, T> {
         }
     }
 
-    /// Does all of it.
+    /// Runs the upload.
     pub(crate) fn run(self) -> Result<Uploaded> {
         self.tell();
         let total = self.units.total();
@@ -142,7 +143,7 @@ impl<'a, T: Element> UploadRun<'a, T> {
         }
     }
 
-    /// Writes the objects of which the array has all.
+    /// Writes the objects that the array covers completely.
     fn write_whole(&self, workers: usize, requests: usize) {
         let cells = Mutex::new(self.units.cells());
         if requests == 0 {
@@ -159,7 +160,7 @@ impl<'a, T: Element> UploadRun<'a, T> {
             return self.crew(crew.collect());
         }
         let queue = PackedQueue::new(QUEUE_BYTES, workers);
-        // Storing threads first: where too few threads can be had, encoders without them would wait for ever.
+        // Start the storing threads first: if no more threads can be started, encoders without them would wait for ever.
         let storing = (0..requests).map(|_| Task {
             name: "store",
             work: Box::new(|heard| {
@@ -181,7 +182,7 @@ impl<'a, T: Element> UploadRun<'a, T> {
         self.crew(storing.chain(encoding).collect());
     }
 
-    /// Encodes one object after the other until none is left, a flag is raised, or `give` says no.
+    /// Encodes one object after the other until none is left, a flag is raised, or `give` returns false.
     fn encode_each(&self, cells: &Mutex<Cells>, mut give: impl FnMut(Packed) -> Result<bool>) -> Result<()> {
         let from = FromArray::new(self.sink, self.array.view(), self.bbox, self.units);
         while let Some(region) = self.next(cells, true) {
@@ -193,7 +194,7 @@ impl<'a, T: Element> UploadRun<'a, T> {
         Ok(())
     }
 
-    /// Changes one object after the other of which the array has only a part.
+    /// Changes, one after the other, the objects that the array covers only in part.
     fn change(&self, cells: &Mutex<Cells>, heard: &dyn Fn()) -> Result<()> {
         let from = FromArray::new(self.sink, self.array.view(), self.bbox, self.units);
         while let Some(region) = self.next(cells, false) {
@@ -210,7 +211,7 @@ impl<'a, T: Element> UploadRun<'a, T> {
         Ok(())
     }
 
-    /// Returns the next object that is written whole, or that is not, unless a flag is raised.
+    /// Returns the next object that the upload covers completely (`whole`) or in part; `None` if none is left or a flag is raised.
     fn next(&self, cells: &Mutex<Cells>, whole: bool) -> Option<Vec<Range<i64>>> {
         if self.is_over() {
             return None;
@@ -225,7 +226,7 @@ impl<'a, T: Element> UploadRun<'a, T> {
         self.sink.encode(region, from).map(Some)
     }
 
-    /// Stores an object that the array covers completely, while no thread changes a part of it. `false`: gave up.
+    /// Stores an object that the array covers completely, under its lock. Returns `false` if a flag was raised first.
     fn store_locked(&self, packed: Packed) -> Result<bool> {
         let region = packed.region.clone();
         let stored = self.locks.locked(&region, &|| self.is_over(), || self.store(packed))?;
@@ -251,7 +252,7 @@ impl<'a, T: Element> UploadRun<'a, T> {
         Ok(())
     }
 
-    /// Runs every task on a thread of its own until all have ended, and tells the caller meanwhile how far they are.
+    /// Runs every task on a thread of its own until all have ended, and reports progress meanwhile.
     fn crew(&self, tasks: Vec<Task<'_>>) {
         let asked = tasks.len();
         let (sender, news) = mpsc::channel();
@@ -263,9 +264,8 @@ impl<'a, T: Element> UploadRun<'a, T> {
                 let named = thread::Builder::new().name(format!("{}-{number}", task.name));
                 let started = named.spawn_scoped(scope, move || {
                     let alarm = StopOnDrop::new(&self.abort);
-                    // The thread does not care whether the receiver still listens.
                     let heard = || {
-                        let _heard = sender.send(());
+                        let _ = sender.send(()); // only wakes the progress report
                     };
                     let end = while_wanted([&self.abort, &self.options.stop], || (task.work)(&heard));
                     match end {
@@ -317,7 +317,7 @@ impl<'a, T: Element> UploadRun<'a, T> {
         });
     }
 
-    /// The first error is the one that is told.
+    /// Stops all threads, and keeps the first error, which the upload returns.
     fn fail(&self, error: Error) {
         self.abort.stop();
         // An upload that is stopped while a server is silent does not report the server.
@@ -332,16 +332,16 @@ impl<'a, T: Element> UploadRun<'a, T> {
     }
 }
 
-/// Calls what it gets after each object.
+/// The body of a task. Calls its argument after each object.
 type TaskBody<'a> = Box<dyn FnOnce(&dyn Fn()) -> Result<()> + Send + 'a>;
 
-/// What one thread does.
+/// The work of one thread.
 struct Task<'a> {
     name: &'static str,
     work: TaskBody<'a>,
 }
 
-/// Tells the storing threads that an encoder has ended, also when it panics.
+/// Leaves the queue when an encoder ends, also when it panics, so that the storing threads do not wait for it.
 struct Leaving<'a>(&'a PackedQueue);
 
 impl Drop for Leaving<'_> {

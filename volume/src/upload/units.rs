@@ -1,6 +1,6 @@
-//! What is written as one: the stored objects that an upload touches, and whether it has all of each.
+//! The stored objects that an upload touches, and whether it covers each completely.
 //!
-//! Pure arithmetic on coordinates, and every check that can be made before the first object is stored.
+//! Pure arithmetic on coordinates, and all checks that are possible before the first object is stored.
 
 use std::ops::Range;
 
@@ -13,19 +13,19 @@ use crate::volume::{ChunkSink, VolumeMeta};
 /// The objects of one upload.
 #[derive(Debug)]
 pub(crate) struct Units {
-    /// What is written.
+    /// The region that is written.
     pub(crate) cutout: Bbox,
-    /// The stored objects that this touches, all of each.
+    /// The same region, grown to whole stored objects.
     aligned: Bbox,
     cells: Cells,
 }
 
 impl Units {
-    /// Decides what an upload writes.
+    /// Computes the objects of an upload.
     ///
     /// # Errors
     ///
-    /// [`Bbox`](Error::Bbox), [`Alignment`](Error::Alignment), and [`Source`](Error::Source) of a sink with chunks that cannot tile.
+    /// [`Bbox`](Error::Bbox), [`Alignment`](Error::Alignment), and [`Source`](Error::Source) if the sink's chunks cannot tile.
     pub(crate) fn of(sink: &dyn ChunkSink, bbox: &Bbox, options: &UploadOptions<'_>) -> Result<Self> {
         let meta = sink.meta();
         meta.check(&sink.identity())?;
@@ -56,12 +56,12 @@ impl Units {
         Ok(Self { cutout, aligned, cells })
     }
 
-    /// Walks the objects, each as the sink wants it: cut off only where the volume ends.
+    /// Iterates over the regions of the objects. Each is a whole object, except that it ends where the volume ends.
     pub(crate) fn cells(&self) -> Cells {
         self.cells.clone()
     }
 
-    /// Returns how many there are.
+    /// Returns the number of objects.
     pub(crate) fn total(&self) -> usize {
         usize::try_from(self.cells.total()).unwrap_or(usize::MAX)
     }
@@ -83,7 +83,7 @@ impl Units {
         self.written(region).map_or(0, |part| part.iter().map(|range| length(range) as u64).product())
     }
 
-    /// Whether what is written covers all of a region.
+    /// Whether the written region covers all of `region`.
     pub(crate) fn cover(&self, region: &[Range<i64>]) -> bool {
         region.iter().zip(self.cutout.ranges()).all(|(part, all)| all.start <= part.start && part.end <= all.end)
     }
@@ -99,7 +99,7 @@ pub(crate) fn aligned(meta: &VolumeMeta, bbox: &Bbox) -> Bbox {
         at(numbers.start)..at(numbers.end)
     });
     let ranges: Vec<_> = ranges.collect();
-    // Around a box with elements is one with elements.
+    // Cannot fail: a box around a box with elements has elements.
     Bbox::new(ranges).unwrap_or_else(|_| bbox.clone())
 }
 
@@ -110,7 +110,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_region_grows_to_whole_objects_within_the_volume() {
+    fn aligned_region_ends_at_the_volume() {
         let mut meta = VolumeMeta::new(&[10, 10, 4], &[2, 3, 4], DType::U8);
         meta.stored_shape = vec![4, 3, 4];
         meta.origin = vec![-5, 100, 0];

@@ -1,4 +1,4 @@
-//! A Zarr array in a store: which object a chunk is in, and what is fetched of it.
+//! A Zarr array in a store: the object that contains a chunk, and the bytes to fetch.
 
 use std::fmt;
 use std::ops::Range;
@@ -22,40 +22,40 @@ use crate::zarr::extensions;
 use crate::zarr::indexes::Indexes;
 use crate::zarr::shard_index::{self, ShardIndex};
 
-/// An array with chunks that are objects, or parts of objects that are shards.
+/// An array with chunks that are objects, or parts of objects (shards).
 pub(super) struct ZarrArray {
     pub(super) meta: VolumeMeta,
     identity: String,
-    /// Size of one element along each axis, and its unit, as far as it is known.
+    /// Size of one element along each axis, and its unit, if they are known.
     pub(super) resolution: (Vec<f64>, String),
     pub(super) store: Arc<dyn Store>,
     prefix: String,
-    /// Knows keys, and has nothing stored.
+    /// Computes keys; its store is empty.
     array: Array<MemoryStore>,
-    /// The codecs of what is stored as one object.
+    /// The codecs of one stored object.
     pub(super) chain: Chain,
     pub(super) fill: Vec<u8>,
-    /// Where an object is a shard and nothing else, its chunks are read one by one. Decoding one whole, often gigabytes, would
-    /// take that much memory in each worker. A shard that is packed once more is one chunk.
+    /// Present if each object is a shard and no other codec wraps it: then its chunks are read one by one, because a whole shard,
+    /// often gigabytes, would take that much memory in each worker. A shard inside another codec is read as one chunk.
     pub(super) indexes: Option<Indexes>,
 }
 
-/// A region as numbers that are surely not negative.
+/// A region with non-negative coordinates.
 type Region = Vec<Range<u64>>;
 
 /// Where the bytes of a chunk are.
 struct ChunkLocation {
     key: String,
-    /// Which shard it is in, and its number there.
+    /// The shard that contains it, and its number in the shard.
     in_shard: Option<(Vec<u64>, u64)>,
     /// Its numbers along each axis.
     chunk: Vec<u64>,
-    /// The part of the chunk's bytes that holds all that is wanted, if that is worth a request of its own.
+    /// The part of the chunk's bytes that contains the wanted window, if it is at most half of the chunk.
     slab: Option<Slab>,
 }
 
 impl ChunkLocation {
-    /// Names the chunk in an error of the shard that it is in, by its numbers along each axis.
+    /// Adds the chunk's numbers along each axis to an error of its shard.
     fn named(&self, error: Error) -> Error {
         if self.in_shard.is_none() {
             return error;
@@ -64,7 +64,7 @@ impl ChunkLocation {
     }
 }
 
-/// A part of a chunk that is contiguous where it is stored.
+/// A contiguous part of a stored chunk.
 struct Slab {
     bytes: Range<u64>,
     shape: Vec<usize>,
@@ -72,12 +72,12 @@ struct Slab {
 }
 
 impl ZarrArray {
-    /// Makes the array that a document describes.
+    /// Opens the array that a document describes.
     pub(super) fn open(store: &Arc<dyn Store>, document: &Document) -> Result<Self> {
         extensions::register();
         let dtype = document.dtype()?;
         let unreadable = |kind| move |cause: Cause| Error::volume(kind, document.name(), UNREADABLE).because(cause);
-        // Constructed from the very document that was looked at, not from what may be there by now.
+        // Constructed from the document that was checked, not read again: the stored one may have changed.
         let array = Array::new_with_metadata(Arc::new(MemoryStore::new()), "/", document.metadata()?)
             .map_err(|error| unreadable(kind_of(&error))(Box::new(error)))?;
         check_extensions(&array).map_err(unreadable(ErrorKind::Unsupported))?;
@@ -101,7 +101,7 @@ impl ZarrArray {
         if shape.iter().any(|length| i64::try_from(*length).is_err()) {
             return Err(format!("its shape {shape:?} is beyond any coordinate").into());
         }
-        // Also an array without elements has such a shape, but no first chunk to have it.
+        // An array without elements has no first chunk to ask for its shape.
         let outer = match array.chunk_shape(&vec![0; shape.len()]) {
             Ok(lengths) => lengths,
             Err(_) => vec![std::num::NonZeroU64::MIN; shape.len()],
@@ -153,7 +153,7 @@ impl ZarrArray {
         join(&self.prefix, self.array.chunk_key(stored).as_str())
     }
 
-    /// Returns a region that lies in one cell of a grid, and the numbers of the cell.
+    /// Returns a region with non-negative coordinates, and the numbers of the grid cell that contains it.
     pub(super) fn cell(&self, named: &[Range<i64>], cell: &[u64]) -> Result<(Region, Vec<u64>)> {
         let wrong = |reason: String| Err(Error::bbox(ranges_text(named), reason));
         if named.len() != self.meta.shape.len() {
@@ -171,7 +171,7 @@ impl ZarrArray {
         }
     }
 
-    /// Finds out where a region is stored.
+    /// Returns where a region is stored, and its window in the chunk.
     fn stored(&self, named: &[Range<i64>]) -> Result<(ChunkLocation, Vec<Range<usize>>)> {
         let (region, chunk) = self.cell(named, &self.meta.chunk_shape)?;
         let window: Vec<Range<usize>> = region
@@ -198,25 +198,25 @@ impl ZarrArray {
         Ok((ChunkLocation { key: self.key(&stored), in_shard, chunk, slab }, window))
     }
 
-    /// Returns the path or URL of the array, whatever its metadata are.
+    /// Returns the path or URL of the array.
     pub(super) fn place(&self) -> String {
         self.store.locate(&self.prefix)
     }
 
-    /// What went wrong with an object. On a disk it is that file that has to be repaired; what a server did not answer, the
-    /// store has said in its own words.
+    /// Returns a function that makes errors about an object. They name the object: on a disk, the file to repair. Failures of a
+    /// server are errors of the store instead.
     pub(super) fn failed(&self, key: &str, region: &[Range<i64>]) -> impl Fn(Cause) -> Error {
         let (chunk, region) = (self.store.locate(key), ranges_text(region));
         move |cause| Error::chunk(chunk.clone(), region.clone(), cause)
     }
 
-    /// The same of what was fetched for a chunk, which may be one of a shard.
+    /// Like [`failed`](Self::failed), for the bytes of a chunk, which may be part of a shard.
     fn chunk_failed(&self, stored: &ChunkLocation, region: &[Range<i64>]) -> impl Fn(Cause) -> Error {
         let failed = self.failed(&stored.key, region);
         move |cause| stored.named(failed(cause))
     }
 
-    /// Makes what the store said of a chunk an error of that chunk, unless asking again may help.
+    /// Converts a store's error to an error of the chunk, unless a retry may help.
     fn store_failed(&self, error: Error, stored: &ChunkLocation, region: &[Range<i64>]) -> Error {
         let region = ranges_text(region);
         stored.named(if self.store.is_remote() { error.of_answer(region) } else { error.of_file(region) })
@@ -236,7 +236,7 @@ impl ZarrArray {
             } else {
                 self.store.get_suffix(key, bytes)
             };
-            // A server would need one more request to say it, and refuses by itself what is beyond the end.
+            // On a server the length would cost one more request, and the server itself refuses ranges beyond the end.
             let length = if self.store.is_remote() { None } else { self.store.size(key)? };
             Ok((index?, length))
         };
@@ -346,7 +346,7 @@ impl fmt::Debug for ZarrArray {
     }
 }
 
-/// Whether a sound document asks for what is not known here, or is not sound.
+/// Returns `Unsupported` for a valid document with unknown features, otherwise `Damaged`.
 fn kind_of(error: &ArrayCreateError) -> ErrorKind {
     match error {
         ArrayCreateError::AdditionalFieldUnsupportedError(_)
@@ -360,7 +360,7 @@ fn kind_of(error: &ArrayCreateError) -> ErrorKind {
     }
 }
 
-/// Refuses what would change where chunks are, and how large.
+/// Refuses extensions that would change the keys or the shapes of chunks.
 fn check_extensions(array: &Array<MemoryStore>) -> Result<(), Cause> {
     if let ArrayMetadata::V3(document) = array.metadata() {
         let unknown = document.additional_fields.iter().find(|(_, field)| field.must_understand());
@@ -382,12 +382,12 @@ fn check_extensions(array: &Array<MemoryStore>) -> Result<(), Cause> {
     Ok(())
 }
 
-/// Returns the contiguous part of a plainly stored chunk that a window lies in, if it is at most half of the chunk.
+/// Returns the contiguous part of a plainly stored chunk that contains a window, if it is at most half of the chunk.
 fn slab(shape: &[usize], order: Order, window: &[Range<usize>], dtype: DType) -> Option<Slab> {
     // From the slowest axis to the fastest.
     let axes: Vec<usize> =
         if order == Order::C { (0..shape.len()).collect() } else { (0..shape.len()).rev().collect() };
-    // Along the axes in front of this one the window is one element thick.
+    // Along the axes before this one the window is one element thick.
     let cut = axes.iter().position(|axis| window[*axis].len() > 1).unwrap_or(axes.len());
     let (mut start, mut stride) = (0u64, dtype.size() as u64);
     let mut slab = Slab { bytes: 0..0, shape: shape.to_vec(), window: window.to_vec() };
@@ -409,7 +409,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_slab_encloses_its_window() {
+    fn slab_is_the_contiguous_part_around_a_window() {
         let slab_of = |window: [Range<usize>; 3], order| {
             let slab = slab(&[4, 5, 6], order, &window, DType::U16)?;
             Some((slab.bytes, slab.shape, slab.window))

@@ -1,4 +1,4 @@
-//! Checksums that numcodecs puts before or behind bytes: CRC-32, CRC-32C, Adler-32, Fletcher-32.
+//! The checksums of numcodecs, stored before or behind the bytes: CRC-32, CRC-32C, Adler-32, Fletcher-32.
 
 use serde_json::Value;
 use zarrs::plugin::PluginCreateError;
@@ -10,7 +10,7 @@ use crate::zarr::extensions::brief;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Checksum {
     sum: Sum,
-    /// Whether it stands before the bytes.
+    /// Whether it is stored before the bytes.
     is_first: bool,
 }
 
@@ -23,14 +23,14 @@ enum Sum {
 }
 
 impl Checksum {
-    /// Bytes of every checksum.
+    /// Length of every checksum in bytes.
     pub(super) const BYTES: u64 = size_of::<u32>() as u64;
 
-    /// Reads which checksum it is, `sum`, and where it stands, `location`.
+    /// Parses a configuration: `sum` names the checksum, `location` its place.
     ///
     /// # Errors
     ///
-    /// There is no such checksum or place.
+    /// The checksum or the place is unknown.
     pub(super) fn new(configuration: &Value) -> Result<Self, PluginCreateError> {
         let name = configuration["sum"].as_str().unwrap_or_default();
         let (sum, is_first) = match name {
@@ -58,7 +58,7 @@ impl Checksum {
     ///
     /// # Errors
     ///
-    /// The checksum is another, or there is none.
+    /// The checksum does not match, or is missing.
     pub(super) fn checked(self, bytes: &[u8]) -> Result<&[u8], Cause> {
         let parts = if self.is_first {
             bytes.split_first_chunk().map(|(sum, bytes)| (bytes, sum))
@@ -87,10 +87,10 @@ impl Checksum {
     }
 }
 
-/// Adler-32 as zlib has it (RFC 1950).
+/// Adler-32 as in zlib (RFC 1950).
 fn adler32(bytes: &[u8]) -> u32 {
     const MODULUS: u32 = 65_521;
-    /// So many bytes cannot make the sums overflow.
+    /// Number of bytes that cannot make the sums overflow.
     const RUN: usize = 5552;
     let (mut low, mut high) = (1u32, 0u32);
     for run in bytes.chunks(RUN) {
@@ -104,9 +104,9 @@ fn adler32(bytes: &[u8]) -> u32 {
     (high << 16) | low
 }
 
-/// Fletcher-32 as HDF5 has it: of big-endian words, the last one filled up with 0, sums folded and not reduced.
+/// Fletcher-32 as in HDF5: over big-endian words, the last one padded with 0, sums folded and not reduced.
 fn fletcher32(bytes: &[u8]) -> u32 {
-    /// So many words cannot make the sums overflow.
+    /// Number of words that cannot make the sums overflow.
     const RUN: usize = 360;
     let fold = |sum: u32| (sum & 0xffff) + (sum >> 16);
     let (mut low, mut high) = (0u32, 0u32);
@@ -134,8 +134,8 @@ mod tests {
     }
 
     #[test]
-    fn sums_equal_those_of_numcodecs() {
-        // Of `numcodecs.CRC32().encode(b"123456789")` and so on.
+    fn sums_are_those_of_numcodecs() {
+        // From `numcodecs.CRC32().encode(b"123456789")` and so on.
         let known = [("crc32", 0xcbf4_3926u32), ("crc32c", 0xe306_9283), ("adler32", 0x091e_01de)];
         for (name, sum) in known {
             assert_eq!(checksum(name).of(b"123456789"), sum, "{name}");
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_round_trip_and_damage_is_detected() {
+    fn bytes_come_back_and_damage_is_noticed() {
         for name in NAMES {
             for length in [0, 1, 2, 719, 720, 721, 5552, 100_001] {
                 let bytes: Vec<u8> = (0..length).map(|at: u64| (at * at / 7).to_le_bytes()[0]).collect();
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn checksum_is_at_the_configured_location() {
+    fn place_is_where_the_configuration_says() {
         let first = Checksum::new(&json!({"sum": "crc32", "location": "start"})).expect("a place");
         let last = Checksum::new(&json!({"sum": "crc32", "location": "end"})).expect("a place");
         assert_eq!((first, first.added(&[7])[4], last.added(&[7])[0]), (checksum("crc32"), 7, 7));

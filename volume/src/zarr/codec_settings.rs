@@ -1,8 +1,8 @@
-//! What a codec of zarrs says of itself, and what every call of one is told.
+//! The options for calls of zarrs codecs, and access to their configurations.
 
 use zarrs::array::{CodecMetadataOptions, CodecOptions, CodecTraits};
 
-/// The workers are the parallelism: were each chunk decoded by several threads too, they would outnumber the processors.
+/// Returns options for one thread: the workers already use all processors, so a chunk is not decoded by several threads.
 pub(super) fn options() -> CodecOptions {
     CodecOptions::default().with_concurrent_target(1)
 }

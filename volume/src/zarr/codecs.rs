@@ -1,8 +1,7 @@
-//! How one chunk becomes bytes and how bytes become a chunk: pure computing, no store.
+//! Encodes and decodes one chunk. Pure computation, no store.
 //!
-//! zarrs says which codecs there are and in which order; it is also the one that encodes. Decoding is our own where it is
-//! frequent or dangerous: packed bytes are unpacked up to a limit, elements that lie as they are needed are not touched, and
-//! shards are taken apart with a distrust of their index.
+//! zarrs parses the codecs and encodes. This module decodes itself where that is frequent or dangerous: it unpacks bytes up to a
+//! limit, does not touch elements that are already in the needed form, and validates the index of a shard.
 
 use std::borrow::Cow;
 use std::num::NonZeroU64;
@@ -32,14 +31,14 @@ use crate::zarr::pcodec;
 use crate::zarr::place;
 use crate::zarr::shard_index::{ShardIndex, ShardIndexCodec, numbers, part, setting};
 
-/// What packed bytes may be longer than zarrs expects of the worst case: other writers pack differently.
+/// Bytes by which a packed chunk may exceed the worst case of zarrs: other writers pack differently.
 const SLACK: u64 = 64 << 10;
 
-/// The type of an array's elements and their value where nothing is stored, as zarrs knows them.
+/// The element type and fill value of an array, also in the types of zarrs.
 #[derive(Debug, Clone)]
 pub(super) struct ElementType {
     pub(super) dtype: DType,
-    /// Whether elements are truth values, in bytes.
+    /// Whether elements are booleans, each in a byte.
     pub(super) is_bool: bool,
     pub(super) data_type: DataType,
     pub(super) fill: FillValue,
@@ -53,12 +52,12 @@ pub(super) struct Chain {
     shape: Vec<NonZeroU64>,
     /// Bytes of a decoded chunk.
     size: usize,
-    /// Most bytes that a stored chunk may have.
+    /// Length of a stored chunk, or its maximum.
     packed: Expected,
     /// In the order of encoding.
     stages: Vec<PackingStage>,
     serialized: Serialized,
-    /// In which order elements lie, where that is all that the codecs of arrays have changed.
+    /// Order of the elements, if the array-to-array codecs change nothing else.
     order: Option<Order>,
 }
 
@@ -71,7 +70,7 @@ struct PackingStage {
     expected: Expected,
 }
 
-/// What decodes the bytes of a codec.
+/// The decoder of a bytes-to-bytes codec.
 #[derive(Debug)]
 enum Decoder {
     Packing(Packing),
@@ -79,21 +78,21 @@ enum Decoder {
     Zarrs,
 }
 
-/// How elements are written one after the other.
+/// How elements are serialized to bytes.
 #[derive(Debug)]
 enum Serialized {
-    /// As they are in memory.
+    /// In native byte order.
     Native,
-    /// With the bytes of each number, so many, the other way round.
+    /// With the bytes of each number reversed; holds the number's length in bytes.
     Swapped(usize),
     Shards(Box<ShardCodec>),
     #[cfg(feature = "codecs")]
     Pcodec,
-    /// In a way that only zarrs knows.
+    /// By a codec that only zarrs decodes.
     Otherwise,
 }
 
-/// How chunks are put together in shards.
+/// The codec that groups chunks in shards.
 #[derive(Debug)]
 pub(super) struct ShardCodec {
     /// Elements of a shard along each axis.
@@ -103,14 +102,14 @@ pub(super) struct ShardCodec {
     fill: Vec<u8>,
 }
 
-/// A chunk, an array in its steps from what is decoded to what is written as bytes.
+/// Shape, type and fill value of a chunk between two array-to-array codecs.
 type Representation = (Vec<NonZeroU64>, DataType, FillValue);
 
 impl Chain {
     pub(super) fn new(codecs: Arc<CodecChain>, elements: &ElementType, shape: &[NonZeroU64]) -> Result<Self, Cause> {
         let lengths: Vec<u64> = shape.iter().map(|length| length.get()).collect();
         let size = lengths.iter().try_fold(elements.dtype.size() as u64, |size, length| size.checked_mul(*length));
-        // Beyond that even zarrs' own arithmetic fails. Half of it leaves room for what packing may add.
+        // Above isize::MAX the arithmetic of zarrs overflows; a quarter leaves room for what packing may add.
         let Some(size) = size.and_then(|size| isize::try_from(size).ok()).filter(|size| *size <= isize::MAX / 4) else {
             return Err(format!("chunks of shape {lengths:?} are larger than the address space").into());
         };
@@ -148,17 +147,17 @@ impl Chain {
         Ok(Self { codecs, elements: elements.clone(), shape: shape.to_vec(), size, packed, stages, serialized, order })
     }
 
-    /// Returns the elements along each axis.
+    /// Returns the number of elements along each axis.
     pub(super) fn shape(&self) -> Vec<usize> {
         self.shape.iter().map(|length| to_usize(length.get())).collect()
     }
 
-    /// Returns how many bytes a stored chunk may have.
+    /// Returns the length of a stored chunk, or its maximum.
     pub(super) fn packed(&self) -> Expected {
         self.packed
     }
 
-    /// Returns the shards that chunks are, if they are that and nothing else.
+    /// Returns the sharding codec if it is the only codec.
     pub(super) fn only_shards(&self) -> Option<&ShardCodec> {
         match &self.serialized {
             Serialized::Shards(shards) if self.stages.is_empty() && self.codecs.array_to_array_codecs().is_empty() => {
@@ -168,20 +167,20 @@ impl Chain {
         }
     }
 
-    /// Returns in which order the elements are stored, if they are stored as they are, so that a part can be read alone.
+    /// Returns the order of stored elements if they are not packed, so that a part can be read alone.
     pub(super) fn stored_plainly(&self) -> Option<Order> {
         let plain = self.stages.is_empty() && matches!(self.serialized, Serialized::Native | Serialized::Swapped(_));
         if plain { self.order } else { None }
     }
 
-    /// Makes elements native that were stored plainly, and the other way round.
+    /// Converts plainly stored elements to native byte order, and back.
     pub(super) fn make_native(&self, bytes: &mut [u8]) {
         if let Serialized::Swapped(width) = self.serialized {
             bytes.chunks_exact_mut(width).for_each(<[u8]>::reverse);
         }
     }
 
-    /// Decodes a chunk; uses `memory` where that saves taking other. Returns its elements, native, and their order.
+    /// Decodes a chunk, reusing `memory`. Returns its elements in native byte order, and their order in memory.
     pub(super) fn decode(&self, packed: Vec<u8>, memory: Vec<u8>) -> Result<(Vec<u8>, Order), Cause> {
         let options = options();
         let (mut bytes, mut spare) = (packed, memory);
@@ -232,18 +231,18 @@ impl Chain {
         Ok((bytes, order))
     }
 
-    /// Whether elements are truth values.
+    /// Whether elements are booleans.
     pub(super) fn has_bools(&self) -> bool {
         self.elements.is_bool
     }
 
-    /// Checks that bytes are truth values, where elements are that: any other byte is damage, and no two readers would agree on it.
+    /// Checks that the bytes of boolean elements are 0 or 1. Any other byte is damage, which readers interpret differently.
     pub(super) fn check_bools(&self, bytes: &[u8]) -> Result<(), Cause> {
         let other = bytes.iter().find(|byte| self.elements.is_bool && **byte > 1);
         other.map_or(Ok(()), |byte| Err(format!("it has the byte {byte}, where elements of bool are 0 or 1").into()))
     }
 
-    /// Encodes the elements of a whole chunk, native and in C order.
+    /// Encodes the elements of a whole chunk, in native byte order and C order.
     pub(super) fn encode(&self, elements: Vec<u8>) -> Result<Vec<u8>, Cause> {
         Expected::Exactly(self.size).check(elements.len())?;
         let plain = matches!(self.serialized, Serialized::Native | Serialized::Swapped(_));
@@ -256,7 +255,7 @@ impl Chain {
         self.make_native(&mut bytes);
         for stage in &self.stages {
             bytes = match stage.decoder {
-                // In one call, and about twice as fast; the level in the metadata binds no writer.
+                // One call, about twice as fast as zarrs. The level in the metadata does not bind writers.
                 Decoder::Packing(Packing::Gzip) => gzip::pack(&bytes)?,
                 _ => stage.codec.encode(Cow::Owned(bytes), &options())?.into_owned(),
             };
@@ -266,7 +265,7 @@ impl Chain {
 }
 
 impl ShardCodec {
-    /// Reads the configuration of the codec that makes shards of this shape.
+    /// Parses the configuration of a sharding codec for shards of this shape.
     fn new(codec: &dyn ArrayToBytesCodecTraits, elements: &ElementType, shape: &[NonZeroU64]) -> Result<Self, Cause> {
         let chunk_shape: Vec<NonZeroU64> = serde_json::from_value(setting(codec, "chunk_shape")?)?;
         let codecs: Vec<MetadataV3> = serde_json::from_value(setting(codec, "codecs")?)?;
@@ -289,7 +288,7 @@ impl ShardCodec {
         &self.chunk
     }
 
-    /// Returns how the index is written.
+    /// Returns the codec of the index.
     pub(super) fn index(&self) -> &ShardIndexCodec {
         &self.index
     }
@@ -299,7 +298,7 @@ impl ShardCodec {
         self.index.locate(index, number, self.chunk.packed())
     }
 
-    /// Decodes a shard that is in memory as a whole; its elements are in C order.
+    /// Decodes a whole shard in memory. Returns its elements in C order.
     fn decode_whole(&self, bytes: &[u8]) -> Result<Vec<u8>, Cause> {
         let length = bytes.len() as u64;
         let stored = part(bytes, self.index.range(length));
@@ -322,7 +321,7 @@ impl ShardCodec {
     }
 }
 
-/// Returns what a chunk is before each codec of arrays, and behind the last.
+/// Returns the representation of a chunk before each array-to-array codec, and after the last.
 fn representations(
     codecs: &CodecChain,
     elements: &ElementType,
@@ -361,7 +360,7 @@ fn decoder_of(codec: &dyn BytesToBytesCodecTraits) -> Decoder {
     })
 }
 
-/// Returns how elements are written by a codec that is not the usual one.
+/// Returns how elements are serialized by a codec other than `bytes` and `sharding_indexed`.
 #[cfg_attr(
     not(feature = "codecs"),
     expect(clippy::unnecessary_wraps, reason = "codecs that are compiled in can refuse")
@@ -382,7 +381,7 @@ fn other_serializer(
     Ok(Serialized::Otherwise)
 }
 
-/// Returns the order of elements that these codecs come to, if it is C or F and nothing else is done to them.
+/// Returns the order of elements behind these codecs, if it is C or F and they change nothing else.
 fn order(codecs: &[Arc<dyn ArrayToArrayCodecTraits>], axes: usize) -> Option<Order> {
     let mut order: Vec<usize> = (0..axes).collect();
     for codec in codecs {

@@ -1,4 +1,4 @@
-//! Makes new arrays. All there is to make is one document, so that a volume is there whole or not at all.
+//! Creates arrays. A new array is a single document, so it exists completely or not at all.
 
 use std::fmt::Display;
 use std::sync::Arc;
@@ -12,21 +12,22 @@ use crate::store::{self, Store};
 use crate::zarr::array::ZarrArray;
 use crate::zarr::document::{Document, DocumentKind, V2, V2_ATTRIBUTES, V2_GROUP, V3};
 
-/// Most bytes that blosc can pack at once, less what it adds.
+/// Maximum bytes that blosc can pack at once, minus its overhead.
 const MOST_BLOSC: u64 = (1 << 31) - 17;
 
 const TAKEN: &str = "there is something already: choose another place, or remove it first";
 
-/// Makes an array without chunks.
+/// Creates an array without chunks.
 pub(super) fn create(store: &Arc<dyn Store>, new: &NewVolume) -> Result<ZarrArray> {
     let name = store.locate("").trim_end_matches(['/', '\\']).to_owned();
     check(new).map_err(|reason| Error::new_volume(&name, reason))?;
     let (kind, file) = if new.version == 2 { (DocumentKind::ArrayV2, V2) } else { (DocumentKind::ArrayV3, V3) };
     let json = if new.version == 2 { metadata_v2(new) } else { metadata_v3(new) };
-    // What cannot be opened must not be written.
+    // A document that cannot be opened is never written.
     ZarrArray::open(store, &Document::planned(store, kind, json.clone())).map_err(Error::of_new_volume)?;
     refuse_to_replace(store, &name)?;
-    // In front of the document that makes it a volume, and also if there are none: no process adds any behind it.
+    // Version 2 keeps attributes in their own document. It is written before the document that makes the place a volume, even if it
+    // is empty: so no process adds attributes to an existing volume.
     let attributes = (kind == DocumentKind::ArrayV2).then(|| text(&attributes(new).unwrap_or_else(|| json!({}))));
     if let Some(attributes) = &attributes {
         store.put_new(V2_ATTRIBUTES, attributes.clone())?;
@@ -36,7 +37,7 @@ pub(super) fn create(store: &Arc<dyn Store>, new: &NewVolume) -> Result<ZarrArra
         let found = store.get(V2_ATTRIBUTES)?;
         match (is_maker, found.is_some_and(|found| found.bytes == attributes)) {
             (_, true) => {}
-            // Of a process that was killed, or came too late with the rest.
+            // The attributes are from a process that was killed, or that lost the race for the array's document.
             (true, false) => store.put(V2_ATTRIBUTES, attributes, false)?,
             (false, false) => return Err(taken(store.locate(V2_ATTRIBUTES), TAKEN)),
         }
@@ -53,7 +54,7 @@ fn refuse_to_replace(store: &Arc<dyn Store>, name: &str) -> Result<()> {
             return Err(taken(store.locate(file), TAKEN));
         }
     }
-    // Attributes that a killed process left before the volume was there count for nothing yet.
+    // Attributes without an array are from a creator that was killed before it wrote the array's document: ignore them.
     match store.list("")?.iter().find(|name| *name != V2_ATTRIBUTES) {
         Some(other) => Err(taken(name, format!("{TAKEN} (`{other}`)"))),
         None => Ok(()),
@@ -125,7 +126,7 @@ fn metadata_v2(new: &NewVolume) -> Value {
             Encoding::Blosc => json!({"id": "blosc", "cname": "lz4", "clevel": 5, "shuffle": 1, "blocksize": 0}),
             _ => Value::Null,
         },
-        // One folder for each axis: millions of names in one would be slow.
+        // A directory level for each axis: millions of names in one directory would be slow.
         "dimension_separator": "/",
     })
 }
@@ -162,7 +163,7 @@ fn metadata_v3(new: &NewVolume) -> Value {
     })
 }
 
-/// Returns the codec of version 3 that puts chunks of this shape, encoded by these codecs, together in shards.
+/// Returns the version 3 codec that groups chunks of this shape, encoded by these codecs, in shards.
 pub(crate) fn sharding_codec(chunk_shape: &[u64], codecs: &[Value]) -> Value {
     json!({"name": "sharding_indexed", "configuration": {
         "chunk_shape": chunk_shape,
@@ -172,13 +173,13 @@ pub(crate) fn sharding_codec(chunk_shape: &[u64], codecs: &[Value]) -> Value {
     }})
 }
 
-/// Zarr itself has no resolution; these are the attributes in which tensorstore keeps it.
+/// Returns the attributes in which tensorstore keeps the resolution; Zarr itself has none.
 fn attributes(new: &NewVolume) -> Option<Value> {
     let units: Vec<String> = new.resolution.iter().map(|length| format!("{length} nm")).collect();
     (!units.is_empty()).then(|| json!({"dimension_units": units}))
 }
 
-/// Reads the attributes that [`attributes`] makes: lengths and their common unit.
+/// Parses the attributes that [`attributes`] returns: lengths and their common unit.
 pub(super) fn resolution(attributes: &Value) -> Option<(Vec<f64>, String)> {
     let mut common = None;
     let mut lengths = Vec::new();

@@ -1,7 +1,7 @@
 //! Differences of neighbouring elements, as the filter `delta` of numcodecs stores them.
 //!
-//! The first element stands as it is, each other one as the difference to the one before it in memory. Whole numbers wrap around, so
-//! that nothing is lost; floating-point numbers are subtracted and added up in the precision that NumPy takes.
+//! The first element is stored unchanged, each other one as the difference to its predecessor in memory. Integers wrap around, so
+//! that no information is lost; floating-point numbers are subtracted and summed in the precision that NumPy uses.
 
 use std::any::Any;
 use std::borrow::Cow;
@@ -22,12 +22,12 @@ use zarrs::plugin::{ExtensionName, PluginCreateError, PluginUnsupportedError, Za
 
 use crate::zarr::extensions;
 
-/// The filter, from one type of numbers to one of differences.
+/// The filter, with the types of numbers and differences.
 #[derive(Debug, Clone)]
 pub(super) struct Delta {
     numbers: NumberKind,
     differences: NumberKind,
-    /// Whether the bytes of differences are to be the other way round than those of the array.
+    /// Whether differences have the opposite byte order of the array.
     swapped: bool,
     configuration: Configuration,
 }
@@ -41,11 +41,11 @@ enum NumberKind {
 }
 
 impl Delta {
-    /// Reads the types of numbers, `dtype`, and differences, `astype`, as NumPy writes them.
+    /// Parses the types of numbers, `dtype`, and differences, `astype`, in NumPy's notation.
     ///
     /// # Errors
     ///
-    /// There are no differences of such elements, or none that are stored so.
+    /// A type, or the combination of both, is not supported.
     pub(super) fn new(configuration: Value) -> Result<Self, PluginCreateError> {
         let unsupported = |of: &Value| {
             let error =
@@ -58,14 +58,14 @@ impl Delta {
         let is_big = configuration["big_endian"] == true;
         let (numbers, order) = NumberKind::read(dtype).ok_or_else(|| unsupported(dtype))?;
         let (differences, differences_order) = NumberKind::read(astype).ok_or_else(|| unsupported(astype))?;
-        // Differences are meaningless if the order of bytes is not that of the array.
+        // Differences are meaningless if the byte order differs from the array's.
         if numbers.size() > 1 && order.is_some_and(|order| order != is_big) {
             return Err(unsupported(dtype));
         }
         if matches!(numbers, NumberKind::Whole { .. }) != matches!(differences, NumberKind::Whole { .. }) {
             return Err(unsupported(astype));
         }
-        // Zarr v3 says in another codec in which order bytes are.
+        // In Zarr v3 another codec defines the byte order.
         let is_v2 = configuration["version"] == 2;
         let swapped = is_v2 && differences.size() > 1 && differences_order.is_some_and(|order| order != is_big);
         Ok(Self { numbers, differences, swapped, configuration: extensions::into_configuration(configuration) })
@@ -78,7 +78,7 @@ impl Delta {
                 let mut last = 0u64;
                 along(bytes, from, to, |number, into| {
                     let number = from.whole(number);
-                    // The difference has the type of the numbers before it gets its own.
+                    // As in NumPy, the difference is computed in the type of the numbers, then converted.
                     let difference = number.wrapping_sub(last).to_le_bytes();
                     last = number;
                     to.put_whole(from.of_le(difference), into);
@@ -98,7 +98,7 @@ impl Delta {
             self.swap(differences.to_mut());
         }
         let (from, to) = (self.differences, self.numbers);
-        // Sums have the larger one of both types, as in NumPy.
+        // Sums have the larger of both types, as in NumPy.
         match if from.size() > to.size() { from } else { to } {
             NumberKind::Whole { .. } => {
                 let mut sum = 0u64;
@@ -119,7 +119,7 @@ impl Delta {
         }
     }
 
-    /// Checks that so many bytes are the elements of a chunk.
+    /// Checks that the bytes are the elements of one chunk.
     fn check(bytes: &[u8], shape: &[NonZeroU64], number: NumberKind) -> Result<(), CodecError> {
         let count = shape.iter().try_fold(number.size() as u64, |size, length| size.checked_mul(length.get()));
         if count == Some(bytes.len() as u64) {
@@ -130,7 +130,7 @@ impl Delta {
 }
 
 impl NumberKind {
-    /// Reads a type as NumPy writes it, and whether its bytes are big-endian, where it says so.
+    /// Parses a type in NumPy's notation. Also returns whether it is big-endian, if the notation says so.
     fn read(name: &Value) -> Option<(Self, Option<bool>)> {
         let name = name.as_str()?;
         let (order, kind) = match name.split_at_checked(1)? {
@@ -166,7 +166,7 @@ impl NumberKind {
         }
     }
 
-    /// Returns a whole number of native bytes, its sign extended.
+    /// Returns the integer in these native bytes, sign-extended.
     fn whole(self, bytes: &[u8]) -> u64 {
         let mut little = [0; 8];
         little[..bytes.len()].copy_from_slice(bytes);
@@ -176,7 +176,7 @@ impl NumberKind {
         self.of_le(little)
     }
 
-    /// Returns the whole number that the first bytes of these are, its sign extended.
+    /// Returns the integer in the first bytes, which are little-endian, sign-extended.
     fn of_le(self, little: [u8; 8]) -> u64 {
         let (size, signed) = match self {
             Self::Whole { size, signed } => (size, signed),
@@ -211,7 +211,7 @@ impl NumberKind {
     }
 }
 
-/// Makes one number of each other one, in order.
+/// Converts each number to another one, in order.
 fn along(bytes: &[u8], from: NumberKind, to: NumberKind, mut each: impl FnMut(&[u8], &mut [u8])) -> Vec<u8> {
     let mut made = vec![0; bytes.len() / from.size() * to.size()];
     for (number, into) in bytes.chunks_exact(from.size()).zip(made.chunks_exact_mut(to.size())) {
@@ -257,7 +257,7 @@ mod rounded {
 float!(f32, rounded::to_f32, f64::from);
 float!(f64, std::convert::identity, std::convert::identity);
 
-/// Adds up or subtracts floating-point numbers of any size in the type `T`.
+/// Sums or subtracts floating-point numbers of any size in the type `T`.
 fn floats<T: Float>(bytes: &[u8], from: NumberKind, to: NumberKind, is_difference: bool) -> Vec<u8> {
     let mut last: Option<T> = None;
     along(bytes, from, to, |number, into| {
@@ -266,7 +266,7 @@ fn floats<T: Float>(bytes: &[u8], from: NumberKind, to: NumberKind, is_differenc
             NumberKind::F32 => f64::from(bytemuck::pod_read_unaligned::<f32>(number)),
             NumberKind::Whole { .. } | NumberKind::F64 => bytemuck::pod_read_unaligned(number),
         });
-        // The first one is no sum: 0 and -0 would make 0.
+        // The first number is taken unchanged, not added to 0: 0 + -0 would be 0.
         let made = match last {
             None => number,
             Some(last) if is_difference => number.minus(last),
@@ -324,7 +324,7 @@ impl ArrayToArrayCodecTraits for Delta {
         if decoded.fixed_size() != Some(self.numbers.size()) {
             return Err(CodecError::UnsupportedDataType(decoded.clone(), "delta".to_owned()));
         }
-        // Signed and unsigned numbers are subtracted alike: the type stays what the array says.
+        // Signed and unsigned numbers are subtracted alike, so the array's type can stay.
         if self.numbers == self.differences { Ok(decoded.clone()) } else { Ok(self.differences.data_type()) }
     }
 
@@ -366,18 +366,18 @@ mod tests {
     }
 
     #[test]
-    fn differences_equal_those_of_numcodecs() {
+    fn differences_are_those_of_numcodecs() {
         let filter = delta("<i2", "<i1");
         let numbers: Vec<u8> = (100..120i16).step_by(2).flat_map(i16::to_ne_bytes).collect();
         assert_eq!(filter.subtract(&numbers), [100, 2, 2, 2, 2, 2, 2, 2, 2, 2]);
         assert_eq!(filter.add(Cow::Borrowed(&[100, 2, 2, 2, 2, 2, 2, 2, 2, 2])), numbers);
-        // A difference that does not fit wraps around in its own type and is not what it was: numcodecs says so, too.
+        // A difference that does not fit its type wraps around and is lost, as in numcodecs.
         assert_eq!(delta("<u1", "<u1").add(Cow::Borrowed(&[7, 255, 3])), [7, 6, 9]);
         assert_eq!(delta("<f4", "<f4").add(Cow::Owned((-0.0f32).to_ne_bytes().to_vec())), (-0.0f32).to_ne_bytes());
     }
 
     #[test]
-    fn all_whole_numbers_round_trip() {
+    fn numbers_survive_a_round_trip() {
         let bytes: Vec<u8> = (0..4096u32).map(|at| (at * at / 7).to_le_bytes()[0]).collect();
         for (dtype, astype) in
             [("<u1", "<u1"), ("<i2", "<i8"), ("<u4", ">u4"), ("<u8", "<i8"), ("<i1", ">i4"), ("<u8", ">u8")]
@@ -393,7 +393,7 @@ mod tests {
     }
 
     #[test]
-    fn other_types_are_refused_by_their_names() {
+    fn other_types_are_refused_by_name() {
         for (dtype, astype) in
             [("<c8", "<c8"), ("|b1", "|b1"), ("<M8[ns]", "<i8"), ("|O", "|O"), (">u2", "<u2"), ("", "")]
         {

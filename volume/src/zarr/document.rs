@@ -1,4 +1,4 @@
-//! Metadata documents of Zarr arrays and groups: finding them, saying what is there instead, and the volume's identity.
+//! Metadata documents of Zarr arrays and groups: reading them, describing groups in errors, and the volume's identity.
 
 use std::sync::Arc;
 
@@ -20,36 +20,36 @@ pub(super) const V3: &str = "zarr.json";
 pub(super) const V2: &str = ".zarray";
 /// Document of a version 2 group.
 pub(super) const V2_GROUP: &str = ".zgroup";
-/// Document of what a version 2 array or group has besides.
+/// Document of the attributes of a version 2 array or group.
 pub(super) const V2_ATTRIBUTES: &str = ".zattrs";
 
-/// The element type of truth values in version 3.
+/// The boolean element type of version 3.
 pub(super) const BOOL: &str = "bool";
 
-/// How many arrays of a group a message lists.
+/// Number of arrays of a group that a message lists.
 const LISTED: usize = 12;
 
-/// How many names in a group are looked at for that; each takes a request.
+/// Number of names in a group that are checked for that list; each costs a request.
 const LOOKED_AT: usize = 64;
 
-/// What is said of metadata from which no array can be made.
+/// The message for metadata that do not describe a readable array.
 pub(super) const UNREADABLE: &str = "this Zarr array cannot be read";
 
-/// Most bytes of a document that came packed.
+/// Maximum length of an unpacked document.
 const MOST_BYTES: usize = 64 << 20;
 
-/// A metadata document, read once.
+/// A parsed metadata document.
 #[derive(Debug)]
 pub(super) struct Document {
-    /// The path or URL of what it describes.
+    /// The path or URL of the array or group.
     volume: String,
     /// The path or URL of the document.
     name: String,
-    /// The key of what it describes; `""` for all of the store.
+    /// The key of the array or group; `""` for the root of the store.
     prefix: String,
     kind: DocumentKind,
     json: Value,
-    /// Tells this document from any other that may stand in its place later.
+    /// Tells this document from a later one under the same key.
     mark: String,
 }
 
@@ -89,18 +89,18 @@ impl Document {
         Ok(None)
     }
 
-    /// Makes the document that a new array is going to have.
+    /// Returns the document of an array that does not exist yet.
     pub(super) fn planned(store: &Arc<dyn Store>, kind: DocumentKind, json: Value) -> Self {
         let name = store.locate(if kind == DocumentKind::ArrayV2 { V2 } else { V3 });
         Self { volume: name.clone(), name, prefix: String::new(), kind, json, mark: String::new() }
     }
 
-    /// Whether an array is described, not a group.
+    /// Whether the document describes an array instead of a group.
     pub(super) fn is_array(&self) -> bool {
         matches!(self.kind, DocumentKind::ArrayV2 | DocumentKind::ArrayV3)
     }
 
-    /// Returns the path or URL of what is described.
+    /// Returns the path or URL of the array or group.
     pub(super) fn volume(&self) -> &str {
         &self.volume
     }
@@ -110,17 +110,17 @@ impl Document {
         &self.name
     }
 
-    /// Returns the key of what is described.
+    /// Returns the key of the array or group.
     pub(super) fn prefix(&self) -> &str {
         &self.prefix
     }
 
-    /// Returns the attributes, if they are in the document itself and need not be fetched.
+    /// Returns the attributes if they are in the document itself, so that no request is needed.
     pub(super) fn own_attributes(&self) -> Option<&Value> {
         matches!(self.kind, DocumentKind::ArrayV3 | DocumentKind::GroupV3).then(|| &self.json["attributes"])
     }
 
-    /// Returns the attributes: what users and conventions have added.
+    /// Returns the attributes, which belong to users and conventions such as OME-Zarr.
     pub(super) fn attributes(&self, store: &Arc<dyn Store>) -> Result<Value> {
         if let Some(attributes) = self.own_attributes() {
             return Ok(attributes.clone());
@@ -157,7 +157,7 @@ impl Document {
         })
     }
 
-    /// Whether elements are truth values, which are read as bytes.
+    /// Whether elements are booleans, which are read as bytes.
     pub(super) fn is_bool(&self) -> bool {
         match (self.kind, self.dtype_written()) {
             (DocumentKind::ArrayV2, Value::String(text)) => is_bool_v2(text),
@@ -167,7 +167,7 @@ impl Document {
         }
     }
 
-    /// Returns the document as zarrs takes it: in version 3, with the codecs in its spelling.
+    /// Returns the document in the form that zarrs accepts: version 3, with the codecs in its spelling.
     pub(super) fn metadata(&self) -> Result<ArrayMetadata> {
         let damaged = |error| Error::volume(ErrorKind::Damaged, &self.name, UNREADABLE).because(error);
         let mut json = self.json.clone();
@@ -184,7 +184,8 @@ impl Document {
             return serde_json::from_value(json).map(ArrayMetadata::V3).map_err(damaged);
         }
         if let Some(fill @ Value::Null) = json.get_mut("fill_value") {
-            // The format leaves open what is read then. All peers read 0, and tensorstore writes so: it leaves out chunks of zeros.
+            // The format does not define the fill value then. All peers read 0, and tensorstore relies on it: it leaves out chunks
+            // of zeros.
             *fill = match self.dtype()? {
                 _ if self.is_bool() => json!(false),
                 DType::Complex64 | DType::Complex128 => json!([0.0, 0.0]),
@@ -193,10 +194,10 @@ impl Document {
             };
         }
         if context.axes == 0 && json["order"] == "F" {
-            // A single element has no order, and zarrs would make a permutation of nothing.
+            // A single element has no order, and zarrs would create an empty transposition.
             json["order"] = json!("C");
         }
-        // Codecs of numcodecs that zarrs knows only in version 3, or not at all, come in afterwards.
+        // Codecs of numcodecs that zarrs knows only in version 3, or not at all, are added after the conversion.
         let (filters, compressor) = (json["filters"].take(), json["compressor"].take());
         let CodecsV2 { arrays, serializer, bytes } =
             spelling::codecs_v2(&filters, &compressor, context).map_err(|refused| self.refused(refused))?;
@@ -207,7 +208,7 @@ impl Document {
             let codecs: serde_json::Result<Vec<MetadataV3>> = codecs.into_iter().map(serde_json::from_value).collect();
             codecs.map_err(damaged)
         };
-        // The order of elements comes first, the codec that makes bytes of them last.
+        // The conversion yields an optional transposition and the codec to bytes, in this order.
         let usual = document.codecs.pop();
         document.codecs.extend(spelled(arrays)?);
         document.codecs.extend(spelled(serializer.into_iter().collect())?.pop().or(usual));
@@ -233,15 +234,15 @@ impl Document {
         if self.kind == DocumentKind::ArrayV2 { &self.json["dtype"] } else { &self.json["data_type"] }
     }
 
-    /// Returns where the volume is and which metadata it had, in one line.
+    /// Returns a line that identifies the volume and its metadata.
     ///
-    /// The time of the last change, or the server's tag, belongs to it: a volume that was written anew is another one, even if it
+    /// It includes the modification time, or the server's entity tag: a volume that was created anew is a different one, even if it
     /// has the same shape.
     pub(super) fn identity(&self) -> String {
         format!("zarr {:?} {}", self.volume, self.mark)
     }
 
-    /// Says in a few words what it is.
+    /// Returns a short description: version, compression, sharding.
     pub(super) fn describe(&self, sharded: bool) -> String {
         let (version, packing) = match self.kind {
             DocumentKind::ArrayV2 => {
@@ -260,9 +261,9 @@ pub(super) fn join(prefix: &str, key: &str) -> String {
     if prefix.is_empty() { key.to_owned() } else { format!("{prefix}/{key}") }
 }
 
-/// Says what is wrong with a group, and what the arrays in it are.
+/// Returns the message for a group that was opened as an array, with the arrays in it.
 pub(super) fn group(store: &Arc<dyn Store>, prefix: &str) -> String {
-    // A store that cannot list, as over HTTP, has no list to show.
+    // Some stores cannot list, such as web servers; then the list is left out.
     let names = store.list(prefix).unwrap_or_default();
     let folders = names.iter().filter_map(|name| name.strip_suffix('/'));
     let is_array = |name: &str| {
@@ -281,7 +282,7 @@ pub(super) fn group(store: &Arc<dyn Store>, prefix: &str) -> String {
     format!("this is a Zarr group, not an array: add the name of one of its arrays ({list})")
 }
 
-/// Returns an object without the gzip stream that is no part of it.
+/// Returns the bytes of an object, unpacked if the store wrapped them in gzip.
 pub(super) fn unwrapped(object: Object, limit: usize) -> Result<Vec<u8>, crate::error::Cause> {
     if !object.gzip {
         return Ok(object.bytes);
@@ -303,10 +304,10 @@ fn parse(bytes: &[u8], name: &str) -> Result<Value> {
 }
 
 fn dtype_v2(text: &str) -> Option<DType> {
-    // Big-endian elements become native when they are decoded, so only the kind matters.
+    // Decoding converts big-endian elements to native byte order, so only the kind matters here.
     let kind = text.strip_prefix(['<', '>', '|'])?;
     Some(match kind {
-        // Truth values are bytes of 0 and 1.
+        // Booleans are bytes of 0 and 1.
         "u1" | "b1" => DType::U8,
         "u2" => DType::U16,
         "u4" => DType::U32,
@@ -338,7 +339,7 @@ fn dtype_v3(text: &str) -> Option<DType> {
     dtype_named(name)
 }
 
-/// Names the codecs that pack bytes, the inner ones for shards.
+/// Returns the names of the codecs that pack bytes; for shards, those of the inner chunks.
 fn packing_v3(codecs: &Value) -> Option<String> {
     let mut names = Vec::new();
     for codec in codecs.as_array()? {

@@ -1,7 +1,7 @@
-//! Codecs of numcodecs that zarrs does not have, or reads differently: checksums, LZ4, LZMA and differences.
+//! Codecs of numcodecs that zarrs lacks, or reads differently: checksums, LZ4, LZMA and delta.
 //!
-//! zarrs calls them to encode and finds them by their names; the names are of this crate, so that no other user of zarrs in the same
-//! process meets them. `codecs` calls [`BytesExtension::unpack`] to decode, which knows how many bytes may come out.
+//! zarrs finds them by name, and calls them to encode. The names have this crate's prefix, so that they do not affect other users
+//! of zarrs in the same process. To decode, `codecs` calls [`BytesExtension::unpack`], which limits the unpacked length.
 
 use std::any::Any;
 use std::borrow::Cow;
@@ -31,23 +31,23 @@ use crate::zarr::{lz4, lzma::Lzma};
 pub(super) const DELTA: &str = "ndarray-shm.delta";
 /// A checksum before or behind the bytes.
 pub(super) const CHECKSUM: &str = "ndarray-shm.checksum";
-/// A block of LZ4 behind its size.
+/// An LZ4 block behind its size.
 pub(super) const LZ4: &str = "ndarray-shm.lz4";
-/// A stream of xz or of LZMA, or LZMA without a header.
+/// An xz stream, a legacy LZMA stream, or raw LZMA.
 pub(super) const LZMA: &str = "ndarray-shm.lzma";
 
 const NAMES: &[&str] = &[DELTA, CHECKSUM, LZ4, LZMA];
 
-/// Whether a codec has a name of this crate, which documents never have.
+/// Whether a name is one of this crate's private codec names, which are invalid in documents.
 pub(super) fn is_name(name: &str) -> bool {
     NAMES.contains(&name)
 }
 
-/// Makes zarrs know these codecs; once is enough.
+/// Registers these codecs with zarrs, once for each process.
 pub(super) fn register() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
-        let _handle = register_codec_v3(CodecRuntimePluginV3::new(is_name, create));
+        let _ = register_codec_v3(CodecRuntimePluginV3::new(is_name, create));
     });
 }
 
@@ -76,7 +76,7 @@ pub(super) fn brief(value: &Value) -> String {
     }
 }
 
-/// Returns a configuration as zarrs keeps it.
+/// Converts a configuration to the type of zarrs.
 pub(super) fn into_configuration(value: Value) -> Configuration {
     match value {
         Value::Object(map) => map.into(),
@@ -84,7 +84,7 @@ pub(super) fn into_configuration(value: Value) -> Configuration {
     }
 }
 
-/// A codec that makes bytes of bytes.
+/// A bytes-to-bytes codec.
 #[derive(Debug, Clone)]
 pub(super) struct BytesExtension {
     name: &'static str,
@@ -102,11 +102,11 @@ enum BytesKind {
 }
 
 impl BytesExtension {
-    /// Decodes into `into`, in place of what is there.
+    /// Decodes into `into`, replacing its content.
     ///
     /// # Errors
     ///
-    /// The bytes are damaged, or hold another number of bytes than expected.
+    /// The bytes are damaged, or do not hold the expected number of bytes.
     pub(super) fn unpack(&self, packed: &[u8], expected: Expected, into: &mut Vec<u8>) -> Result<(), Cause> {
         match &self.kind {
             BytesKind::Checksum(checksum) => {
@@ -137,12 +137,12 @@ impl BytesExtension {
         }
     }
 
-    /// Most bytes that so many become.
+    /// Returns the maximum packed length of `bytes` bytes.
     fn longest(&self, bytes: u64) -> u64 {
         match &self.kind {
             BytesKind::Checksum(_) => bytes.saturating_add(Checksum::BYTES),
             #[cfg(feature = "codecs")]
-            // What cannot be packed grows by one part in 255 in LZ4, and less in LZMA; headers come on top.
+            // Incompressible bytes grow by 1/255 in LZ4, and by less in LZMA, plus headers.
             BytesKind::Lz4 | BytesKind::Lzma(_) => bytes.saturating_add(bytes / 128).saturating_add(1024),
         }
     }

@@ -1,4 +1,4 @@
-//! Indexes of shards that were read, kept while there is room, so that each is fetched once however many threads ask for it.
+//! A cache of shard indexes: each is fetched once, however many threads need it, while there is room.
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
@@ -8,15 +8,15 @@ use crate::bbox::to_usize;
 use crate::error::Result;
 use crate::zarr::shard_index::ShardIndex;
 
-/// Memory for indexes.
+/// Maximum memory for indexes.
 const ROOM: u64 = 64 << 20;
 
-/// What was found under the key of a shard; nothing at all until a thread has looked.
+/// A slot of the cache: `None` until it is fetched, `Some(None)` if there is no such shard.
 type ShardIndexSlot = Arc<Mutex<Option<Option<Arc<ShardIndex>>>>>;
 
 /// Indexes by the number of their shard along each axis.
 pub(super) struct Indexes {
-    /// How many there may be.
+    /// Maximum number of indexes.
     capacity: usize,
     held: Mutex<CachedIndexes>,
 }
@@ -24,26 +24,26 @@ pub(super) struct Indexes {
 #[derive(Default)]
 struct CachedIndexes {
     slots: HashMap<Vec<u64>, ShardIndexSlot>,
-    /// In the order in which they came.
+    /// The keys in the order of insertion.
     order: VecDeque<Vec<u64>>,
 }
 
 impl Indexes {
-    /// Keeps indexes of so many bytes each.
+    /// Creates a cache for indexes of `index_bytes` bytes each.
     pub(super) fn new(index_bytes: u64) -> Self {
-        // A small index takes some memory besides its bytes.
+        // A small index needs some memory besides its bytes.
         let capacity = to_usize(ROOM / index_bytes.max(256)).max(1);
         Self { capacity, held: Mutex::default() }
     }
 
-    /// Returns the index of a shard, `None` if there is no such shard; fetches it unless it is here.
+    /// Returns the index of a shard, `None` if there is no such shard. Fetches it if it is not cached.
     pub(super) fn get(
         &self,
         shard: &[u64],
         fetch: impl FnOnce() -> Result<Option<ShardIndex>>,
     ) -> Result<Option<Arc<ShardIndex>>> {
         let slot = self.slot(shard);
-        // Held while fetching: others that want the same index wait for it, those that want another one do not.
+        // The slot stays locked while fetching: threads that need the same index wait for it, all others do not.
         let mut found = lock(&slot);
         if let Some(found) = &*found {
             return Ok(found.clone());
@@ -53,7 +53,7 @@ impl Indexes {
         Ok(fetched)
     }
 
-    /// Forgets the index of a shard, which is going to be another one.
+    /// Removes the index of a shard that is replaced.
     pub(super) fn forget(&self, shard: &[u64]) {
         let mut held = lock(&self.held);
         if held.slots.remove(shard).is_some() {
@@ -83,7 +83,7 @@ impl fmt::Debug for Indexes {
     }
 }
 
-/// The data under these locks is whole at any moment, also when a thread panics.
+/// Locks a mutex. Poisoning is ignored: the data is consistent also if a thread panics under the lock.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -97,7 +97,7 @@ mod tests {
     use crate::error::Error;
 
     #[test]
-    fn an_index_is_fetched_once_until_evicted() {
+    fn index_is_fetched_once_and_again_after_forget() {
         let (indexes, fetched) = (Indexes::new(64), AtomicUsize::new(0));
         let get = |shard: u64| {
             indexes.get(&[shard, 7], || {
@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn oldest_index_is_evicted_and_errors_are_not_cached() {
+    fn oldest_index_is_evicted_and_errors_are_not_kept() {
         let indexes = Indexes::new(ROOM / 4);
         let failed = || indexes.get(&[1], || Err(Error::bbox("x", "y")));
         assert!(failed().is_err() && failed().is_err());

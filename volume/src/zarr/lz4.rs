@@ -1,13 +1,13 @@
-//! LZ4 as numcodecs frames it: the size as a little-endian number of four bytes, then one block.
+//! LZ4 in the framing of numcodecs: the size as a little-endian number of four bytes, then one block.
 
 use crate::error::Cause;
 use crate::unpack::{Expected, unpack_lz4_block};
 
-/// Unpacks into `into`, in place of what is there.
+/// Unpacks into `into`, replacing its content.
 ///
 /// # Errors
 ///
-/// The block is damaged, or holds another number of bytes than expected or than it says.
+/// The block is damaged, or its number of bytes differs from `expected` or from its header.
 pub(super) fn unpack(packed: &[u8], expected: Expected, into: &mut Vec<u8>) -> Result<(), Cause> {
     let (size, block) = packed.split_first_chunk().ok_or("this is no LZ4 block behind its size")?;
     let size = usize::try_from(u32::from_le_bytes(*size))?;
@@ -19,7 +19,7 @@ pub(super) fn unpack(packed: &[u8], expected: Expected, into: &mut Vec<u8>) -> R
 ///
 /// # Errors
 ///
-/// There are 4 GiB of them or more.
+/// The bytes are 4 GiB or more.
 pub(super) fn pack(bytes: &[u8]) -> Result<Vec<u8>, Cause> {
     let size = u32::try_from(bytes.len())?;
     let mut packed = size.to_le_bytes().to_vec();
@@ -32,7 +32,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn wrong_size_is_an_error_and_takes_no_memory() {
+    fn false_size_is_an_error_without_allocation() {
         let bytes = vec![3; 100_000];
         let packed = pack(&bytes).expect("packed");
         let mut into = vec![1; 9];

@@ -1,4 +1,4 @@
-//! LZMA as numcodecs has it from Python: streams of xz, of LZMA before it, and the bytes of filters without any header.
+//! LZMA as numcodecs gets it from Python's `lzma`: xz streams, legacy LZMA streams, and raw filter output without a header.
 
 use std::io::{Read as _, Write as _};
 
@@ -12,16 +12,17 @@ use crate::error::Cause;
 use crate::unpack::{Expected, Packing};
 use crate::zarr::extensions::brief;
 
-/// Largest dictionary that is decoded with, as for xz: the strongest preset needs 64 MiB.
+/// Largest accepted dictionary, as for xz: the strongest preset needs 64 MiB.
 const LARGEST_DICTIONARY: u64 = 128 << 20;
 
-/// Strongest preset that is encoded with: further ones take up to 700 MiB of memory for each thread, and any reader reads all.
+/// Strongest preset used for encoding: stronger ones take up to 700 MiB of memory in each thread, and every reader reads all
+/// presets.
 const STRONGEST_PRESET: u64 = 6;
 
-/// In a preset, asks for more time.
+/// The flag `PRESET_EXTREME` of a preset: slower, smaller output.
 const EXTREME: u64 = 1 << 31;
 
-/// How bytes are packed.
+/// The configuration of the codec.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Lzma {
     format: LzmaFormat,
@@ -44,7 +45,7 @@ enum CheckKind {
     Sha256,
 }
 
-/// A filter of a stream without a header, which both sides must know.
+/// A filter of a raw stream, which does not record its filters.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Filter {
     Delta { distance: u8 },
@@ -52,7 +53,7 @@ enum Filter {
     Lzma2(Options),
 }
 
-/// What a dictionary coder is told; the rest is in its preset.
+/// Options of an LZMA filter; a preset gives the others.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Options {
     preset: u32,
@@ -67,11 +68,11 @@ struct Options {
 }
 
 impl Lzma {
-    /// Reads `format`, `check`, `preset` and `filters`, which have the numbers that Python's `lzma` gives them.
+    /// Parses `format`, `check`, `preset` and `filters`, with the constants of Python's `lzma`.
     ///
     /// # Errors
     ///
-    /// There is no such format, or a filter that is not supported.
+    /// A value is unknown, or a filter is not supported.
     pub(super) fn new(configuration: &Value) -> Result<Self, PluginCreateError> {
         let wrong =
             |what: &str, value: &Value| PluginCreateError::Other(format!("lzma has no {what} {}", brief(value)));
@@ -79,7 +80,7 @@ impl Lzma {
         let format = match value("format") {
             Value::Null => LzmaFormat::Xz,
             format => match format.as_u64() {
-                // 0 leaves it to the decoder, and nothing can be written so.
+                // 0 lets the decoder detect the format; encoding needs a choice.
                 Some(0 | 1) => LzmaFormat::Xz,
                 Some(2) => LzmaFormat::Alone,
                 Some(3) => LzmaFormat::Raw(filters(value("filters"))?),
@@ -99,11 +100,11 @@ impl Lzma {
         Ok(Self { format, check, preset: preset(value("preset")).ok_or_else(|| wrong("preset", value("preset")))? })
     }
 
-    /// Unpacks into `into`, in place of what is there.
+    /// Unpacks into `into`, replacing its content.
     ///
     /// # Errors
     ///
-    /// The stream is damaged, asks for more memory than it may have, or holds another number of bytes than expected.
+    /// The stream is damaged, needs too much memory, or does not hold the expected number of bytes.
     pub(super) fn unpack(&self, packed: &[u8], expected: Expected, into: &mut Vec<u8>) -> Result<(), Cause> {
         let LzmaFormat::Raw(filters) = &self.format else { return Packing::Xz.unpack(packed, expected, into) };
         let limit = expected.limit();
@@ -117,7 +118,7 @@ impl Lzma {
     ///
     /// # Errors
     ///
-    /// There is no such combination of filters.
+    /// The combination of filters is invalid.
     pub(super) fn pack(&self, bytes: &[u8]) -> Result<Vec<u8>, Cause> {
         let check = match self.check {
             CheckKind::None => Check::None,
@@ -136,7 +137,7 @@ impl Lzma {
     }
 }
 
-/// Returns a preset, no stronger than it has to be.
+/// Parses a preset, and limits it to [`STRONGEST_PRESET`].
 fn preset(value: &Value) -> Option<u32> {
     let preset = if value.is_null() { STRONGEST_PRESET } else { value.as_u64()? };
     let (level, extreme) = (preset & !EXTREME, preset & EXTREME);
@@ -169,7 +170,7 @@ fn filter(filter: &Value) -> Result<Filter, PluginCreateError> {
     };
     let options = || {
         let written = preset(&filter["preset"]).ok_or_else(|| wrong("preset"))?;
-        // The dictionary of a stronger preset is needed to decode.
+        // Decoding needs the dictionary size of the original preset, even if encoding uses a weaker one.
         let level = filter["preset"].as_u64().map_or(STRONGEST_PRESET, |preset| preset & !EXTREME);
         let of_preset =
             (level > STRONGEST_PRESET).then(|| 1 << (level + 17)).and_then(|size: u64| u32::try_from(size).ok());
@@ -207,7 +208,7 @@ fn filter(filter: &Value) -> Result<Filter, PluginCreateError> {
     }
 }
 
-/// Returns filters as liblzma takes them; of an encoder, which gets so many bytes, no dictionary is larger than them.
+/// Converts filters to those of liblzma. For an encoder of `packing` bytes, limits the dictionary to about that size.
 fn chain(filters: &[Filter], packing: Option<usize>) -> Result<Filters, Cause> {
     let mut chain = Filters::new();
     for filter in filters {
@@ -222,7 +223,7 @@ fn chain(filters: &[Filter], packing: Option<usize>) -> Result<Filters, Cause> {
 
 impl Options {
     fn native(&self, packing: Option<usize>) -> Result<LzmaOptions, Cause> {
-        /// The smallest dictionary that there is.
+        /// The smallest dictionary of liblzma.
         const SMALLEST: usize = 4096;
         let mut options = LzmaOptions::new_preset(self.preset)?;
         let most = packing.and_then(|bytes| u32::try_from(bytes.max(SMALLEST).next_power_of_two()).ok());
@@ -282,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_round_trip_in_every_format() {
+    fn bytes_come_back_from_every_format() {
         let bytes: Vec<u8> = (0..70_000u32).flat_map(|at| (at.wrapping_mul(at) / 7).to_le_bytes()).collect();
         for lzma in all() {
             let packed = lzma.pack(&bytes).expect("packed");
@@ -295,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn bomb_is_an_error_and_takes_no_memory() {
+    fn bomb_is_an_error_without_allocation() {
         let zeros = vec![0; 2 << 20];
         for lzma in all() {
             let bomb = lzma.pack(&zeros).expect("packed");

@@ -1,10 +1,10 @@
 //! Zarr arrays, versions 2 and 3, and pyramids of them (OME-Zarr), in any store.
 //!
-//! The only room, with `demo`, that knows the crate zarrs. None of its types leaves; its messages do, as causes.
+//! The only module besides `demo` that uses the crate zarrs. No type of zarrs leaves it; error messages of zarrs do, as causes.
 //!
-//! A document says what is there (`document`, `multiscales`), with the codecs as zarrs spells them (`spelling`). Codecs say how a chunk
-//! becomes bytes (`codecs`, `unpack`, `shard_index`; `extensions` and the codecs there are those that zarrs does not have), and an array
-//! puts both together with a store (`array`, `indexes`, `sink`).
+//! A document describes an array or group (`document`, `multiscales`), with its codecs in the spelling of zarrs (`spelling`).
+//! Codecs convert a chunk to bytes and back (`codecs`, `unpack`, `shard_index`; `extensions` has those that zarrs lacks). An array
+//! combines both with a store (`array`, `indexes`, `sink`).
 
 mod array;
 mod checksum;
@@ -48,14 +48,14 @@ pub(crate) fn found(store: &Arc<dyn Store>) -> Result<bool> {
     Ok(false)
 }
 
-/// Opens one scale for reading: an array, which has one, or one of a group that has several.
+/// Opens one scale for reading: an array has one scale, a group may have several.
 ///
 /// # Errors
 ///
-/// - [`Source`](Error::Source): nothing is there, it is a group without scales (the message lists its arrays), it has damaged
-///   metadata, or a codec or a chunk grid that is not supported;
-/// - [`Scale`](Error::Scale): it has not so many scales;
-/// - [`UnsupportedDType`](Error::UnsupportedDType): its elements cannot be in shared memory.
+/// - [`Source`](Error::Source): there is no array or group, the group has no scales (the message lists its arrays), the metadata
+///   is damaged, or a codec or the chunk grid is not supported;
+/// - [`Scale`](Error::Scale): it has fewer scales;
+/// - [`UnsupportedDType`](Error::UnsupportedDType): shared memory does not support its element type.
 pub(crate) fn open(store: &Arc<dyn Store>, mip: usize) -> Result<Box<dyn ChunkSource>> {
     Ok(Box::new(open_scale(store, mip)?))
 }
@@ -93,12 +93,12 @@ pub(crate) fn scales(store: &Arc<dyn Store>) -> Result<Vec<ScaleInfo>> {
     scales.datasets.iter().map(info).collect()
 }
 
-/// Makes an array without chunks.
+/// Creates an array without chunks.
 ///
 /// # Errors
 ///
-/// [`Source`](Error::Source): something is there already. [`NewVolume`](Error::NewVolume): Zarr does not have what is asked for.
-/// [`Store`](Error::Store): it cannot be written.
+/// [`Source`](Error::Source): the place is not empty. [`NewVolume`](Error::NewVolume): Zarr does not support what is asked for.
+/// [`Store`](Error::Store): the metadata cannot be written.
 pub(crate) fn create(store: &Arc<dyn Store>, new: &NewVolume) -> Result<Box<dyn ChunkSink>> {
     Ok(Box::new(create::create(store, new)?))
 }

@@ -1,4 +1,4 @@
-//! OME-Zarr: a group of arrays that are the same picture at several resolutions.
+//! OME-Zarr: a group of arrays that hold the same image at several resolutions.
 //!
 //! Version 0.4 keeps its description in `.zattrs`, version 0.5 in the attributes of `zarr.json` under `ome`.
 
@@ -10,13 +10,13 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::store::Store;
 use crate::zarr::document::{Document, group, join};
 
-/// Attribute of a group that has images in it, each of which is a group of scales.
+/// Attribute of a group that contains images, each of which is a group of scales.
 const LAYOUT: &str = "bioformats2raw.layout";
 
-/// What a group says about its scales.
+/// The scales of a group.
 #[derive(Debug)]
 pub(super) struct Multiscales {
-    /// Names of the axes; empty if they have none.
+    /// Names of the axes; empty if they are not given.
     pub(super) axes: Vec<String>,
     /// Unit of the axes that have one.
     pub(super) unit: String,
@@ -29,16 +29,16 @@ pub(super) struct Multiscales {
 pub(super) struct Dataset {
     /// The path of its array in the group.
     pub(super) path: String,
-    /// Size of one element along each axis; empty if it is not said.
+    /// Size of one element along each axis; empty if it is not given.
     pub(super) resolution: Vec<f64>,
 }
 
 impl Multiscales {
-    /// Reads the description that is in a group's document.
+    /// Reads the scales from a group's attributes.
     ///
     /// # Errors
     ///
-    /// [`Source`](Error::Source): the group is no such picture (the message lists its arrays), or its description is damaged.
+    /// [`Source`](Error::Source): the group does not describe scales (the message lists its arrays), or its description is damaged.
     pub(super) fn read(store: &Arc<dyn Store>, document: &Document) -> Result<Self> {
         let attributes = document.attributes(store)?;
         let described = [&attributes["ome"]["multiscales"], &attributes["multiscales"]];
@@ -53,7 +53,7 @@ impl Multiscales {
             };
             return Err(Error::volume(ErrorKind::NotAVolume, document.volume(), reason));
         };
-        // Several pictures in one group are rare, and the first is what viewers show.
+        // Several images in one group are rare; viewers show the first.
         let picture = pictures.first().unwrap_or(&Value::Null);
         let damaged = |what: &str| {
             let reason = format!("its attributes describe scales, but {what}");
@@ -93,7 +93,7 @@ impl Multiscales {
     ///
     /// # Errors
     ///
-    /// [`Source`](Error::Source): it is not there, or is no array.
+    /// [`Source`](Error::Source): it does not exist, or does not describe an array.
     pub(super) fn document(store: &Arc<dyn Store>, group: &Document, dataset: &Dataset) -> Result<Document> {
         match Document::read(store, &join(group.prefix(), &dataset.path))? {
             Some(document) if document.is_array() => Ok(document),
@@ -105,21 +105,21 @@ impl Multiscales {
     }
 }
 
-/// Returns the path of the first image in a container that bioformats2raw made: a group with a group for each image, which are
-/// listed in `OME`, or called 0, 1, .. if they are not.
+/// Returns the path of the first image in a container made by bioformats2raw: a group with a group for each image. The images are
+/// listed in `OME`; without that list they are named 0, 1, ..
 fn first_image(store: &Arc<dyn Store>, document: &Document, attributes: &Value) -> Option<String> {
     if attributes[LAYOUT].is_null() && attributes["ome"][LAYOUT].is_null() {
         return None;
     }
     let attributes = match Document::read(store, &join(document.prefix(), "OME")) {
         Ok(Some(listing)) => listing.attributes(store).unwrap_or_default(),
-        // It is only for a better message.
+        // The list only improves a message, so errors are ignored.
         _ => Value::Null,
     };
     let listed = [&attributes["ome"]["series"], &attributes["series"]];
     let listed = listed.iter().find_map(|series| series[0].as_str()).filter(|path| is_within(path));
     let image = listed.unwrap_or("0");
-    // A path that leads nowhere would be no advice. What is wrong there otherwise is said when that path is opened.
+    // Do not suggest a path that does not exist. Other problems there are reported when that path is opened.
     let is_missing = matches!(Document::read(store, &join(document.prefix(), image)), Ok(None));
     (!is_missing).then(|| image.to_owned())
 }
@@ -129,14 +129,14 @@ fn place_in(volume: &str, path: &str) -> String {
     format!("{}/{path}", volume.trim_end_matches(['/', '\\']))
 }
 
-/// Returns what the transformations of a picture or dataset multiply coordinates by.
+/// Returns the scale factors in the coordinate transformations of an image or dataset.
 fn scale(described: &Value) -> Vec<f64> {
     let transformations = described["coordinateTransformations"].as_array().map(Vec::as_slice).unwrap_or_default();
     let scale = transformations.iter().find_map(|transformation| transformation["scale"].as_array());
     scale.and_then(|scale| scale.iter().map(Value::as_f64).collect()).unwrap_or_default()
 }
 
-/// Whether a path of a dataset stays in its group, on every platform.
+/// Whether the path of a dataset stays in its group, on every platform.
 fn is_within(path: &str) -> bool {
     path.split('/').all(|part| !matches!(part, "" | "." | "..") && !part.contains(['\\', ':', '\0']))
 }
@@ -157,7 +157,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn paths_out_of_the_group_are_detected() {
+    fn paths_out_of_the_group_are_recognized() {
         assert!(is_within("0") && is_within("scale0/image"));
         for path in ["", "/", "/etc", "..", "a/../b", "a//b", "a/", ".", r"a\b", "C:", "a\0"] {
             assert!(!is_within(path), "{path:?}");

@@ -1,7 +1,7 @@
-//! pcodec: numbers packed by their statistics, unpacked into as many as there must be.
+//! pcodec: compression of numbers by their statistics. Decodes exactly as many numbers as the chunk has.
 //!
-//! zarrs encodes; its decoder takes as many numbers as the stream claims, and this one as many as the chunk has. What the header
-//! of a stream may reserve besides is bounded by its format, at 256 MiB that are not touched unless the stream is so long.
+//! zarrs encodes. Its decoder allocates as many numbers as the stream claims; this one as many as the chunk has. Other memory that
+//! the header of a stream may reserve is bounded by the format at 256 MiB, which are not touched unless the stream is that long.
 
 use bytemuck::Pod;
 use ndarray_shm::DType;
@@ -10,16 +10,16 @@ use pco::standalone::simple_decompress_into;
 
 use crate::error::Cause;
 
-/// Whether there is an encoding for elements of this type.
+/// Whether pcodec supports this element type.
 pub(super) fn has(dtype: DType) -> bool {
     !matches!(dtype, DType::U8 | DType::I8 | DType::Bf16)
 }
 
-/// Unpacks elements of a type into so many bytes.
+/// Unpacks elements of a type. Returns `size` bytes.
 ///
 /// # Errors
 ///
-/// The stream is damaged, of another type, or has another number of elements.
+/// The stream is damaged, or has another element type or number of elements.
 pub(super) fn unpack(packed: &[u8], dtype: DType, size: usize) -> Result<Vec<u8>, Cause> {
     match dtype {
         DType::U16 => numbers::<u16>(packed, size),
@@ -37,7 +37,7 @@ pub(super) fn unpack(packed: &[u8], dtype: DType, size: usize) -> Result<Vec<u8>
 
 fn numbers<T: Number + Pod>(packed: &[u8], size: usize) -> Result<Vec<u8>, Cause> {
     let count = size / size_of::<T>();
-    // Words are aligned for every type.
+    // Memory of words is aligned for every type.
     let mut words: Vec<u64> = Vec::new();
     words.try_reserve_exact(size.div_ceil(size_of::<u64>()))?;
     words.resize(size.div_ceil(size_of::<u64>()), 0);
@@ -60,7 +60,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_round_trip_and_wrong_counts_are_errors() {
+    fn numbers_come_back_and_other_counts_are_errors() {
         let numbers: Vec<u32> = (0..70_001u32).map(|at| at.wrapping_mul(at) / 7).collect();
         let bytes: &[u8] = bytemuck::cast_slice(&numbers);
         let packed = simple_compress(&numbers, &ChunkConfig::default()).expect("packed");
@@ -77,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn bomb_unpacks_into_bounded_memory() {
+    fn bomb_is_an_error_within_the_limit() {
         let bomb = simple_compress(&vec![7u64; 4 << 20], &ChunkConfig::default()).expect("packed");
         assert!(bomb.len() < 1 << 14, "{}", bomb.len());
         let error = unpack(&bomb, DType::U64, 800).expect_err("a bomb").to_string();
@@ -92,7 +92,7 @@ mod tests {
             for bits in [0x01, 0x10, 0x80, 0xff] {
                 let mut damaged = packed.clone();
                 damaged[at] ^= bits;
-                let _result = unpack(&damaged, DType::I64, numbers.len() * 8);
+                let _ = unpack(&damaged, DType::I64, numbers.len() * 8);
             }
         }
     }

@@ -1,5 +1,5 @@
-//! Elements as bytes, moved between blocks of different shapes: for shards that are decoded whole and chunks that reach beyond
-//! the volume.
+//! Copies elements, as bytes, between blocks of different shapes: for shards that are decoded whole, and for chunks that reach
+//! beyond the volume.
 
 use std::ops::Range;
 
@@ -8,13 +8,13 @@ use ndarray_shm::Order;
 
 use crate::error::Cause;
 
-/// Returns a block in which every element is this one.
+/// Returns a block filled with one element.
 pub(super) fn filled(shape: &[usize], element: &[u8]) -> Result<Vec<u8>, Cause> {
     let count = shape.iter().try_fold(1usize, |count, length| count.checked_mul(*length));
     let size = count.and_then(|count| count.checked_mul(element.len())).ok_or("the chunk is larger than memory")?;
     let mut bytes = Vec::new();
     if element.iter().all(|byte| *byte == 0) {
-        // Such memory need not be written to.
+        // `vec![0; size]` gets zeroed memory from the system without writing to it; the reservation reports a lack of memory first.
         bytes.try_reserve_exact(size)?;
         drop(bytes);
         return Ok(vec![0; size]);
@@ -26,7 +26,7 @@ pub(super) fn filled(shape: &[usize], element: &[u8]) -> Result<Vec<u8>, Cause> 
     Ok(bytes)
 }
 
-/// Puts a dense block into a window of a larger one that is in C order.
+/// Copies a dense block into a window of a larger block that is in C order.
 pub(super) fn put(
     block: &[u8],
     shape: &[usize],
@@ -66,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_block_is_placed_correctly_in_both_orders() {
+    fn block_is_put_in_place_in_both_orders() {
         let mut whole = filled(&[3, 4], &[9, 9]).expect("small");
         put(&[1, 10, 2, 20, 3, 30, 4, 40], &[2, 2], Order::C, &mut whole, &[3, 4], &[1..3, 2..4]).expect("it fits");
         put(&[5, 50, 6, 60], &[2, 1], Order::F, &mut whole, &[3, 4], &[0..2, 0..1]).expect("it fits");
@@ -77,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn a_misfitting_block_is_an_error() {
+    fn oversized_blocks_are_errors() {
         let mut whole = filled(&[3, 4], &[0]).expect("small");
         assert_eq!(whole, [0; 12]);
         assert!(put(&[1; 4], &[2, 2], Order::C, &mut whole, &[3, 4], &[2..4, 0..2]).is_err());

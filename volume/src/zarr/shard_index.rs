@@ -1,6 +1,6 @@
-//! The index of a shard: where its chunks are, of which one object has many.
+//! The index of a shard: the offsets and lengths of its chunks.
 //!
-//! It is input. Every place that it names is checked before anything is read or reserved.
+//! It is untrusted input. Every range in it is checked before anything is read or reserved.
 
 use std::num::NonZeroU64;
 use std::ops::Range;
@@ -17,13 +17,13 @@ use crate::zarr::codec_settings::{configured, options};
 /// Bytes of one entry of an index: offset and length.
 const ENTRY: u64 = 16;
 
-/// Most bytes of an index; a larger one would be of sixteen million chunks.
+/// Maximum bytes of an index; a larger one would have more than sixteen million chunks.
 const MOST_INDEX: u64 = 256 << 20;
 
-/// Both words of an entry, where the chunk is not stored.
+/// Value of both words of an entry if the chunk is not stored.
 const MISSING: u64 = u64::MAX;
 
-/// How the index of a shard is written, and where it is.
+/// The codec and place of a shard's index.
 #[derive(Debug)]
 pub(super) struct ShardIndexCodec {
     /// Chunks of a shard along each axis.
@@ -31,20 +31,21 @@ pub(super) struct ShardIndexCodec {
     codecs: Arc<CodecChain>,
     shape: Vec<NonZeroU64>,
     bytes: u64,
-    /// Whether the index is in front of the chunks and not behind them.
+    /// Whether the index is before the chunks instead of behind them.
     is_first: bool,
 }
 
-/// Where the chunks of one shard are.
+/// The index of one shard.
 #[derive(Debug)]
 pub(super) struct ShardIndex {
+    /// Offset and length of each chunk.
     places: Vec<[u64; 2]>,
-    /// Bytes of the shard, where they are known.
+    /// Length of the shard in bytes, if it is known.
     length: Option<u64>,
 }
 
 impl ShardIndexCodec {
-    /// Reads the configuration of the codec that puts so many chunks along each axis in a shard.
+    /// Parses the configuration of a sharding codec; `counts` are the chunks of a shard along each axis.
     pub(super) fn new(codec: &dyn ArrayToBytesCodecTraits, counts: Vec<u64>) -> Result<Self, Cause> {
         let total = counts.iter().try_fold(1u64, |total, count| total.checked_mul(*count));
         if total.is_none_or(|total| total.saturating_mul(ENTRY) > MOST_INDEX) {
@@ -61,28 +62,28 @@ impl ShardIndexCodec {
         Ok(Self { counts, codecs, shape, bytes, is_first })
     }
 
-    /// Returns the chunks of a shard along each axis.
+    /// Returns the number of chunks of a shard along each axis.
     pub(super) fn counts(&self) -> &[u64] {
         &self.counts
     }
 
-    /// Returns how many bytes a stored index has.
+    /// Returns the length of a stored index in bytes.
     pub(super) fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Whether the index is in front of the chunks and not behind them.
+    /// Whether the index is before the chunks instead of behind them.
     pub(super) fn is_first(&self) -> bool {
         self.is_first
     }
 
-    /// Returns where the index is in a shard of this length.
+    /// Returns the range of the index in a shard of this length.
     pub(super) fn range(&self, length: u64) -> Range<u64> {
         let start = if self.is_first { 0 } else { length.saturating_sub(self.bytes) };
         start..start.saturating_add(self.bytes)
     }
 
-    /// Reads an index; `length` is that of the shard, where it is known.
+    /// Decodes an index; `length` is that of the shard, if it is known.
     pub(super) fn read(&self, bytes: Vec<u8>, length: Option<u64>) -> Result<ShardIndex, Cause> {
         if bytes.len() as u64 != self.bytes {
             let (found, needed) = (bytes.len(), self.bytes);
@@ -100,7 +101,7 @@ impl ShardIndexCodec {
         Ok(ShardIndex { places, length })
     }
 
-    /// Returns where a chunk that is packed into so many bytes is in its shard, if it is stored.
+    /// Returns the range of a chunk in its shard, `None` if it is not stored; `packed` is the expected length of a packed chunk.
     pub(super) fn locate(
         &self,
         index: &ShardIndex,
@@ -132,7 +133,7 @@ impl ShardIndexCodec {
         }
     }
 
-    /// Puts a shard together of packed chunks, in the order of the index; those that are `None` are not stored.
+    /// Assembles a shard from packed chunks, in the order of the index. Chunks that are `None` are not stored.
     pub(super) fn assemble(
         &self,
         chunks: impl Iterator<Item = Result<Option<Vec<u8>>, crate::error::Error>>,
@@ -166,7 +167,7 @@ impl ShardIndexCodec {
     }
 }
 
-/// Returns one entry of the configuration of the codec that makes shards.
+/// Returns one entry of the configuration of a sharding codec.
 pub(super) fn setting(codec: &dyn ArrayToBytesCodecTraits, key: &str) -> Result<serde_json::Value, Cause> {
     configured(codec, key).ok_or_else(|| format!("the shards have no `{key}`").into())
 }
@@ -176,7 +177,7 @@ pub(super) fn number(at: &[u64], counts: &[u64]) -> u64 {
     at.iter().zip(counts).fold(0, |number, (at, count)| number * count + at)
 }
 
-/// Walks the places of a grid, the last axis fastest.
+/// Iterates over the positions of a grid, the last axis fastest.
 pub(super) fn numbers(counts: &[u64]) -> impl Iterator<Item = Vec<u64>> + '_ {
     let total: u64 = counts.iter().product();
     (0..total).map(move |mut number| {
@@ -189,7 +190,7 @@ pub(super) fn numbers(counts: &[u64]) -> impl Iterator<Item = Vec<u64>> + '_ {
     })
 }
 
-/// Returns the part of a shard that is in memory, if it is in there.
+/// Returns a range of a shard in memory, or `None` if the shard is shorter.
 pub(super) fn part(bytes: &[u8], range: Range<u64>) -> Option<&[u8]> {
     bytes.get(usize::try_from(range.start).ok()?..usize::try_from(range.end).ok()?)
 }

@@ -1,4 +1,4 @@
-//! Writing a Zarr array: elements are gathered, chunks that reach beyond the volume filled up, shards put together.
+//! Writes a Zarr array: gathers elements, pads chunks that reach beyond the volume, assembles shards.
 
 use std::ops::Range;
 
@@ -13,7 +13,7 @@ use crate::zarr::place;
 use crate::zarr::shard_index::numbers;
 
 impl ZarrArray {
-    /// Gathers the elements of a chunk; `region` is the part of it that is in the volume.
+    /// Gathers the elements of a chunk; `region` is the part of the chunk inside the volume.
     fn gather(&self, region: &[Range<i64>], chain: &Chain, from: &dyn Gather, key: &str) -> Result<Vec<u8>> {
         let mut elements = Vec::new();
         from.gather(region, Order::C, &mut elements)?;
@@ -39,7 +39,7 @@ impl ZarrArray {
         whole.map_err(failed)
     }
 
-    /// Encodes a shard, chunk by chunk. Chunks that no reader could tell from missing ones are left out.
+    /// Encodes a shard, chunk by chunk. Chunks of only the fill value are left out: readers cannot tell them from missing ones.
     fn encode_shard(
         &self,
         shards: &ShardCodec,
@@ -70,7 +70,7 @@ impl ZarrArray {
         shards.index().assemble(chunks, self.failed(key, region))
     }
 
-    /// Returns the number of the object that a region is.
+    /// Returns the numbers of the object that has this region.
     fn object(&self, region: &[Range<i64>]) -> Result<Vec<u64>> {
         let (lengths, numbers) = self.cell(region, &self.meta.stored_shape)?;
         let is_whole = lengths.iter().zip(&numbers).zip(self.meta.stored_shape.iter().zip(&self.meta.shape)).all(
@@ -85,7 +85,7 @@ impl ZarrArray {
         Err(Error::bbox(ranges_text(region), "it is only a part of what is stored as one object"))
     }
 
-    /// An index that was read before an object was replaced would lead astray.
+    /// Removes the cached index of an object that changes: its offsets are wrong for the new object.
     fn forget(&self, object: &[u64]) {
         if let Some(indexes) = &self.indexes {
             indexes.forget(object);
@@ -106,7 +106,7 @@ impl ChunkSink for ZarrArray {
 
     fn encode(&self, region: &[Range<i64>], from: &dyn Gather) -> Result<Vec<u8>> {
         let object = self.object(region)?;
-        // Others may have replaced it since: what is gathered from it now must be what is there now.
+        // Another process may have replaced the object since its index was cached: gather from the current one.
         self.forget(&object);
         let key = self.key(&object);
         if let Some(shards) = self.chain.only_shards() {

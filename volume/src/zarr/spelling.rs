@@ -1,50 +1,50 @@
-//! Codecs as other programs write them, in the one spelling that zarrs takes.
+//! Converts codecs as other programs write them to the spelling that zarrs accepts.
 //!
-//! zarr-python, numcodecs and tensorstore leave out what has a default, and give codecs of Zarr v2 the prefix `numcodecs.` in v3. What
-//! comes out here is a list of v3 codecs with full configurations. Codecs that are decoded and encoded in this crate have names
-//! of its own (`extensions`). What no spelling is known for goes through unchanged: zarrs refuses it by its name.
+//! zarr-python, numcodecs and tensorstore leave out options with defaults, and give codecs of Zarr v2 the prefix `numcodecs.` in
+//! v3. The result is a list of v3 codecs with full configurations. Codecs that this crate implements get private names
+//! (`extensions`). Unknown codecs are passed on unchanged: zarrs refuses them with their name.
 
 use serde_json::{Map, Value, json};
 
 use crate::error::ErrorKind;
 use crate::zarr::extensions;
 
-/// What stands before the name of a v2 codec in v3.
+/// Prefix of the names of v2 codecs in v3.
 const NUMCODECS: &str = "numcodecs.";
 
-/// Levels of gzip, zlib and zstd that the format leaves to the writer.
+/// Default level of codecs if the format leaves the level to the writer.
 const DEFAULT_LEVEL: i64 = 5;
 
-/// The array that codecs belong to, as far as their configurations depend on it.
+/// Facts about an array on which the configurations of its codecs depend.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct CodecContext {
     /// Number of axes.
     pub(super) axes: usize,
     /// Bytes of one element.
     pub(super) size: usize,
-    /// Whether elements are stored big-endian; only Zarr v2 says so here.
+    /// Whether elements are stored big-endian; set only for Zarr v2.
     pub(super) big_endian: bool,
 }
 
 /// Filters and compressor of a Zarr v2 array, in their order.
 #[derive(Debug)]
 pub(super) struct CodecsV2 {
-    /// Those that take elements.
+    /// Array-to-array codecs.
     pub(super) arrays: Vec<Value>,
-    /// The one that makes bytes of elements, if it is not the usual one.
+    /// The array-to-bytes codec, if it is not the default one.
     pub(super) serializer: Option<Value>,
-    /// Those that take bytes.
+    /// Bytes-to-bytes codecs.
     pub(super) bytes: Vec<Value>,
 }
 
-/// A codec that cannot be used, and why.
+/// The reason why a codec cannot be used.
 #[derive(Debug)]
 pub(super) struct Refused {
     pub(super) kind: ErrorKind,
     pub(super) reason: String,
 }
 
-/// Where in a chain of codecs one belongs.
+/// The stage of a codec in a chain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Stage {
     Array,
@@ -54,21 +54,21 @@ enum Stage {
 
 type Configuration = Map<String, Value>;
 
-/// Spells the codecs of a Zarr v3 array, or of its shards.
+/// Converts the codecs of a Zarr v3 array, or of its shards.
 ///
 /// # Errors
 ///
-/// A codec is known, but not supported, not compiled in, or configured in a way that makes no sense.
+/// A codec is known but not supported, not compiled in, or has an invalid configuration.
 pub(super) fn codecs_v3(codecs: &Value, context: CodecContext) -> Result<Value, Refused> {
     let Some(codecs) = codecs.as_array() else { return Ok(codecs.clone()) };
     codecs.iter().map(|codec| codec_v3(codec, context)).collect()
 }
 
-/// Spells the filters and the compressor of a Zarr v2 array.
+/// Converts the filters and the compressor of a Zarr v2 array.
 ///
 /// # Errors
 ///
-/// A codec is not known, not supported, not compiled in, or configured in a way that makes no sense.
+/// A codec is unknown, not supported, not compiled in, or has an invalid configuration.
 pub(super) fn codecs_v2(filters: &Value, compressor: &Value, context: CodecContext) -> Result<CodecsV2, Refused> {
     let (mut arrays, mut serializer, mut bytes) = (Vec::new(), None, Vec::new());
     let filters = match filters {
@@ -94,7 +94,7 @@ pub(super) fn codecs_v2(filters: &Value, compressor: &Value, context: CodecConte
     Ok(CodecsV2 { arrays, serializer, bytes })
 }
 
-/// Returns what a codec that packs is called in the description of a volume; `None` for one that only rearranges or checks bytes.
+/// Returns the name of a codec for the description of a volume; `None` for a codec that only rearranges or checks bytes.
 pub(super) fn packing_name(codec: &str) -> Option<&str> {
     let name = codec.strip_prefix(NUMCODECS).unwrap_or(codec);
     let rearranges = matches!(
@@ -131,7 +131,7 @@ fn codec_v3(codec: &Value, context: CodecContext) -> Result<Value, Refused> {
     Ok(spelled)
 }
 
-/// Completes the configuration of a codec that Zarr v3 itself has; `None` if nothing can be missing in it.
+/// Completes the configuration of a registered Zarr v3 codec. Returns `None` if the codec needs no completion.
 fn registered(
     name: &str,
     mut configuration: Configuration,
@@ -164,7 +164,7 @@ fn registered(
     Ok(Some(configuration))
 }
 
-/// Spells a codec of numcodecs, which Zarr v2 has as it is, and v3 with a prefix.
+/// Converts a codec of numcodecs. Its name has a prefix in Zarr v3.
 fn numcodecs(
     id: &str,
     mut configuration: Configuration,
@@ -236,7 +236,7 @@ fn numcodecs(
     Ok(Some((stage, name, configuration)))
 }
 
-/// Says of what was compiled without a feature which one that is.
+/// Refuses a codec if its feature is not compiled in; the message names the feature.
 fn built_in(feature: &str, is_built_in: bool, codec: &str) -> Result<(), Refused> {
     if is_built_in {
         return Ok(());
@@ -245,13 +245,13 @@ fn built_in(feature: &str, is_built_in: bool, codec: &str) -> Result<(), Refused
     Err(Refused { kind: ErrorKind::NotBuiltIn, reason })
 }
 
-/// Refuses zfp, also where another crate compiles it into zarrs. Its decoder writes as many elements as the stream says, wherever the chunk
-/// ends, and reads on behind the end of the stream.
+/// Refuses zfp, even if another crate compiles it into zarrs. Its decoder trusts the stream: it writes as many elements as the
+/// stream claims, beyond the end of the chunk, and reads beyond the end of the stream.
 fn zfp(codec: &str) -> Refused {
     unsupported(format!("codec {} is not supported", extensions::brief(&json!(codec))))
 }
 
-/// Completes a configuration of blosc, and spells the shuffling as Zarr v3 does. numcodecs has numbers for it.
+/// Completes a configuration of blosc. Converts numcodecs' numbers for the shuffle to the names of Zarr v3.
 fn blosc(configuration: &mut Configuration, context: CodecContext, shuffle: Value) {
     default(configuration, "cname", json!("lz4"));
     default(configuration, "clevel", json!(DEFAULT_LEVEL));
@@ -271,7 +271,7 @@ fn blosc(configuration: &mut Configuration, context: CodecContext, shuffle: Valu
     default(configuration, "typesize", json!(context.size));
 }
 
-/// Completes a level from 0 to 9. zlib and gzip call their default -1.
+/// Completes a level from 0 to 9. In zlib and gzip, -1 means the default.
 fn level(configuration: &mut Configuration, otherwise: i64) {
     default(configuration, "level", json!(otherwise));
     if configuration["level"] == -1 {
@@ -279,7 +279,7 @@ fn level(configuration: &mut Configuration, otherwise: i64) {
     }
 }
 
-/// Puts a default where there is nothing, which Python may write as null.
+/// Sets a default for a missing entry, which Python may write as null.
 fn default(configuration: &mut Configuration, key: &str, value: Value) {
     let entry = configuration.entry(key).or_insert(Value::Null);
     if entry.is_null() {
@@ -287,7 +287,7 @@ fn default(configuration: &mut Configuration, key: &str, value: Value) {
     }
 }
 
-/// Returns the name and the configuration of a codec, which may be left out; `None` if it is no codec.
+/// Returns the name and the configuration of a codec; the configuration may be left out. Returns `None` if it is not a codec.
 fn parts_v3(codec: &Value) -> Option<(&str, Configuration)> {
     if let Some(name) = codec.as_str() {
         return Some((name, Configuration::new()));
@@ -349,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn the_index_of_shards_has_one_more_axis() {
+    fn index_of_shards_has_one_axis_more() {
         let transpose = json!({"name": "transpose", "configuration": {"order": "F"}});
         let shards = json!({"name": "sharding_indexed", "configuration": {"codecs": [&transpose], "index_codecs": [&transpose]}});
         let spelled = codec_v3(&shards, U16).expect("known");
@@ -376,14 +376,14 @@ mod tests {
     }
 
     #[test]
-    fn names_internal_to_the_crate_are_refused() {
+    fn private_codec_names_are_refused_in_documents() {
         let refused = codec_v3(&json!({"name": extensions::DELTA}), U16).expect_err("a private name");
         assert!(refused.kind == ErrorKind::Unsupported && refused.reason.contains(extensions::DELTA), "{refused:?}");
     }
 
     #[cfg(not(feature = "codecs"))]
     #[test]
-    fn error_for_a_missing_codec_names_its_feature() {
+    fn missing_codec_names_its_feature() {
         for id in ["lz4", "lzma", "pcodec"] {
             let refused = codec_v3(&json!({"name": format!("numcodecs.{id}")}), U16).expect_err("not built in");
             assert_eq!(refused.kind, ErrorKind::NotBuiltIn);

@@ -8,11 +8,11 @@ use zune_jpeg::zune_core::options::DecoderOptions;
 use super::{LONGEST_SIDE, MOST_SCANS, whole};
 use crate::error::Cause;
 
-/// Decodes a picture; `compare` says whether it may be this wide, this high and of so many colours.
+/// Decodes a picture; `compare` checks its width, height and number of colours.
 ///
 /// # Errors
 ///
-/// It is damaged, or something is missing, or it is another picture.
+/// The picture is damaged or incomplete, or `compare` refuses it.
 pub(in super::super) fn decode(
     bytes: &[u8],
     is_coloured: bool,
@@ -37,7 +37,7 @@ pub(in super::super) fn decode(
 ///
 /// # Errors
 ///
-/// It has no elements.
+/// The picture has no elements.
 pub(in super::super) fn encode(
     picture: &[u8],
     [width, height]: [u16; 2],
@@ -46,7 +46,7 @@ pub(in super::super) fn encode(
 ) -> Result<Vec<u8>, Cause> {
     let mut packed = Vec::new();
     let mut encoder = jpeg_encoder::Encoder::new(&mut packed, quality);
-    // Channels need not be colours that eyes see: none has fewer elements than another.
+    // No chroma subsampling: channels need not be colours, so all keep their resolution.
     encoder.set_sampling_factor(jpeg_encoder::SamplingFactor::R_4_4_4);
     let colours = if is_coloured { jpeg_encoder::ColorType::Rgb } else { jpeg_encoder::ColorType::Luma };
     encoder.encode(picture, width, height, colours)?;

@@ -1,15 +1,15 @@
-//! JPEG by libjpeg-turbo. Its warnings about damaged pictures are errors here.
+//! JPEG by libjpeg-turbo. Its warnings about damaged pictures are treated as errors.
 
 use turbojpeg::{Colorspace, Compressor, Decompressor, Image, PixelFormat, Subsamp};
 
 use super::{MOST_SCANS, whole};
 use crate::error::Cause;
 
-/// Decodes a picture; `compare` says whether it may be this wide, this high and of so many colours.
+/// Decodes a picture; `compare` checks its width, height and number of colours.
 ///
 /// # Errors
 ///
-/// It is damaged, or something is missing, or it is another picture.
+/// The picture is damaged or incomplete, or `compare` refuses it.
 pub(in super::super) fn decode(
     bytes: &[u8],
     is_coloured: bool,
@@ -25,7 +25,7 @@ pub(in super::super) fn decode(
         Colorspace::CMYK | Colorspace::YCCK => 4,
     };
     compare(header.width, header.height, colours)?;
-    // It makes up what later scans would say, without a warning.
+    // libjpeg-turbo makes up the coefficients of missing scans without a warning.
     if header.is_progressive {
         whole::check(bytes)?;
     }
@@ -36,7 +36,7 @@ pub(in super::super) fn decode(
 ///
 /// # Errors
 ///
-/// It has no elements.
+/// The picture has no elements.
 pub(in super::super) fn encode(
     picture: &[u8],
     [width, height]: [u16; 2],
@@ -45,7 +45,7 @@ pub(in super::super) fn encode(
 ) -> Result<Vec<u8>, Cause> {
     let mut encoder = Compressor::new()?;
     encoder.set_quality(i32::from(quality))?;
-    // Channels need not be colours that eyes see: none has fewer elements than another.
+    // No chroma subsampling: channels need not be colours, so all keep their resolution.
     encoder.set_subsamp(if is_coloured { Subsamp::None } else { Subsamp::Gray })?;
     Ok(encoder.compress_to_vec(image(picture, usize::from(width), usize::from(height), is_coloured))?)
 }

@@ -1,7 +1,8 @@
-//! Whether a JPEG is whole: a walk over its Huffman codes that keeps no picture, since the decoder fills up what is missing in silence.
+//! Checks that a JPEG is complete, because decoders fill missing parts silently. Walks over the Huffman codes without decoding a
+//! picture.
 //!
-//! What is accepted has every block of every component to its last bit, in the order that the standard (ITU T.81) says, and nothing
-//! between its parts. Coefficients outside the range of 8 bit pictures, which no encoder makes, are refused too.
+//! An accepted picture has every block of every component to its last bit, in the order of the standard (ITU T.81), and nothing
+//! between its parts. Coefficients outside the range of 8 bit pictures, which no encoder produces, are refused too.
 
 mod codes;
 mod scan;
@@ -12,53 +13,54 @@ use codes::Codes;
 
 use super::MOST_SCANS;
 
-/// Why a JPEG is not whole.
+/// Why a JPEG is refused.
 type Reason = &'static str;
 
 const TOO_SHORT: Reason = "it ends too early: it was cut off or is damaged";
 const BAD_CODE: Reason = "it has bits that mean nothing: it is damaged";
 const BAD_PART: Reason = "one of its headers is damaged";
 
-/// A coefficient of which no scan has been seen.
+/// Marks a coefficient that no scan has contained yet.
 const UNSEEN: u8 = u8::MAX;
 
-/// One colour.
+/// One colour component.
 #[derive(Debug)]
 struct Component {
     id: u8,
-    /// Blocks across and down in one unit of a scan of several components.
+    /// Blocks across and down in one unit (MCU) of an interleaved scan.
     sampling: [usize; 2],
-    /// Blocks across and down, without those that only fill up units.
+    /// Blocks across and down, without padding blocks of units.
     blocks: [usize; 2],
     /// Blocks in one row of `nonzero`.
     stride: usize,
-    /// For each coefficient, how many of its low bits no scan has had.
+    /// For each coefficient, the number of low bits that no scan has contained yet.
     missing_bits: [u8; 64],
-    /// Progressive only: one bit for each coefficient of each block that is not 0 so far.
+    /// Progressive only: for each block, one bit for each coefficient, set if the coefficient is not 0 so far.
     nonzero: Vec<u64>,
 }
 
-/// What has been read before a scan.
+/// The state of the walk.
 #[derive(Debug, Default)]
 struct JpegWalk<'a> {
     rest: &'a [u8],
-    /// Huffman tables of first and of other coefficients.
+    /// Huffman tables of first (DC) and of other (AC) coefficients.
     tables: [[Option<Box<Codes>>; 4]; 2],
     components: Vec<Component>,
     is_progressive: bool,
-    /// Units across and down in a scan of several components.
+    /// Units (MCUs) across and down in an interleaved scan.
     units: [usize; 2],
-    /// Units from one restart marker to the next; 0 without them.
+    /// Units between restart markers; 0 without restart markers.
     restart: usize,
-    /// The bits between two markers, without stuffing.
+    /// The bytes between two markers, without stuffing.
     plain: Vec<u8>,
 }
 
-/// Checks that a JPEG has every block, and its end. Memory is a fraction of what its width and height say: compare them first.
+/// Checks that a JPEG has every block and its end marker. Memory is proportional to the width and height in its header: compare
+/// them first.
 ///
 /// # Errors
 ///
-/// Something is missing, or is not what the standard allows.
+/// A part is missing, or violates the standard.
 pub(super) fn check(bytes: &[u8]) -> Result<(), Reason> {
     let mut walk = JpegWalk { rest: bytes, ..JpegWalk::default() };
     if walk.marker()? != 0xD8 {
@@ -77,12 +79,12 @@ pub(super) fn check(bytes: &[u8]) -> Result<(), Reason> {
                 scans += 1;
                 walk.scan()?;
             }
-            // Of another version than 1, libjpeg says that it is damaged.
+            // libjpeg reports JFIF versions other than 1 as damage.
             0xE0 if matches!(walk.part()?.0, [b'J', b'F', b'I', b'F', 0, version, ..] if *version != 1) => {
                 return Err(BAD_PART);
             }
             0xE0 => {}
-            // Quantization, which makes no block longer; what programs keep for themselves; comments.
+            // Quantization tables, application data and comments: none affects the number of blocks.
             0xDB | 0xE1..=0xEF | 0xFE => {
                 walk.part()?;
             }
@@ -92,7 +94,7 @@ pub(super) fn check(bytes: &[u8]) -> Result<(), Reason> {
 }
 
 impl<'a> JpegWalk<'a> {
-    /// Takes the next marker, which must be here.
+    /// Takes the next marker, which must follow immediately.
     fn marker(&mut self) -> Result<u8, Reason> {
         let (first, mut rest) = self.rest.split_first().ok_or(TOO_SHORT)?;
         if *first != 0xFF {
@@ -108,7 +110,7 @@ impl<'a> JpegWalk<'a> {
         }
     }
 
-    /// Takes what belongs to a marker.
+    /// Takes the segment of a marker.
     fn part(&mut self) -> Result<MarkerPart<'a>, Reason> {
         let mut all = MarkerPart(self.rest);
         let length = usize::from(all.number()?).checked_sub(2).ok_or(BAD_PART)?;

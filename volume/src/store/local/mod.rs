@@ -1,9 +1,9 @@
-//! Objects that are files of a directory.
+//! Objects as files of a directory.
 //!
-//! An object is replaced by renaming: it is written beside its place, under a hidden name `.ndshm-NUMBERS.partial`, and readers see the
-//! old one or the new one. A killed writer leaves such a file behind; it is never read or listed, and
-//! `find DIRECTORY -name '.ndshm-*.partial' -delete` removes such files while no process writes. Nothing is forced to the disk: a machine
-//! that loses power may lose what was written in its last seconds; the same upload again restores it.
+//! An object is replaced by renaming: it is written beside its place, under a hidden name `.ndshm-NUMBERS.partial`, and readers see
+//! the old object or the new one. A killed writer leaves such a file behind. It is never read or listed, and
+//! `find DIRECTORY -name '.ndshm-*.partial' -delete` removes such files while no process writes. Nothing calls `fsync`: after a
+//! power failure the writes of the last seconds may be lost; repeating the upload restores them.
 
 #[cfg(test)]
 mod tests;
@@ -20,13 +20,13 @@ use crate::error::{Cause, Error, Result};
 use crate::spare;
 use crate::store::{LARGEST_OBJECT, Object, Store, key, too_long};
 
-/// How the names of files begin and end that are no objects yet.
+/// Prefix and suffix of the names of unfinished objects.
 const PARTIAL: (&str, &str) = (".ndshm-", ".partial");
 
-/// How long replacing an object waits while a process has the old one open.
+/// Longest time that a replacement waits while another process has the old object open.
 const RENAME_WAIT: Duration = Duration::from_secs(2);
 
-/// How long between two attempts.
+/// Pause between two attempts.
 const RENAME_PAUSE: Duration = Duration::from_millis(1);
 
 /// A directory.
@@ -39,7 +39,7 @@ fn failed(op: &'static str, path: &Path, cause: impl Into<Cause>) -> Error {
     Error::Store { op, object: path.display().to_string(), cause: cause.into() }
 }
 
-/// Something that is there, or nothing.
+/// Turns "not found" into `None`.
 fn if_there<T>(answer: io::Result<T>) -> io::Result<Option<T>> {
     match answer {
         Ok(there) => Ok(Some(there)),
@@ -57,7 +57,7 @@ impl LocalStore {
         Self { root: root.to_owned() }
     }
 
-    /// Part by part, so that all separators are those of the platform.
+    /// Builds the path part by part, so that all separators are those of the platform.
     fn unchecked_path(&self, key: &str) -> PathBuf {
         let mut path = self.root.clone();
         path.extend(key.split('/'));
@@ -78,7 +78,7 @@ fn packed(path: &Path) -> PathBuf {
     path.into()
 }
 
-/// Opens a file, not a directory, and not a pipe, which would wait for a writer.
+/// Opens a regular file. Refuses directories, and special files: opening a pipe would wait for a writer.
 fn open(path: &Path) -> io::Result<Option<(File, Metadata)>> {
     let Some(found) = if_there(fs::metadata(path))? else { return Ok(None) };
     if !found.is_file() {
@@ -86,18 +86,18 @@ fn open(path: &Path) -> io::Result<Option<(File, Metadata)>> {
         return Err(wrong(format!("it is {what} where a file should be")));
     }
     let Some(file) = if_there(File::open(path))? else { return Ok(None) };
-    // Of the file that is open: another may have been put in its place.
+    // The metadata of the open file: the name may lead to another file by now.
     let facts = file.metadata()?;
     Ok(Some((file, facts)))
 }
 
-/// Reads so many bytes, or as many as there are.
+/// Reads up to `length` bytes; fewer if the file ends before.
 fn read(mut file: File, length: u64, most: u64) -> io::Result<Vec<u8>> {
     let memory = usize::try_from(length).ok().filter(|_| length <= most);
     let memory = memory.ok_or_else(|| wrong(too_long(length, most)))?;
     let mut bytes = spare::take(memory);
     bytes.try_reserve_exact(memory.saturating_sub(bytes.len()))?;
-    // Zeros only where no other bytes are yet.
+    // Writes zeros only behind the bytes that the reused memory already has.
     bytes.resize(memory, 0);
     let mut filled = 0;
     while filled < memory {
@@ -131,17 +131,18 @@ fn read_range(path: &Path, range: &Range<u64>) -> io::Result<Option<Vec<u8>>> {
     Ok(Some(bytes))
 }
 
-/// Writes beside the place, then renames.
+/// Writes the bytes to a partial file beside `path`, then renames it.
 fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let partial = beside(path, bytes)?;
     let replaced = rename_over(&partial, path);
     if replaced.is_err() {
-        let _gone = fs::remove_file(&partial);
+        let _ = fs::remove_file(&partial);
     }
     replaced
 }
 
-/// Renames a file in place of another. Windows may refuse while a reader or a scanner has the other one open, which lasts moments.
+/// Renames a file over another. Windows may refuse while a reader or a virus scanner has the target open, which lasts moments:
+/// retry.
 fn rename_over(from: &Path, to: &Path) -> io::Result<()> {
     let since = Instant::now();
     loop {
@@ -153,37 +154,38 @@ fn rename_over(from: &Path, to: &Path) -> io::Result<()> {
 }
 
 fn is_in_use(error: &io::Error) -> bool {
-    /// What Windows says where another process has the file open and forbids sharing it.
+    /// The Windows error if another process has the file open and forbids sharing it.
     const ERROR_SHARING_VIOLATION: i32 = 32;
     let is_unshared = error.raw_os_error() == Some(ERROR_SHARING_VIOLATION);
     cfg!(windows) && (is_unshared || error.kind() == ErrorKind::PermissionDenied)
 }
 
-/// Writes beside the place, then gives it the name unless something has it.
+/// Writes the bytes to a partial file beside `path`, then gives it the name, unless the name is taken.
 fn put_new(path: &Path, bytes: &[u8]) -> io::Result<bool> {
     let partial = beside(path, bytes)?;
     let named = match fs::hard_link(&partial, path) {
         Err(error) if error.kind() != ErrorKind::AlreadyExists => name_without_links(&partial, path),
         named => named,
     };
-    let _gone = fs::remove_file(&partial);
+    let _ = fs::remove_file(&partial);
     match named {
         Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(false),
         named => named.map(|()| true),
     }
 }
 
-/// The same where the file system has no links: an empty file takes the name, which is then replaced. A reader in between finds the empty one.
+/// Names the file on a file system without hard links: an empty file takes the name, and is then replaced. A reader in between sees
+/// the empty file.
 fn name_without_links(partial: &Path, path: &Path) -> io::Result<()> {
     File::create_new(path)?;
     let renamed = rename_over(partial, path);
     if renamed.is_err() {
-        let _gone = fs::remove_file(path);
+        let _ = fs::remove_file(path);
     }
     renamed
 }
 
-/// Writes a file that is no object yet, and returns its path.
+/// Writes a partial file beside `path`, and returns its path.
 fn beside(path: &Path, bytes: &[u8]) -> io::Result<PathBuf> {
     static COUNT: AtomicU64 = AtomicU64::new(0);
     let directory = path.parent().unwrap_or(Path::new(""));
@@ -199,12 +201,12 @@ fn beside(path: &Path, bytes: &[u8]) -> io::Result<PathBuf> {
     let written = file.write_all(bytes);
     drop(file);
     if written.is_err() {
-        let _gone = fs::remove_file(&partial);
+        let _ = fs::remove_file(&partial);
     }
     written.map(|()| partial)
 }
 
-/// Two processes, also of two machines with one file system, have different ones.
+/// Returns a text that differs between processes, also between processes of different machines with one file system.
 fn unique() -> String {
     use std::hash::{BuildHasher as _, RandomState};
     format!("{}-{:016x}", std::process::id(), RandomState::new().hash_one(0))
@@ -274,7 +276,7 @@ impl Store for LocalStore {
         let packed = packed(&plain);
         let (path, other) = if gzip { (packed, plain) } else { (plain, packed) };
         replace(&path, &bytes).map_err(|error| failed("writing", &path, error))?;
-        // Until it is gone the plain one of the two is the object, old or new, and whole.
+        // Until the other file is removed, readers take the plain one: the whole old object or the whole new one.
         if_there(fs::remove_file(&other)).map_err(|error| failed("removing", &other, error))?;
         Ok(())
     }
@@ -291,7 +293,7 @@ impl Store for LocalStore {
     fn delete(&self, key: &str) -> Result<bool> {
         let plain = self.path("removing", key)?;
         let mut was_there = false;
-        // The packed one first: it must not come to light.
+        // The packed file first: if the plain one went first, readers would find the packed one in between.
         for path in [packed(&plain), plain] {
             let removed = if_there(fs::remove_file(&path)).map_err(|error| failed("removing", &path, error))?;
             was_there |= removed.is_some();
@@ -306,7 +308,7 @@ impl Store for LocalStore {
             let Some(entries) = if_there(fs::read_dir(&path))? else { return Ok(names) };
             for entry in entries {
                 let entry = entry?;
-                // No key leads to a name that is no text.
+                // A name that is not UTF-8 has no key.
                 let Ok(name) = entry.file_name().into_string() else { continue };
                 let kind = entry.file_type()?;
                 let is_group =

@@ -1,4 +1,4 @@
-//! Directories keep every promise of a store, and those of files besides.
+//! Tests of the local store: the promises of every store, and those of files.
 
 use std::fs;
 use std::process::{Command, Stdio};
@@ -9,7 +9,7 @@ use crate::store::Store;
 use crate::store::conformance::{self, noise};
 
 #[test]
-fn a_directory_meets_the_store_contract() {
+fn directory_keeps_every_promise() {
     let directory = tempfile::tempdir().expect("a directory");
     for root in [directory.path().to_owned(), directory.path().join("not yet/there")] {
         let store = LocalStore::new(&root);
@@ -26,7 +26,7 @@ fn a_directory_meets_the_store_contract() {
 }
 
 #[test]
-fn without_links_the_first_writer_gets_the_name() {
+fn first_writer_gets_the_name_without_links() {
     let directory = tempfile::tempdir().expect("a directory");
     let path = directory.path().join("info");
     let [first, second] = [b"first", b"other"].map(|bytes| beside(&path, bytes).expect("a file beside it"));
@@ -38,7 +38,7 @@ fn without_links_the_first_writer_gets_the_name() {
 }
 
 #[test]
-fn error_names_a_path_that_is_no_file() {
+fn special_files_are_errors_that_name_them() {
     let directory = tempfile::tempdir().expect("a directory");
     let store = LocalStore::new(directory.path());
     fs::create_dir(directory.path().join("group")).expect("a group");
@@ -75,7 +75,7 @@ fn error_names_a_path_that_is_no_file() {
 }
 
 #[test]
-fn a_packed_sibling_counts_only_without_plain_object() {
+fn packed_sibling_counts_only_without_a_plain_file() {
     let directory = tempfile::tempdir().expect("a directory");
     let store = LocalStore::new(directory.path());
     fs::write(directory.path().join("a.gz"), "packed").expect("a file");
@@ -89,10 +89,10 @@ fn a_packed_sibling_counts_only_without_plain_object() {
     assert_eq!(fs::read_dir(directory.path()).expect("the root").count(), 0);
 }
 
-/// Set: be the writer that is killed, in this directory.
+/// If set, the process is the writer that is killed, in this directory.
 const WRITER: &str = "STORE_TEST_WRITER";
 
-/// No test of its own: the child of the next one.
+/// The child process of the next test, not a test of its own.
 #[test]
 fn writes_until_it_is_killed() {
     let Some(directory) = std::env::var_os(WRITER) else { return };
@@ -103,7 +103,7 @@ fn writes_until_it_is_killed() {
 }
 
 #[test]
-fn killed_writer_leaves_the_old_or_new_object() {
+fn killed_writer_leaves_a_whole_object() {
     let directory = tempfile::tempdir().expect("a directory");
     let store = LocalStore::new(directory.path());
     let objects: Vec<_> = (0..3).map(|round| noise(round, 3_000_000)).collect();

@@ -1,8 +1,8 @@
-//! From a URL to a client of the server it names: credentials, time limits, what is asked for in every request.
+//! Creates the client for a URL: credentials, time limits, headers of every request.
 //!
-//! Settings come from the environment, under the names that the servers' own tools use: `AWS_*`, `GOOGLE_*`, `AZURE_*`. Where it has
-//! no credentials, requests are not signed, which is how public buckets are read; no request waits for the metadata service of a cloud
-//! that this machine may not be in, unless `AWS_METADATA_ENDPOINT` says where it is.
+//! Settings come from the environment, under the names that the providers' own tools use: `AWS_*`, `GOOGLE_*`, `AZURE_*`. Without
+//! credentials requests are not signed, which is how public buckets are read. No request waits for a cloud's metadata service,
+//! because this machine may be outside that cloud, unless `AWS_METADATA_ENDPOINT` gives its address.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,36 +14,36 @@ use super::failure::RequestFailure;
 use super::lengths::WithLengths;
 use crate::store::url::WebUrl;
 
-/// How long a connection may take to be made. A server that is being restarted refuses at once.
+/// Timeout for making a connection. A server that is being restarted refuses at once.
 const CONNECT: Duration = Duration::from_secs(10);
 
-/// How long a server may be silent, in the middle of an answer too. Answers of any length may take as long as they keep coming.
+/// Timeout for silence of a server, also in the middle of an answer. An answer may take any time as long as bytes keep coming.
 const SILENCE: Duration = Duration::from_secs(30);
 
 /// The first pause between two attempts.
 pub(super) const FIRST_PAUSE: Duration = Duration::from_millis(100);
 
-/// The longest: so much later it is noticed that a server is up again.
+/// The longest pause between two attempts, and so the longest delay until a server that is up again is noticed.
 pub(super) const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
-/// A server that can be asked.
+/// A client of a server.
 #[derive(Debug)]
 pub(super) struct Server {
     pub(super) objects: Arc<dyn ObjectStore>,
-    /// What stands in front of every key.
+    /// Prefix of every key.
     pub(super) prefix: String,
-    /// Whether it is a web server, which only answers requests for objects.
+    /// Whether it is a plain web server, which can only read objects.
     pub(super) is_web: bool,
     /// Whether requests are not signed.
     pub(super) is_anonymous: bool,
 }
 
-/// Names and values, as those of the environment.
+/// Names and values of settings, like environment variables.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Settings(Vec<(String, String)>);
 
 impl Settings {
-    /// Takes the environment's. What is empty or no text is as if it were not there.
+    /// Reads the environment. Ignores variables that are empty or not UTF-8.
     pub(super) fn of_environment() -> Self {
         Self::new(
             std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?))),
@@ -58,7 +58,7 @@ impl Settings {
         self.0.iter().find_map(|(known, value)| (known == name).then_some(value.as_str()))
     }
 
-    /// Hands the variables with names that begin with `family` to a builder that knows them.
+    /// Passes the variables with names that begin with `family` to a builder; those that it does not know are ignored.
     #[cfg(any(feature = "s3", feature = "gcs", feature = "azure"))]
     fn apply<B, K: std::str::FromStr>(&self, family: &str, builder: B, set: impl Fn(B, K, &str) -> B) -> B {
         let family = self.0.iter().filter(|(name, _)| name.starts_with(family));
@@ -71,7 +71,8 @@ impl Settings {
 
 #[cfg_attr(not(any(feature = "s3", feature = "gcs", feature = "azure")), expect(unused_variables))]
 #[cfg_attr(not(feature = "s3"), expect(clippy::unused_async))]
-/// Connects to nothing yet, except that a bucket of S3 is asked for its region if the settings lack it. `None`: the scheme was not built in.
+/// Creates the client of a URL. Makes no request, except one for the region of an S3 bucket if the settings lack it. Returns `None`
+/// if support for the scheme is not built in.
 pub(super) async fn connect(
     place: &str,
     settings: &Settings,
@@ -96,15 +97,15 @@ fn unusable(error: &object_store::Error) -> RequestFailure {
 }
 
 fn retries(patience: Duration) -> RetryConfig {
-    // Longer than the first pause, or the range that the next is drawn from would be empty.
+    // Must exceed the first pause, or the range from which the next pause is drawn would be empty.
     let max_backoff = patience.clamp(2 * FIRST_PAUSE, LONGEST_PAUSE);
     let backoff = BackoffConfig { init_backoff: FIRST_PAUSE, max_backoff, base: 2.0 };
-    // Time is the limit, not a number of attempts: an outage of a minute is many quick refusals.
+    // Limits the time, not the number of attempts: an outage of a minute is many quick refusals.
     RetryConfig { backoff, max_retries: usize::MAX, retry_timeout: patience }
 }
 
 #[cfg(any(feature = "s3", feature = "gcs", feature = "azure"))]
-/// `accept_encoding` keeps servers from packing, or unpacking, on the way: what is stored is what must arrive.
+/// `accept_encoding` keeps servers from packing or unpacking objects in transit: the bytes must arrive as stored.
 fn client(accept_encoding: &'static str, patience: Duration) -> ClientOptions {
     let mut headers = HeaderMap::new();
     headers.insert("accept-encoding", HeaderValue::from_static(accept_encoding));
@@ -112,7 +113,7 @@ fn client(accept_encoding: &'static str, patience: Duration) -> ClientOptions {
 }
 
 fn client_with(headers: HeaderMap, patience: Duration) -> ClientOptions {
-    // Little patience in all means little patience for a single attempt.
+    // A single attempt must not take longer than all attempts together may.
     let at_most = patience.max(Duration::from_secs(1));
     ClientOptions::new()
         .with_timeout_disabled()
@@ -125,7 +126,7 @@ fn client_with(headers: HeaderMap, patience: Duration) -> ClientOptions {
 fn web(place: &str, patience: Duration) -> Result<Server, RequestFailure> {
     let url = WebUrl::split(place);
     let mut headers = HeaderMap::new();
-    // Google's servers unpack objects that are stored under gzip for clients that do not announce that they can.
+    // Google's servers unpack objects stored with gzip for clients that do not accept gzip.
     let accepted = if url.host().ends_with("googleapis.com") { "gzip" } else { "identity" };
     headers.insert("accept-encoding", HeaderValue::from_static(accepted));
     if let Some(user) = url.basic_authorization() {
@@ -173,7 +174,7 @@ async fn s3(bucket: &str, prefix: &str, settings: &Settings, patience: Duration)
         || settings.get("AWS_SKIP_SIGNATURE").is_some_and(|value| value.eq_ignore_ascii_case("true") || value == "1");
     let endpoint = builder.get_config_value(&Key::S3Endpoint).or_else(|| builder.get_config_value(&Key::Endpoint));
     if endpoint.as_ref().is_some_and(|endpoint| endpoint.starts_with("http://")) {
-        // An endpoint with `http://` implies it.
+        // An endpoint with `http://` implies permission to use HTTP.
         builder = builder.with_allow_http(true);
     }
     if endpoint.is_none() && !has(&builder, Key::Region) && !has(&builder, Key::DefaultRegion) {
@@ -190,7 +191,7 @@ async fn s3(bucket: &str, prefix: &str, settings: &Settings, patience: Duration)
 fn gcs(bucket: &str, prefix: &str, settings: &Settings, patience: Duration) -> Result<Server, RequestFailure> {
     use object_store::gcp::{GoogleCloudStorageBuilder, GoogleConfigKey as Key};
 
-    // Without this Google unpacks what is stored under gzip, and says no length.
+    // Without accepting gzip, Google's servers unpack objects stored with gzip, and send no length.
     let mut builder = GoogleCloudStorageBuilder::new().with_client_options(client("gzip", patience));
     builder = settings.apply("GOOGLE_", builder, |builder, key, value| builder.with_config(key, value));
     let signs_in = std::env::home_dir()

@@ -1,4 +1,4 @@
-//! What a server's failure is in words, without the secrets that a URL may carry, and whether asking again may help.
+//! Failures of requests: a text without the secrets that a URL may contain, and whether a retry may help.
 
 use std::error::Error as StdError;
 use std::fmt;
@@ -8,10 +8,10 @@ use object_store::client::HttpError;
 use super::lengths::Endless;
 use crate::error::{StoreFailure, StoreFault};
 
-/// The status for a part that begins behind the end of an object.
+/// The status for a range that begins behind the end of an object.
 const RANGE_NOT_SATISFIABLE: u16 = 416;
 
-/// The longest part of a server's answer that is worth repeating.
+/// Maximum length of the message, in characters: a server's answer may be long.
 const LONGEST_ANSWER: usize = 300;
 
 /// Why one request failed.
@@ -32,12 +32,12 @@ impl fmt::Display for RequestFailure {
 impl StdError for RequestFailure {}
 
 impl RequestFailure {
-    /// One that asking again would only repeat: the server does not have the object in a form that can be used.
+    /// A permanent failure: the server does not have the object in a usable form.
     pub(super) fn last(text: impl Into<String>) -> Self {
         Self { text: text.into(), again: false, about_range: false, failure: StoreFailure::Unserved }
     }
 
-    /// The object is not what it should be.
+    /// The object is damaged.
     pub(super) fn damaged(text: impl Into<String>) -> Self {
         Self { failure: StoreFailure::Damaged, ..Self::last(text) }
     }
@@ -47,26 +47,27 @@ impl RequestFailure {
         Self { failure: StoreFailure::CredentialsRefused, ..Self::last(text) }
     }
 
-    /// The server cannot send the part that was asked for, or counts in another way.
+    /// The server cannot send the requested range.
     pub(super) fn about_range(text: impl Into<String>) -> Self {
         Self { about_range: true, ..Self::last(text) }
     }
 
-    /// One that may pass, unless it is the same each time: an answer came to its end and was too short.
+    /// An answer ended early. A retry may help; if each attempt ends so, the object is damaged.
     pub(super) fn too_short(text: impl Into<String>) -> Self {
         Self { again: true, ..Self::damaged(text) }
     }
 
-    /// No object was had, for a reason that the server has not told.
+    /// No answer came, for a reason that is not the server's answer.
     pub(super) fn no_answer(text: impl Into<String>) -> Self {
         Self { failure: StoreFailure::NoAnswer, ..Self::last(text) }
     }
 
-    /// Before the body came: whatever status is worth it has been asked for again, so that only a broken connection is left. `status` is
-    /// that of the last answer, if there was one.
+    /// A failure before the body. `object_store` has already retried every status that is worth it, so that only broken connections
+    /// are retried here. `status` is that of the last answer, if there was one.
     pub(super) fn of_request(error: &object_store::Error, status: Option<u16>, is_anonymous: bool) -> Self {
         let again = is_broken_connection(error);
-        // The status for it, an answer that is no part, another part: `object_store` has no kind for these, but one for most others.
+        // A refused range, an answer that is not a part, or another part: `object_store` has no error kind for these, but one for
+        // most other failures.
         let about_range = !again && matches!(error, object_store::Error::Generic { .. });
         let failure = match (error, status) {
             _ if again => StoreFailure::NoAnswer,
@@ -80,34 +81,34 @@ impl RequestFailure {
                 }
             }
             (_, Some(RANGE_NOT_SATISFIABLE)) => StoreFailure::Damaged,
-            // These were asked for again, for as long as it is worth.
+            // `object_store` retried these until its time limit.
             (_, None | Some(408 | 429 | 500..)) => StoreFailure::NoAnswer,
             (_, Some(_)) => StoreFailure::Unserved,
         };
         Self { text: words(error), again, about_range, failure }
     }
 
-    /// While the body came.
+    /// A failure while the body was received.
     pub(super) fn of_body(error: &object_store::Error) -> Self {
         Self { text: words(error), again: true, about_range: false, failure: StoreFailure::NoAnswer }
     }
 
-    /// Returns what is told of it above the stores.
+    /// Converts it to the error cause that callers of the stores see.
     pub(super) fn into_fault(self) -> StoreFault {
         StoreFault { failure: self.failure, text: self.text }
     }
 
-    /// Whether asking again may help.
+    /// Whether a retry may help.
     pub(super) fn may_pass(&self) -> bool {
         self.again
     }
 
-    /// Whether the part that was asked for may be the problem.
+    /// Whether the requested range may be the cause.
     pub(super) fn is_about_range(&self) -> bool {
         self.about_range
     }
 
-    /// Adds how long it was tried.
+    /// Appends how long the request was retried.
     pub(super) fn after(mut self, tried: impl fmt::Display) -> Self {
         self.text = format!("{} ({tried})", self.text);
         self
@@ -120,7 +121,7 @@ fn chain(error: &object_store::Error) -> impl Iterator<Item = &(dyn StdError + '
     })
 }
 
-/// Whether an answer that says no length was longer than it can be.
+/// Whether an answer without a length exceeded the limit.
 fn is_endless(error: &object_store::Error) -> bool {
     chain(error).any(|error| error.downcast_ref::<Endless>().is_some())
 }
@@ -129,8 +130,8 @@ fn is_broken_connection(error: &object_store::Error) -> bool {
     !is_endless(error) && chain(error).any(|error| error.downcast_ref::<HttpError>().is_some())
 }
 
-/// Joins what the chain of errors says. Many of them repeat their source, and the one that knows the URL prints it with its
-/// password and signature: those are left out, and the caller names the object.
+/// Joins the texts of the error chain, without errors that repeat their source, and without the one that prints the URL with
+/// password and signature. The caller names the object.
 fn words(error: &object_store::Error) -> String {
     let texts: Vec<String> = chain(error).map(ToString::to_string).collect();
     let mut parts: Vec<&str> = Vec::new();
@@ -148,8 +149,8 @@ fn words(error: &object_store::Error) -> String {
     text
 }
 
-/// Whether a server of S3's kind refused, as it also does when an object is not there and the asker may not know that. Its error code
-/// is an element of the answer, which `object_store` hands on only as text.
+/// Whether an S3 server denied access, which it also does for a missing object if the client may not list the bucket. The error
+/// code is an XML element of the answer, which `object_store` passes on only as text.
 pub(super) fn is_denied(error: &object_store::Error) -> bool {
     chain(error).any(|error| error.to_string().contains("<Code>AccessDenied</Code>"))
 }

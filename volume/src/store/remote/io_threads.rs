@@ -1,8 +1,8 @@
-//! The threads on which requests wait, and how a caller waits for one: calls from many threads are many requests.
+//! The I/O threads, and blocking waits for a request. Concurrent calls make concurrent requests.
 //!
-//! One runtime serves the whole process; it starts with the first remote store and only moves bytes. What is computed from
-//! them is computed by the callers. It cannot live on in a forked child, whose only thread is the one that forked: a store that was
-//! opened before says so there, and one that is opened anew gets threads and connections of its own.
+//! One runtime serves the whole process. It starts with the first remote store and only moves bytes; the callers' threads compute.
+//! The runtime does not work in a forked child, which has only the thread that forked. There, a store that was opened before the
+//! fork fails with an error, and a store that is opened anew gets new threads and connections.
 
 use std::future::Future;
 use std::io;
@@ -17,14 +17,13 @@ use tokio::sync::Semaphore;
 
 use crate::store::wanted;
 
-/// How many threads move bytes; a few gigabits per second take less than one.
+/// Number of I/O threads; a few gigabits per second need less than one.
 const THREADS: usize = 2;
 
-/// How many requests this process has under way at a time, whatever its callers do: fewer than the descriptors that a process
-/// usually may have.
+/// Maximum number of concurrent requests of this process, whatever its callers do: less than the usual limit for file descriptors.
 const REQUESTS: usize = 256;
 
-/// The threads of one process, and the right to use them.
+/// The I/O threads of one process, and the limit for its requests.
 #[derive(Debug)]
 pub(super) struct IoThreads {
     process: u32,
@@ -32,13 +31,13 @@ pub(super) struct IoThreads {
     requests: Semaphore,
 }
 
-/// Kept until the process ends: ending a runtime waits for its threads, and those that a forked child inherits are not there.
+/// Never dropped: dropping a runtime waits for its threads, which do not exist in a forked child that inherits this value.
 static CURRENT: Mutex<Option<&'static IoThreads>> = Mutex::new(None);
 
-/// How long a request may still take when its answer is not wanted any more: what has nearly come need not be asked for again.
+/// Time that a request may still take after a stop: an answer that has nearly arrived need not be requested again.
 const GRACE: Duration = Duration::from_secs(1);
 
-/// How often is looked whether it is.
+/// Interval at which a waiting thread checks its flags.
 const LOOK: Duration = Duration::from_millis(50);
 
 /// Why the wait for an answer ended.
@@ -53,7 +52,7 @@ pub(super) enum NoAnswer {
 }
 
 impl IoThreads {
-    /// Returns those of this process; starts them if there are none yet.
+    /// Returns the I/O threads of this process; starts them on the first call.
     pub(super) fn current() -> io::Result<&'static Self> {
         let process = std::process::id();
         let mut current = CURRENT.lock().unwrap_or_else(PoisonError::into_inner);
@@ -67,8 +66,8 @@ impl IoThreads {
         Ok(threads)
     }
 
-    /// Waits for a request. The calling thread runs it and sleeps between its steps; it may itself be a thread of some other
-    /// asynchronous runtime, which then waits too.
+    /// Waits for a request. The calling thread polls it and sleeps in between. The caller may be a thread of another asynchronous
+    /// runtime, which is then blocked too.
     pub(super) fn wait<F: Future>(&self, request: F) -> Result<F::Output, NoAnswer> {
         if self.process != std::process::id() {
             return Err(NoAnswer::Forked);
@@ -76,7 +75,7 @@ impl IoThreads {
         let _context = self.runtime.enter();
         let waker = Waker::from(Arc::new(Unpark(thread::current())));
         let mut context = Context::from_waker(&waker);
-        // A caller inside another runtime has a budget of steps there, which is not refilled while it waits here.
+        // A caller inside another tokio runtime has a cooperative budget there, which is not refilled while it waits here.
         let mut bounded = pin!(tokio::task::unconstrained(async {
             let _permit = self.requests.acquire().await;
             request.await
@@ -86,6 +85,7 @@ impl IoThreads {
             if let Poll::Ready(answer) = bounded.as_mut().poll(&mut context) {
                 return Ok(answer);
             }
+            // A wake-up between the poll and the park is not lost: `unpark` before `park` makes the park return at once.
             match wanted::heeds() {
                 (false, _) => thread::park(),
                 (true, false) => thread::park_timeout(LOOK),
@@ -112,7 +112,7 @@ mod tests {
     use crate::progress::StopFlag;
 
     #[test]
-    fn stop_ends_the_wait_for_an_answer() {
+    fn stopped_job_does_not_wait_for_an_answer() {
         let (stop, never) = (StopFlag::new(), StopFlag::new());
         let io = IoThreads::current().expect("threads");
         thread::scope(|scope| {
@@ -128,9 +128,9 @@ mod tests {
     }
 
     #[test]
-    fn a_forked_child_gets_an_error_without_waiting() {
+    fn forked_child_gets_an_error_instead_of_waiting() {
         let runtime = Builder::new_current_thread().build().expect("a runtime");
-        // As it looks to a child: it is the parent's.
+        // Another process id: so these threads look inherited from a parent.
         let parent = IoThreads { process: std::process::id() + 1, runtime, requests: Semaphore::new(1) };
         assert!(matches!(parent.wait(std::future::pending::<()>()), Err(NoAnswer::Forked)));
         let own = IoThreads::current().expect("threads");

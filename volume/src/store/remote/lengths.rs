@@ -1,9 +1,9 @@
-//! A connection to web servers that may not say how long their answers are, which `object_store` wants to know before it reads.
+//! An HTTP client that adds `Content-Length` to answers without it: `object_store` needs the length before it reads.
 //!
-//! It also notes the status of the last answer, which `object_store` says of few errors.
+//! It also records the status of the last answer, which `object_store` reports for few errors only.
 //!
-//! Servers that make their answers as they go send them in pieces (chunked). Such an answer is taken whole, its length noted, and then
-//! handed on; all others pass as they come.
+//! Servers that generate their answers send them in pieces (chunked). Such an answer is read whole before it is passed on, with its
+//! length. All other answers are streamed.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -19,7 +19,7 @@ use object_store::{ClientOptions, HeaderValue};
 
 use crate::store::LARGEST_OBJECT;
 
-/// Makes connections that know lengths.
+/// Connects with clients that add missing lengths.
 #[derive(Debug)]
 pub(super) struct WithLengths;
 
@@ -32,16 +32,16 @@ impl HttpConnector for WithLengths {
 #[derive(Debug)]
 struct Measured(HttpClient);
 
-/// Most bytes that an answer may have; goes with the request.
+/// Maximum length of the answer in bytes. An extension of the request.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Most(pub(super) u64);
 
-/// The status of the last answer to a request, which this goes with; 0 before there is one.
+/// The status of the last answer to a request; 0 before the first. An extension of the request.
 #[derive(Debug, Clone, Default)]
 pub(super) struct LastStatus(Arc<AtomicU16>);
 
 impl LastStatus {
-    /// Returns the status, if there was an answer, and no broken connection since.
+    /// Returns the status of the last attempt, or `None` if it got no answer.
     pub(super) fn get(&self) -> Option<u16> {
         Some(self.0.load(Ordering::Relaxed)).filter(|status| *status != 0)
     }
@@ -90,7 +90,7 @@ impl HttpService for Measured {
     }
 }
 
-/// What broke in the middle of an answer may be asked for again, which `object_store` does for these only.
+/// Marks an answer that broke off as interrupted: `object_store` retries only errors of that kind.
 fn broken(error: HttpError) -> HttpError {
     HttpError::new(HttpErrorKind::Interrupted, error)
 }

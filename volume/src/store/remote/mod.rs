@@ -1,8 +1,8 @@
-//! Objects that a server has: HTTP, S3, Google Cloud Storage, Azure.
+//! Objects on a server: HTTP, S3, Google Cloud Storage, Azure.
 //!
-//! What may pass is tried again: refused and broken connections, silence, answers of the kind 429 and 5xx, bodies that end too early
-//! (the rest is asked for if the server says by a tag that it is still the same object, else all of it). What remains is an error
-//! once [`PATIENCE`] is over. Bytes arrive as they are stored: nothing here unpacks them.
+//! Temporary failures are retried: refused and broken connections, silence, status 429 and 5xx, bodies that end too early (the
+//! rest is requested if the entity tag says that it is still the same object, otherwise all of it). A failure that lasts becomes an
+//! error after [`PATIENCE`]. Bytes arrive as they are stored: nothing here unpacks them.
 
 mod connect;
 mod failure;
@@ -28,11 +28,11 @@ use self::io_threads::IoThreads;
 use crate::error::{Error, Result};
 use crate::store::{LARGEST_OBJECT, Object, Store, key, not_built_in, too_long, url};
 
-/// How long the same request is tried again, unless the environment says otherwise in seconds: two minutes, so that a
-/// server may be restarted meanwhile.
+/// The environment variable for the retry time in seconds, and its default: two minutes, enough for a restart of a server.
 const PATIENCE: (&str, Duration) = ("NDSHM_RETRY_SECONDS", Duration::from_mins(2));
 
-/// Objects longer than this are sent in parts, so that a part lost costs little and none takes longer than a server may be silent.
+/// Objects longer than this are sent in parts, so that a lost part costs little and no part takes longer than the limit for
+/// silence.
 const PART: usize = 16 << 20;
 
 /// A bucket and a prefix in it, or a directory of a web server.
@@ -40,12 +40,12 @@ const PART: usize = 16 << 20;
 struct RemoteStore {
     io: &'static IoThreads,
     server: Server,
-    /// The URL as people may see it.
+    /// The URL for messages, without secrets.
     shown: String,
     patience: Duration,
 }
 
-/// Opens the store that a URL means.
+/// Opens the store of a URL.
 pub(crate) fn open(place: &str) -> Result<Arc<dyn Store>> {
     open_with(place, &Settings::of_environment())
 }
@@ -73,7 +73,7 @@ fn failed(op: &'static str, object: String, failure: RequestFailure) -> Error {
     Error::Store { op, object, cause: Box::new(failure.into_fault()) }
 }
 
-/// What came for a request.
+/// The answer to a request for an object.
 struct ReceivedObject {
     bytes: Vec<u8>,
     meta: ObjectMeta,
@@ -81,7 +81,7 @@ struct ReceivedObject {
 }
 
 impl RemoteStore {
-    /// Waits for a request that is one of many attempts, or all of them.
+    /// Runs a request for a key, with retries, and waits for its answer.
     fn ask<T>(&self, op: &'static str, key: &str, request: impl AsyncFnMut(&Path) -> Answer<T>) -> Result<Option<T>> {
         let failed = |failure: RequestFailure| failed(op, self.locate(key), failure);
         if let Some(complaint) = key::complaint(key) {
@@ -98,6 +98,7 @@ impl RemoteStore {
         Path::parse(format!("{prefix}{separator}{key}")).map_err(|error| RequestFailure::last(error.to_string()))
     }
 
+    /// Repeats a request until it succeeds, fails permanently, or the patience is over.
     async fn again_and_again<T>(&self, path: &Path, mut request: impl AsyncFnMut(&Path) -> Answer<T>) -> Answer<T> {
         let begin = Instant::now();
         let mut pause = FIRST_PAUSE;
@@ -115,12 +116,13 @@ impl RemoteStore {
         }
     }
 
-    /// Sorts what a server answers instead of an object: nothing is there, or an error.
+    /// Classifies an answer without an object: `None` if the object does not exist, otherwise an error.
     fn refused<T>(&self, error: &object_store::Error, status: Option<u16>) -> Answer<T> {
         match error {
             object_store::Error::NotFound { .. } => Ok(None),
-            // S3 says so of objects that do not exist, to clients that may not list the bucket. Nothing that could expire was sent, so
-            // it is no failure of today; with credentials it may be, and then missing chunks must not become background.
+            // S3 denies access to missing objects if the client may not list the bucket. An anonymous client sent no credentials
+            // that could have expired, so the object is missing. With credentials it may be an expiry, and then existing chunks
+            // must not become background.
             object_store::Error::PermissionDenied { .. } if self.server.is_anonymous && !self.server.is_web => Ok(None),
             error if self.server.is_anonymous && failure::is_denied(error) => Ok(None),
             error if failure::is_denied(error) => Err(RequestFailure::denied(
@@ -135,7 +137,7 @@ impl RemoteStore {
         RequestFailure::of_request(error, status, self.server.is_anonymous)
     }
 
-    /// Fetches an object or a part of it; an error that may pass if it does not come whole.
+    /// Fetches an object or a part of it. A body that is too short is a temporary failure.
     async fn receive(&self, path: &Path, range: Option<GetRange>, most: u64) -> Answer<ReceivedObject> {
         let wanted = range.clone();
         let mut options = GetOptions { range, ..GetOptions::default() };
@@ -167,7 +169,7 @@ impl RemoteStore {
         let Some(memory) = usize::try_from(length).ok().filter(|_| length <= most) else {
             return Err(RequestFailure::damaged(too_long(length, most)));
         };
-        // What a server announces is not yet there: memory is taken as bytes come.
+        // The announced length may be false: beyond the first `PART`, memory is allocated as bytes arrive.
         let mut bytes = Vec::with_capacity(memory.min(PART));
         let meta = found.meta.clone();
         let GetResultPayload::Stream(mut body) = found.payload;
@@ -187,7 +189,7 @@ impl RemoteStore {
         Ok(Some(ReceivedObject { bytes, meta, gzip }))
     }
 
-    /// Puts an object where there is none; where the server cannot promise that, anywhere.
+    /// Writes an object if there is none. On a server without conditional requests, writes it in any case.
     async fn send_new(&self, path: &Path, payload: PutPayload) -> Answer<bool> {
         let options = PutOptions { mode: PutMode::Create, ..PutOptions::default() };
         match self.server.objects.put_opts(path, payload.clone(), options).await {
@@ -233,8 +235,8 @@ impl RemoteStore {
         };
         let sent = sent.await;
         if sent.is_err() {
-            // Parts of what never became an object cost their owner money. If this fails too there is nothing left to do.
-            let _gone = upload.abort().await;
+            // Uploaded parts of an unfinished object cost storage fees. If removing them fails too, nothing more can be done.
+            let _ = upload.abort().await;
         }
         sent
     }
@@ -248,10 +250,10 @@ impl RemoteStore {
     }
 }
 
-/// What is there, nothing, or a failure.
+/// The content, `None` for a missing object, or a failure.
 type Answer<T> = std::result::Result<Option<T>, RequestFailure>;
 
-/// Whether an object is packed, by what the server says of it. Encodings that cannot be undone here are errors.
+/// Whether the server says that an object is a gzip stream. Other content encodings are errors.
 fn is_gzip(attributes: &Attributes) -> std::result::Result<bool, RequestFailure> {
     let Some(encoding) = attributes.get(&Attribute::ContentEncoding) else { return Ok(false) };
     let mut names = encoding
@@ -301,8 +303,9 @@ impl Store for RemoteStore {
         let begin = Instant::now();
         let asked = self.ask("reading", key, async |path| {
             match self.receive(path, Some(GetRange::Suffix(length)), LARGEST_OBJECT).await {
-                // Not every server counts from the end, and some refuse to when the object is shorter. If something else is wrong,
-                // requests that count from the beginning fail by it too; after an outage that was too long there are no more.
+                // Not every server supports ranges that count from the end, and some refuse them if the object is shorter. Then a
+                // range from the beginning is tried below; if the cause is another one, that request fails with it too. After the
+                // patience is over there is no further request.
                 Err(failure) if failure.is_about_range() && begin.elapsed() < self.patience => Ok(Some(None)),
                 other => Ok(other?.map(Some)),
             }
@@ -311,7 +314,7 @@ impl Store for RemoteStore {
             None => Ok(None),
             Some(Some(received)) => Ok(Some(received.bytes)),
             Some(None) => {
-                // It is there, as the first answer was about a part of it: it must not be taken for missing.
+                // The first answer was about a range, so the object exists: it must not be taken for missing.
                 let Some(size) = self.size(key)? else {
                     let reason = "this server cannot send the end of an object, and does not say how long it is";
                     return Err(failed("reading", self.locate(key), RequestFailure::last(reason)));

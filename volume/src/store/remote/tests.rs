@@ -1,4 +1,4 @@
-//! Remote stores against real servers, and servers that fail.
+//! Tests of remote stores against real servers and failing servers.
 
 #[path = "../../../tests/servers/mod.rs"]
 mod servers;
@@ -15,7 +15,7 @@ use super::open_with;
 use crate::store::conformance::{self, noise, samples};
 use crate::store::{Store, local};
 
-/// Opens a bucket behind an endpoint, patient for a few seconds.
+/// Opens a bucket behind an endpoint, with a retry time of so many seconds.
 fn bucket(endpoint: &str, place: &str, seconds: &str) -> Arc<dyn Store> {
     let pairs = S3Server::environment(endpoint).map(|(name, value)| (name.to_owned(), value));
     let patience = ("NDSHM_RETRY_SECONDS".to_owned(), seconds.to_owned());
@@ -27,7 +27,7 @@ fn web(url: &str, seconds: &str) -> Arc<dyn Store> {
     open_with(url, &Settings::new([patience])).expect("a web server")
 }
 
-/// Says an error with its causes.
+/// Returns an error with its cause.
 fn words(error: &crate::error::Error) -> String {
     let source = std::error::Error::source(error).map(|cause| format!(": {cause}"));
     format!("{error}{}", source.unwrap_or_default())
@@ -42,8 +42,8 @@ fn fill(directory: &Path) {
 }
 
 #[test]
-fn a_bucket_meets_the_store_contract() {
-    if python("a_bucket_meets_the_store_contract").is_none() {
+fn bucket_keeps_every_promise() {
+    if python("bucket_keeps_every_promise").is_none() {
         return;
     }
     let server = S3Server::start();
@@ -61,8 +61,8 @@ fn a_bucket_meets_the_store_contract() {
 }
 
 #[test]
-fn a_bucket_without_conditional_writes_is_writable() {
-    if python("a_bucket_without_conditional_writes_is_writable").is_none() {
+fn bucket_without_conditional_requests_is_written() {
+    if python("bucket_without_conditional_requests_is_written").is_none() {
         return;
     }
     let server = S3Server::start();
@@ -76,8 +76,8 @@ fn a_bucket_without_conditional_writes_is_writable() {
 }
 
 #[test]
-fn web_servers_meet_the_reading_contract() {
-    if python("web_servers_meet_the_reading_contract").is_none() {
+fn web_servers_keep_every_promise_of_reading() {
+    if python("web_servers_keep_every_promise_of_reading").is_none() {
         return;
     }
     let directory = tempfile::tempdir().expect("a directory");
@@ -96,15 +96,15 @@ fn web_servers_meet_the_reading_contract() {
 }
 
 #[test]
-fn nginx_meets_the_reading_contract() {
-    if python("nginx_meets_the_reading_contract").is_none() {
+fn nginx_keeps_every_promise_of_reading() {
+    if python("nginx_keeps_every_promise_of_reading").is_none() {
         return;
     }
-    // Of the user that runs the tests, and no other: nginx started by root serves as another.
+    // Readable only by the user that runs the tests: nginx started by root serves as another user.
     let directory = tempfile::tempdir().expect("a directory");
     fill(directory.path());
     let Some(server) = HttpServer::nginx(directory.path()) else { return };
-    // nginx knows nothing of packed siblings here, so that this object is where its file is.
+    // This nginx does not map `NAME` to `NAME.gz`: rename the file to the object's key.
     fs::rename(directory.path().join("0/packed.gz"), directory.path().join("0/packed")).expect("renamed");
     let store = web(&server.url(), "20");
     let found = store.get("0/packed").expect("reading").expect("it is there");
@@ -122,8 +122,8 @@ fn nginx_meets_the_reading_contract() {
 }
 
 #[test]
-fn refused_requests_and_truncated_bodies_change_nothing() {
-    if python("refused_requests_and_truncated_bodies_change_nothing").is_none() {
+fn refused_requests_and_cut_bodies_change_nothing() {
+    if python("refused_requests_and_cut_bodies_change_nothing").is_none() {
         return;
     }
     let server = S3Server::start();
@@ -158,8 +158,8 @@ fn refused_requests_and_truncated_bodies_change_nothing() {
 }
 
 #[test]
-fn requests_wait_for_a_restarted_server() {
-    if python("requests_wait_for_a_restarted_server").is_none() {
+fn killed_server_is_waited_for_until_it_returns() {
+    if python("killed_server_is_waited_for_until_it_returns").is_none() {
         return;
     }
     let place = tempfile::tempdir().expect("a directory");
@@ -175,7 +175,7 @@ fn requests_wait_for_a_restarted_server() {
             for number in 0..40 {
                 let found = store.get(&number.to_string()).expect("it comes back").expect("it is there");
                 assert!(found.bytes == noise(number, 100_000), "{number}");
-                let _nobody = began.send(number);
+                let _ = began.send(number); // nothing receives after the kill
                 thread::sleep(Duration::from_millis(20));
             }
         });
@@ -188,8 +188,8 @@ fn requests_wait_for_a_restarted_server() {
 }
 
 #[test]
-fn a_stopped_server_is_an_error_in_bounded_time() {
-    if python("a_stopped_server_is_an_error_in_bounded_time").is_none() {
+fn dead_server_is_an_error_in_bounded_time() {
+    if python("dead_server_is_an_error_in_bounded_time").is_none() {
         return;
     }
     let mut server = S3Server::start();
@@ -212,7 +212,7 @@ fn a_stopped_server_is_an_error_in_bounded_time() {
 }
 
 #[test]
-fn a_silent_server_is_an_error_in_bounded_time() {
+fn silent_server_is_an_error_in_bounded_time() {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
     let store = web(&format!("http://{}/v", listener.local_addr().expect("an address")), "1");
     let begin = Instant::now();
@@ -250,8 +250,8 @@ fn answers_without_length_or_tag_are_read_whole() {
 }
 
 #[test]
-fn denied_object_is_an_error_only_with_credentials() {
-    if python("denied_object_is_an_error_only_with_credentials").is_none() {
+fn denied_object_is_missing_for_anonymous_clients_only() {
+    if python("denied_object_is_missing_for_anonymous_clients_only").is_none() {
         return;
     }
     let server = S3Server::start();
@@ -278,8 +278,8 @@ fn denied_object_is_an_error_only_with_credentials() {
 }
 
 #[test]
-fn a_caller_may_be_in_another_runtime() {
-    if python("a_caller_may_be_in_another_runtime").is_none() {
+fn caller_in_another_runtime_gets_answers() {
+    if python("caller_in_another_runtime_gets_answers").is_none() {
         return;
     }
     let directory = tempfile::tempdir().expect("a directory");

@@ -1,4 +1,4 @@
-//! What leads to a volume: a path or a URL, with the format in front where it is not clear.
+//! The address of a volume: a path or a URL, optionally with the format in front.
 
 #[cfg(test)]
 mod tests;
@@ -14,7 +14,7 @@ use crate::error::{Error, Result};
 #[cfg(feature = "remote")]
 pub(crate) use web::WebUrl;
 
-/// Formats a volume may have.
+/// The format of a volume.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum VolumeFormat {
@@ -22,16 +22,17 @@ pub enum VolumeFormat {
     Zarr,
     /// Neuroglancer Precomputed.
     Precomputed,
-    /// N5, which is only read.
+    /// N5, for reading only.
     N5,
 }
 
-/// Where a volume is: `volume.zarr`, `precomputed://file:///data/em`, `zarr://s3://bucket/key`, `https://host/path`.
+/// The address of a volume: `volume.zarr`, `precomputed://file:///data/em`, `zarr://s3://bucket/key`, `https://host/path`.
 ///
-/// Without a format in front, it is looked for what is there. A path is taken as it is, `~` and `%` too; what stands behind `file://`
-/// and `https://` is a URL, in which `%20` is a space. Keys of buckets (`s3://`, `gs://`, `az://`) are taken as they are.
+/// Without a format in front, opening the volume detects it. A path is taken literally, including `~` and `%`. The text after
+/// `file://` and `https://` is a URL, in which `%20` is a space. Keys of buckets (`s3://`, `gs://`, `az://`) are taken literally.
 ///
-/// Printed, it hides passwords and signatures; [`to_argument`](Self::to_argument) gives the whole text, which reads back as the same.
+/// `Display` and `Debug` hide passwords and signatures. [`to_argument`](Self::to_argument) returns the whole text, which parses to
+/// an equal value.
 ///
 /// # Examples
 ///
@@ -55,28 +56,29 @@ pub struct VolumeUrl {
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub(crate) enum StorePlace {
     Local(PathBuf),
-    /// A scheme in small letters, and no slash at the end. It may have secrets: print what [`shown`] makes of it.
+    /// A URL with a lowercase scheme and no slash at the end. It may contain secrets: print it only through [`shown`].
     Remote(String),
 }
 
 impl VolumeUrl {
-    /// Means the volume in a local directory, whatever characters its path is made of.
+    /// Returns the address of a local directory. Its path may contain any characters.
     pub fn local(path: impl Into<PathBuf>) -> Self {
         Self { format: None, place: StorePlace::Local(path.into()) }
     }
 
-    /// Says which format is expected there.
+    /// Sets the expected format.
     pub fn format(mut self, format: VolumeFormat) -> Self {
         self.format = Some(format);
         self
     }
 
-    /// Returns the format that is expected, if one was said.
+    /// Returns the expected format, if one was given.
     pub fn expected_format(&self) -> Option<VolumeFormat> {
         self.format
     }
 
-    /// Writes it so that another process reads the same from it, whatever characters it is made of, passwords and signatures too.
+    /// Returns a text that another process parses to an equal value, whatever characters it contains. The text includes passwords
+    /// and signatures.
     pub fn to_argument(&self) -> String {
         match &self.place {
             StorePlace::Local(path) => format!("{}{}", self.prefix(), local_text(path)),
@@ -141,11 +143,11 @@ impl FromStr for VolumeUrl {
     }
 }
 
-/// Anything that can be a [`VolumeUrl`]: text, which may be a path or a URL, or a path.
+/// Types that convert to a [`VolumeUrl`]: text, which may be a path or a URL, and paths.
 ///
-/// There is nothing to implement by hand.
+/// Other types need not implement it.
 pub trait IntoVolumeUrl {
-    /// Reads and checks.
+    /// Parses and checks the address.
     ///
     /// # Errors
     ///
@@ -199,7 +201,7 @@ impl fmt::Display for VolumeUrl {
     }
 }
 
-/// Secrets are not even for debuggers.
+/// Hides secrets, like `Display`.
 impl fmt::Debug for VolumeUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "VolumeUrl({self})")
@@ -215,7 +217,7 @@ impl fmt::Debug for StorePlace {
     }
 }
 
-/// Splits off what looks like a scheme: letters and digits in front of `://`. One letter is a drive.
+/// Splits off the scheme: letters and digits in front of `://`. A single letter is a drive, not a scheme.
 fn scheme(text: &str) -> Option<(String, &str)> {
     let (name, rest) = text.split_once("://")?;
     let is_name = name.len() > 1 && name.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '+' | '-' | '.'));
@@ -229,7 +231,7 @@ fn leads_up(path: &str) -> bool {
 
 const LEADS_UP: &str = "`..` is not taken in a URL: write where it leads";
 
-/// The path that stands behind `file://`.
+/// Parses the text behind `file://`.
 fn local_path(rest: &str) -> std::result::Result<PathBuf, String> {
     let (host, path) = match rest.find('/') {
         Some(at) => rest.split_at(at),
@@ -238,7 +240,7 @@ fn local_path(rest: &str) -> std::result::Result<PathBuf, String> {
     let path = match host {
         "" => path.to_owned(),
         _ if host.eq_ignore_ascii_case("localhost") => path.to_owned(),
-        // No name of a machine: what follows is a path from here, or from whatever `~` is to the caller.
+        // Not a machine name: the rest is a path relative to the working directory, or to the literal directory `~`.
         "." => path.strip_prefix('/').unwrap_or(path).to_owned(),
         "~" => rest.to_owned(),
         _ => {
@@ -248,7 +250,7 @@ fn local_path(rest: &str) -> std::result::Result<PathBuf, String> {
             ));
         }
     };
-    // Of the text: a local path may lead up, and is then written `%2E%2E`.
+    // Checks the encoded text: `local_text` writes a local path with `..` as `%2E%2E`, which is accepted.
     if leads_up(&path) {
         return Err(LEADS_UP.to_owned());
     }
@@ -261,7 +263,7 @@ fn local_path(rest: &str) -> std::result::Result<PathBuf, String> {
     os_string(bytes).map(PathBuf::from)
 }
 
-/// Whatever bytes a file system takes as a name.
+/// Converts the bytes of a path. On Unix any bytes are a path.
 #[cfg(unix)]
 #[expect(clippy::unnecessary_wraps, reason = "elsewhere not all bytes are names")]
 fn os_string(bytes: Vec<u8>) -> std::result::Result<OsString, String> {
@@ -273,7 +275,7 @@ fn os_string(bytes: Vec<u8>) -> std::result::Result<OsString, String> {
     String::from_utf8(bytes).map(OsString::from).map_err(|error| format!("it is no path here: {error}"))
 }
 
-/// A path as it is where that reads back as the same, else as a URL that does.
+/// Returns a path unchanged if that text parses back to it, otherwise as a `file://` URL.
 fn local_text(path: &Path) -> String {
     match path.to_str() {
         Some(text) if !text.is_empty() && !text.contains("://") && !text.contains('\0') => text.to_owned(),
@@ -287,7 +289,7 @@ fn local_text(path: &Path) -> String {
             }
             for (at, byte) in bytes.iter().enumerate() {
                 match byte {
-                    // A part that leads up, which as text would be refused.
+                    // The first dot of `..`, which the parser would refuse unencoded.
                     b'.' if bytes.get(at + 1) == Some(&b'.') => text.push_str("%2E"),
                     b'/' | b'-' | b'_' | b'.' | b'~' | b'0'..=b'9' | b'a'..=b'z' | b'A'..=b'Z' => {
                         text.push(char::from(*byte));
@@ -304,7 +306,7 @@ fn hex_digit(value: u8) -> char {
     char::from_digit(u32::from(value), 16).unwrap_or('0').to_ascii_uppercase()
 }
 
-/// Two hexadecimal digits behind a `%` are a byte; everything else is itself.
+/// Decodes `%` and two hexadecimal digits to a byte. Other characters stay, including other uses of `%`.
 fn percent_decoded(text: &str) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();
@@ -361,7 +363,7 @@ fn bucket_place(scheme: &str, rest: &str) -> std::result::Result<String, String>
     Ok(format!("{scheme}://{rest}"))
 }
 
-/// A URL as people may see it: without user, password and query, which may be a signature. `text` may be anything.
+/// Returns a URL for messages: without user, password and query, which may be a signature. `text` may be any text.
 pub(crate) fn shown(text: &str) -> String {
     let mut rest = text;
     while let Some((name, behind)) = scheme(rest) {
@@ -377,7 +379,8 @@ pub(crate) fn shown(text: &str) -> String {
     let (path, query) = rest.split_once('?').map_or((rest, ""), |(path, _)| (path, "?…"));
     let (authority, path) = path.split_at(path.find('/').unwrap_or(path.len()));
     let host = without_user(authority);
-    // Not a port: a password with a slash, which is no URL any more, but a password still.
+    // The text after the last colon is not a port: so a password may contain a slash, which splits it between host and path. Such a
+    // text is not a valid URL, but the password must stay hidden.
     let is_torn =
         host.rsplit_once(':').is_some_and(|(_, port)| !port.bytes().all(|byte| byte.is_ascii_digit() || byte == b']'));
     if is_torn && path.contains('@') {
@@ -390,7 +393,7 @@ fn without_user(text: &str) -> &str {
     text.rsplit_once('@').map_or(text, |(_, host)| host)
 }
 
-/// Appends a key to a URL that is shown.
+/// Appends a key to a URL that [`shown`] returned.
 #[cfg(feature = "remote")]
 pub(crate) fn join(shown: &str, key: &str) -> String {
     match shown.split_once('?') {

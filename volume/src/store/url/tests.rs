@@ -1,4 +1,4 @@
-//! Texts that are URLs and paths of volumes, and what comes of them.
+//! Tests of parsing and printing addresses of volumes.
 
 #[cfg(unix)]
 use std::path::{Path, PathBuf};
@@ -70,7 +70,7 @@ fn file_urls_are_decoded() {
 }
 
 #[test]
-fn every_path_round_trips_as_text() {
+fn every_path_reads_back_as_the_same() {
     for path in [
         "",
         "a://b",
@@ -84,7 +84,7 @@ fn every_path_round_trips_as_text() {
         "a://b/..",
         "a://b..c",
     ] {
-        // On Windows a colon stands behind the letter of a drive only, so this is no path there.
+        // On Windows a colon may only follow a drive letter, so this is not a path there.
         if !(cfg!(windows) && path == "/a://b/c") {
             round_trips(&VolumeUrl::local(path));
         }
@@ -100,7 +100,7 @@ fn every_path_round_trips_as_text() {
 }
 
 #[test]
-fn urls_of_servers_are_normalized() {
+fn servers_are_written_in_one_way() {
     means("HTTPS://Host.org/em//", "https://Host.org/em");
     means("zarr://http://host:8080", "http://host:8080");
     means("https://host/em/?a=b&c=/", "https://host/em?a=b&c=/");
@@ -113,7 +113,7 @@ fn urls_of_servers_are_normalized() {
 }
 
 #[test]
-fn error_for_an_invalid_url_gives_the_reason() {
+fn refused_urls_say_why() {
     for (text, word) in [
         ("ftp://host/em", "`ftp://` is not known"),
         ("precomputed://graphene://https://host", "`graphene://` is not known"),
@@ -164,7 +164,7 @@ fn secrets_are_not_shown() {
 #[test]
 fn users_and_passwords_become_a_header() {
     let header = |url| WebUrl::split(url).basic_authorization();
-    // The example of RFC 7617, and the lengths that need filling.
+    // The example of RFC 7617, and lengths that need padding.
     assert_eq!(header("https://Aladdin:open%20sesame@host").as_deref(), Some("Basic QWxhZGRpbjpvcGVuIHNlc2FtZQ=="));
     assert_eq!(header("https://me@host").as_deref(), Some("Basic bWU6"));
     assert_eq!(header("https://me:1@host").as_deref(), Some("Basic bWU6MQ=="));

@@ -30,7 +30,7 @@ impl<'a> WebUrl<'a> {
         }
     }
 
-    /// Whether it has a user or a query.
+    /// Whether the URL has a user or a query.
     pub(crate) fn has_secrets(&self) -> bool {
         self.user.is_some() || self.rest.contains('?')
     }
@@ -39,7 +39,7 @@ impl<'a> WebUrl<'a> {
         format!("{}://{}{}", self.scheme, self.host, self.rest)
     }
 
-    /// Returns user and password as the header of requests that says them.
+    /// Returns user and password as the value of an `Authorization` header.
     pub(crate) fn basic_authorization(&self) -> Option<String> {
         const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
         let (name, password) = self.user?.split_once(':').unwrap_or((self.user?, ""));

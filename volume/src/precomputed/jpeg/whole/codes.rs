@@ -1,30 +1,30 @@
-//! Huffman codes of a JPEG, and the bits that they are taken from.
+//! Huffman codes of a JPEG, and the bit reader.
 
 use std::cell::OnceCell;
 
 use super::{BAD_CODE, Reason, TOO_SHORT};
 
-/// Codes up to this length are found in one step.
+/// Codes up to this length are found by one table look-up.
 const SHORT: u32 = 9;
 
-/// Zeros behind the bits, so that the last code can be read like the others.
+/// Zero bytes behind the bits, so that the last code can be read like all others.
 pub(super) const PADDING: usize = 16;
 
 /// One Huffman table.
 #[derive(Debug)]
 pub(super) struct Codes {
-    /// For the next bits: length of the code that they begin with, and its symbol. Length 0 for longer codes.
+    /// For each value of the next bits, the length and symbol of the code that they begin with. Length 0 for longer codes.
     short: [[u8; 2]; 1 << SHORT],
-    /// For each length, what is above its last code, as 16 bits.
+    /// For each length, the upper bound of its codes, left-aligned in 16 bits.
     above: [u32; 17],
-    /// For each length, what is to be added to a code for the place of its symbol.
+    /// For each length, the number to add to a code for the index of its symbol.
     offset: [i32; 17],
     symbols: Vec<u8>,
     steps: OnceCell<Box<Steps>>,
 }
 
 impl Codes {
-    /// Makes a table of the numbers of codes of each length and their symbols, if they are a Huffman code.
+    /// Builds a table from the number of codes of each length and their symbols. Returns `None` if they are not a Huffman code.
     pub(super) fn new(lengths: &[u8; 16], symbols: &[u8]) -> Option<Self> {
         let mut codes = Self {
             short: [[0; 2]; 1 << SHORT],
@@ -48,7 +48,7 @@ impl Codes {
                 code += 1;
             }
             place += usize::from(*count);
-            // A code of nothing but ones is not allowed.
+            // The code of only ones is not allowed.
             if *count > 0 && code >= 1 << length {
                 return None;
             }
@@ -58,12 +58,12 @@ impl Codes {
         (symbols.len() <= 256).then_some(codes)
     }
 
-    /// Returns the steps of a table of coefficients behind the first ones.
+    /// Returns the steps of a table of AC coefficients.
     pub(super) fn steps(&self) -> &Steps {
         self.steps.get_or_init(|| Box::new(Steps::new(self)))
     }
 
-    /// Finds a code that is longer than `SHORT`.
+    /// Looks up a code longer than `SHORT`.
     #[cold]
     fn long(&self, next: u64) -> Result<[u8; 2], Reason> {
         let next = u32::try_from(next >> 48).map_err(|_| BAD_CODE)?;
@@ -79,23 +79,23 @@ impl Codes {
     }
 }
 
-/// What the next bits of a block are, as far as they tell: several coefficients at once.
+/// Several codes of a block, decoded by one table look-up.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct CodeStep {
-    /// Codes and the bits behind them; 0 where the first code is too long.
+    /// Length of the codes with their additional bits; 0 if the first code is too long for the table.
     bits: u8,
-    /// Coefficients, zeros included; more by `END` where the block ends with them.
+    /// Number of coefficients, zeros included; plus `END` if the block ends with them.
     pub(super) coefficients: u8,
 }
 
-/// Makes the coefficients of a step more than any block has.
+/// Added to the coefficients of a step that ends its block; larger than any block.
 pub(super) const END: u8 = 128;
 
-/// The steps of a table of coefficients behind the first ones.
+/// The steps of a table of AC coefficients, by the next `WINDOW` bits.
 #[derive(Debug)]
 pub(super) struct Steps([CodeStep; 1 << WINDOW]);
 
-/// Bits that a step is found by.
+/// Bits that select a step.
 const WINDOW: u32 = 10;
 
 impl Steps {
@@ -103,7 +103,7 @@ impl Steps {
         let mut steps = [CodeStep::default(); 1 << WINDOW];
         for (window, step) in steps.iter_mut().enumerate() {
             while u32::from(step.bits) < WINDOW {
-                // What is beyond the window counts as zeros; a code that needs it is left to the next step.
+                // Bits beyond the window are zeros here; a code that reaches beyond it is left to the next step.
                 let next = (window << step.bits) & ((1 << WINDOW) - 1);
                 let [length, symbol] = codes.short[next >> (WINDOW - SHORT)];
                 let (zeros, size) = (symbol >> 4, symbol & 15);
@@ -122,15 +122,16 @@ impl Steps {
     }
 }
 
-/// Bits, the highest of each byte first.
+/// A bit reader. The highest bit of each byte comes first.
 #[derive(Debug)]
 pub(super) struct Bits<'a> {
-    /// With `PADDING` behind them.
+    /// The bytes, with `PADDING` behind them.
     bytes: &'a [u8],
-    /// How many were taken.
+    /// Number of bits taken.
     at: usize,
-    /// What follows, from the highest, and how much of that is known.
+    /// The next bits, left-aligned.
     next: u64,
+    /// Number of valid bits in `next`.
     known: u32,
 }
 
@@ -139,7 +140,7 @@ impl<'a> Bits<'a> {
         Self { bytes, at: 0, next: 0, known: 0 }
     }
 
-    /// Looks at enough bits for a code and what is behind it.
+    /// Loads enough bits for a code and its additional bits.
     #[inline]
     fn look(&mut self) -> Result<(), Reason> {
         if self.known < 32 {
@@ -163,8 +164,8 @@ impl<'a> Bits<'a> {
         self.known -= u32::from(count);
     }
 
-    /// Takes a code of at most 16 bits, and up to 15 bits behind it, as many as its symbol says; returns the symbol and these bits, from
-    /// the highest.
+    /// Takes a code of at most 16 bits and its additional bits, up to 15; `behind` returns their number for a symbol. Returns the
+    /// symbol, and the bits behind the code, left-aligned.
     #[inline]
     pub(super) fn code(&mut self, codes: &Codes, behind: impl FnOnce(u8) -> u8) -> Result<(u8, u64), Reason> {
         self.look()?;
@@ -175,7 +176,8 @@ impl<'a> Bits<'a> {
         Ok((symbol, follows))
     }
 
-    /// Takes several codes of a block if there is a step that is at most as long as what `fits`; returns its coefficients.
+    /// Takes several codes of a block, if the table has a step for the next bits and `fits` accepts its coefficients. Returns the
+    /// step's coefficients.
     #[inline]
     pub(super) fn step(&mut self, steps: &Steps, fits: impl FnOnce(u8) -> bool) -> Result<Option<u8>, Reason> {
         self.look()?;
@@ -187,19 +189,19 @@ impl<'a> Bits<'a> {
         Ok(Some(step.coefficients))
     }
 
-    /// Passes over bits, whatever they are.
+    /// Skips bits.
     #[inline]
     pub(super) fn skip(&mut self, count: usize) {
         self.at += count;
         self.known = 0;
     }
 
-    /// Whether all has been taken but what fills up the last byte.
+    /// Whether all bits have been taken, except those that pad the last byte.
     pub(super) fn is_at_end(&self) -> bool {
         self.at.div_ceil(8) + PADDING == self.bytes.len()
     }
 
-    /// Whether more was taken than there was.
+    /// Whether more bits were taken than there are.
     pub(super) fn is_beyond_end(&self) -> bool {
         self.at.div_ceil(8) + PADDING > self.bytes.len()
     }

@@ -3,24 +3,24 @@
 use super::codes::{Bits, Codes, END, PADDING, Steps};
 use super::{BAD_CODE, BAD_PART, JpegWalk, Reason, TOO_SHORT, UNSEEN};
 
-/// Most bits of a difference of first coefficients in a picture of 8 bits; another coefficient has one less.
+/// Maximum bits of a difference of DC coefficients in a picture of 8 bits; an AC coefficient has one less.
 const MOST_BITS: u8 = 11;
 
-/// A component in a scan, and its Huffman tables of first and of other coefficients.
+/// A component in a scan, and the numbers of its Huffman tables, DC and AC.
 #[derive(Debug)]
 struct Chosen {
     place: usize,
     tables: [usize; 2],
 }
 
-/// What a scan has of its components' coefficients.
+/// The coefficients, and their bits, that a scan contains.
 #[derive(Debug, Clone, Copy)]
 struct Band {
     first: u8,
     last: u8,
-    /// Low bits that come later.
+    /// Number of low bits left to later scans.
     low: u8,
-    /// Whether it adds a bit to what is there.
+    /// Whether the scan adds one bit to coefficients of an earlier scan.
     refines: bool,
 }
 
@@ -68,7 +68,7 @@ impl JpegWalk<'_> {
 
     /// Walks from one restart marker to the next.
     fn intervals(&mut self, chosen: &[Chosen], band: Band) -> Result<(), Reason> {
-        // Alone, a component has no blocks that only fill up.
+        // A scan of a single component has no padding blocks.
         let [across, down] = match chosen {
             [Chosen { place, .. }] => self.components[*place].blocks,
             _ => self.units,
@@ -101,7 +101,7 @@ impl JpegWalk<'_> {
         Ok(())
     }
 
-    /// Takes the bits up to the next marker.
+    /// Takes the bytes up to the next marker, and removes stuffing.
     fn unstuff(&mut self, plain: &mut Vec<u8>) -> Result<(), Reason> {
         plain.clear();
         loop {
@@ -121,13 +121,13 @@ impl JpegWalk<'_> {
         self.tables[kind].get(place).and_then(Option::as_deref).ok_or(BAD_PART)
     }
 
-    /// Returns how many blocks each unit has of a component.
+    /// Returns the number of blocks of a component in each unit.
     fn blocks_of_unit(&self, chosen: &[Chosen], place: usize) -> usize {
         if chosen.len() == 1 { 1 } else { self.components[place].sampling.iter().product() }
     }
 
     fn baseline(&self, chosen: &[Chosen], units: usize, bits: &mut Bits<'_>) -> Result<(), Reason> {
-        // The tables of each block of a unit.
+        // The tables for each block of a unit.
         let mut blocks = Vec::new();
         for Chosen { place, tables: [dc, ac] } in chosen {
             let count = self.blocks_of_unit(chosen, *place);
@@ -190,7 +190,7 @@ impl JpegWalk<'_> {
                 empty = other_coefficients(table, band, nonzero, bits)?;
             }
         }
-        // A run of empty blocks ends with the blocks.
+        // A run of empty blocks must not reach beyond the interval.
         if empty > 0 { Err(BAD_CODE) } else { Ok(()) }
     }
 }
@@ -206,7 +206,7 @@ fn baseline_block(dc: &Codes, ac: &Codes, steps: &Steps, bits: &mut Bits<'_>) ->
     first_coefficient(dc, 0, bits)?;
     let mut at = 1;
     while at < 64 {
-        // A step that would go beyond the block's end is taken code by code: some of its codes may be the next block's.
+        // A step that would go beyond the block's end is decoded code by code: some of its codes may belong to the next block.
         if let Some(more) = bits.step(steps, |more| at + more % END + more / END <= 64)? {
             if more >= END {
                 return Ok(());
@@ -225,7 +225,7 @@ fn baseline_block(dc: &Codes, ac: &Codes, steps: &Steps, bits: &mut Bits<'_>) ->
     Ok(())
 }
 
-/// How many bits behind a symbol of a progressive picture say how many blocks are empty.
+/// Returns the number of additional bits behind a symbol of a progressive scan: of a run of empty blocks, or of a coefficient.
 fn run_bits(symbol: u8) -> u8 {
     match (symbol >> 4, symbol & 15) {
         (run @ 0..15, 0) => run,
@@ -233,12 +233,12 @@ fn run_bits(symbol: u8) -> u8 {
     }
 }
 
-/// How many blocks end here: this one, and those behind it.
+/// Returns the length of a run of blocks without further coefficients, including this one.
 fn run(zeros: u8, behind: u64) -> u64 {
     (1 << zeros) + behind.checked_shr(64 - u32::from(zeros)).unwrap_or(0)
 }
 
-/// Walks over the first bits of coefficients; returns how many blocks behind this one have none.
+/// Walks over the first scan of a block's AC coefficients. Returns the number of following blocks without any.
 fn other_coefficients(codes: &Codes, band: Band, nonzero: &mut u64, bits: &mut Bits<'_>) -> Result<u64, Reason> {
     let mut at = band.first;
     while at <= band.last {
@@ -256,7 +256,7 @@ fn other_coefficients(codes: &Codes, band: Band, nonzero: &mut u64, bits: &mut B
     Ok(0)
 }
 
-/// Walks over one more bit of each coefficient; `empty` blocks get no new ones.
+/// Walks over a refining scan of a block's AC coefficients. The next `empty` blocks get no new coefficients.
 fn refined_block(
     codes: &Codes,
     band: Band,
@@ -275,7 +275,7 @@ fn refined_block(
             *empty = run(zeros, behind);
             break;
         }
-        // Each coefficient that is there has a bit; those that are 0 are counted.
+        // A coefficient that is not 0 so far has one bit; coefficients that are 0 are counted.
         while at <= band.last {
             if *nonzero >> at & 1 != 0 {
                 bits.skip(1);

@@ -1,10 +1,10 @@
-//! Pictures of every kind are whole, and no longer so when something is missing.
+//! Tests that complete pictures of every kind are accepted, and incomplete ones refused.
 
 use jpeg_encoder::{ColorType, Encoder, SamplingFactor};
 
 use super::check;
 
-/// A picture of every kind: baseline and progressive, gray and coloured, with restart markers and without, all sizes of units.
+/// Returns pictures of every kind: baseline and progressive, gray and coloured, with and without restart markers, all unit sizes.
 fn pictures() -> Vec<(String, Vec<u8>)> {
     let mut pictures = Vec::new();
     for (scans, restart) in [(0, 0), (0, 3), (2, 0), (4, 5)] {
@@ -18,7 +18,7 @@ fn pictures() -> Vec<(String, Vec<u8>)> {
                 let mut packed = Vec::new();
                 let mut encoder = Encoder::new(&mut packed, 80);
                 encoder.set_sampling_factor(sampling);
-                // It makes no tables for what follows a restart marker.
+                // The encoder's optimized tables lack codes that occur after a restart marker.
                 encoder.set_optimized_huffman_tables(optimized && restart == 0);
                 encoder.set_restart_interval(restart);
                 if scans > 0 {
@@ -49,12 +49,12 @@ fn complete_pictures_of_every_kind_are_accepted() {
 }
 
 #[test]
-fn truncated_pictures_are_rejected() {
+fn cut_pictures_are_refused() {
     for (name, picture) in pictures() {
         for length in (0..picture.len()).rev().step_by(3) {
             assert!(check(&picture[..length]).is_err(), "{name}: {length} of {}", picture.len());
         }
-        // An end marker makes them no better. The last one is in the last two bytes.
+        // An appended end marker does not help. The picture's own is in its last two bytes.
         for length in (2..picture.len() - 2).rev().step_by(7) {
             let ended = [&picture[..length], &[0xFF, 0xD9]].concat();
             assert!(check(&ended).is_err(), "{name}: {length} of {}, and an end", picture.len());
@@ -63,7 +63,7 @@ fn truncated_pictures_are_rejected() {
 }
 
 #[test]
-fn missing_and_repeated_scans_are_rejected() {
+fn missing_and_repeated_scans_are_noticed() {
     let is_progressive = |name: &str| !name.starts_with('0');
     for (name, picture) in pictures().into_iter().filter(|(name, _)| is_progressive(name)) {
         let scans: Vec<usize> = (0..picture.len()).filter(|at| picture[*at..].starts_with(&[0xFF, 0xDA])).collect();
@@ -89,7 +89,7 @@ fn accepted_pictures_are_decoded() {
         let mut decode =
             |bytes: &[u8]| crate::precomputed::jpeg::decode(bytes, is_coloured, |_, _, _| Ok(()), &mut elements);
         decode(&picture).expect("whole");
-        // Behind the headers: what they say of sizes and colours is compared before.
+        // Damage only behind the headers: their sizes and colours are compared before decoding.
         let begin = (0..picture.len()).find(|at| picture[*at..].starts_with(&[0xFF, 0xDA])).expect("a scan");
         for turn in 0..60 {
             let mut damaged = picture.clone();
@@ -106,6 +106,6 @@ fn accepted_pictures_are_decoded() {
             passed += usize::from(is_whole.is_ok());
         }
     }
-    // Other bits may be other elements, as many as before: nothing tells them apart.
+    // Changed bits may decode to as many other elements, which no check can detect.
     assert!(passed > 0 && passed * 2 < tried, "{passed} of {tried}");
 }
