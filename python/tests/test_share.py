@@ -212,6 +212,39 @@ time.sleep(60)
     assert name in ndshm.gc()
 
 
+def test_receiver_killed_before_it_loads_the_pickle_leaves_it_in_flight() -> None:
+    near, far = multiprocessing.Pipe()
+    near.send(ndshm.share(np.ones((2, 3), "i4")))
+    have_read, has_read = multiprocessing.Pipe()
+    pid = os.fork()
+    if pid == 0:
+        far.recv_bytes()
+        has_read.send_bytes(b"x")
+        signal.pause()
+    assert have_read.poll(60)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    assert ndshm.gc() == []
+    (name,) = ndshm.gc(in_flight=True, dry_run=True)
+    assert ndshm.gc(in_flight=True) == [name]
+
+
+def slow_sum(array: ndshm.Array) -> int:
+    time.sleep(0.1)
+    return int(array[...].sum())
+
+
+def test_parent_of_a_forked_pool_may_drop_its_array_first() -> None:
+    array = ndshm.share(np.ones((2, 3), "i4"))
+    with multiprocessing.get_context("fork").Pool(2) as pool:
+        results = [pool.apply_async(slow_sum, (array,)) for _ in range(4)]
+        del array
+        gc.collect()
+        assert [result.get(60) for result in results] == [6] * 4
+        pool.close()
+        pool.join()
+
+
 def test_forked_child_attaches_for_itself() -> None:
     array = ndshm.share(np.ones((2, 3), "i4"))
     there, here = os.pipe(), os.pipe()

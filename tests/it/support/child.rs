@@ -1,6 +1,6 @@
 //! Child processes: the same program in another role, which parent and child speak with line by line.
 
-use std::io::{self, BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Write};
 #[cfg(target_os = "linux")]
 use std::path::Path;
 use std::path::PathBuf;

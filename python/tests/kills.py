@@ -1,0 +1,114 @@
+"""Kills processes that share arrays: `python kills.py --seed S --kills N`. Prints how many names and wrong elements are left.
+
+Each round has three forked processes in a ring. Each of them shares new arrays, sends them on to the next one through pipes, by the pickle of
+multiprocessing or by one that can be loaded again and again, checks what it receives, and drops it. Two of them are killed by SIGKILL at a
+random moment, and the third ends by itself. Then `gc` must find everything that is left.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import multiprocessing
+import os
+import pickle
+import random
+import select
+import signal
+import sys
+import time
+from multiprocessing.connection import Connection
+from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
+
+import numpy as np
+
+import ndshm
+
+SIZE = 5000
+
+
+def work(inbox: Connection, outbox: Connection, seed: int, stop: int, report: Path) -> None:
+    """A process of the ring. It reports each array that has wrong elements."""
+    rng = random.Random(seed)
+    held: list[ndshm.Array] = []
+    try:
+        while not select.select([stop], [], [], 0)[0]:
+            if rng.random() < 0.2 or not inbox.poll(0.001):
+                array = ndshm.share(np.full(SIZE, rng.randrange(1 << 30), "i4"), rng.choice(["file_system", "file_descriptor"]))
+            else:
+                array = pickle.loads(inbox.recv_bytes())
+                x = array[...]
+                if x.min() != x.max():
+                    report.write_text(f"{array.name}: {x.min()} and {x.max()}")
+            held.append(array)
+            if rng.random() < 0.8:
+                reusable = rng.random() < 0.3
+                outbox.send_bytes(pickle.dumps(array) if reusable else ForkingPickler.dumps(array))
+            if len(held) > 5:
+                del held[rng.randrange(len(held))]
+    except (BrokenPipeError, EOFError, ConnectionResetError):
+        pass  # a neighbour was killed
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 32))
+    parser.add_argument("--kills", type=int, default=1000)
+    options = parser.parse_args()
+    rng = random.Random(options.seed)
+    context = multiprocessing.get_context("fork")
+    rounds = kills = found = 0
+    wrong: list[str] = []
+    start = time.monotonic()
+    print(f"seed {options.seed}", flush=True)
+    while kills < options.kills:
+        pipes = [context.Pipe(duplex=False) for _ in range(3)]
+        report = Path(f"/tmp/ndshm-kills-{os.getpid()}")
+        stop = os.pipe()
+        ring = []
+        for number in range(3):
+            seed = rng.randrange(1 << 30)
+            pid = os.fork()
+            if pid == 0:
+                code = 1
+                try:
+                    inbox, outbox = pipes[number][0], pipes[(number + 1) % 3][1]
+                    # The ends of the others are closed, so that a process notices when its neighbour is killed.
+                    for end in itertools.chain(*pipes):
+                        if end not in (inbox, outbox):
+                            end.close()
+                    work(inbox, outbox, seed, stop[0], report)
+                    code = 0
+                finally:
+                    os._exit(code)
+            ring.append(pid)
+        for end in itertools.chain(*pipes):
+            end.close()
+        victims = rng.sample(ring, 2)
+        for victim in victims:
+            time.sleep(rng.random() * 0.03)
+            os.kill(victim, signal.SIGKILL)
+            kills += 1
+        os.write(stop[1], b"x")
+        ends = {pid: os.waitpid(pid, 0)[1] for pid in ring}
+        for descriptor in stop:
+            os.close(descriptor)
+        survivor = next(pid for pid in ring if pid not in victims)
+        if ends[survivor] != 0:
+            wrong.append(f"the survivor of round {rounds} ended with {ends[survivor]}")
+        if report.exists():
+            wrong.append(report.read_text())
+            report.unlink()
+        found += len(ndshm.gc(in_flight=True))
+        rounds += 1
+    left = ndshm.gc(in_flight=True, dry_run=True)
+    seconds = time.monotonic() - start
+    print(f"{rounds} rounds, {kills} kills, {found} names reclaimed, {len(left)} names left, {len(wrong)} wrong, {seconds:.0f} s")
+    for text in wrong:
+        print(text)
+    return 1 if wrong or left else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
