@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -141,6 +142,7 @@ class Array(_core.RawArray):
         return self.__copy__()
 
 
+@functools.cache
 def _machine() -> str:
     """Return the identifier of this machine's boot. Empty where the system has none."""
     try:

@@ -65,7 +65,7 @@ def issue(array: Array, reusable: bool) -> str:
         key = (os.fspath(array.directory), array.name, reusable)
         now = time.monotonic()
         known = _handles.pop(key, None)
-        if known is not None and _core.renew(known.text, seconds):
+        if known is not None and array.renew(known.text, seconds):
             text = known.text
         else:
             text = array.issue(reusable, seconds)
@@ -104,7 +104,7 @@ def _end() -> None:
     for (_, _, reusable), handle in list(_handles.items()):
         if reusable and handle.end > now + _AFTER_EXIT:
             try:
-                _core.renew(handle.text, _AFTER_EXIT)
+                _core.expire(handle.text, _AFTER_EXIT)
             except OSError:  # the directory has gone, or belongs to another user by now
                 continue
 

@@ -105,12 +105,10 @@ impl RawArray {
     /// Runs a method of a counted array without the interpreter's lock.
     fn counted<R: Send>(&self, py: Python<'_>, run: impl FnOnce(&dyn Counted) -> Result<R> + Send) -> PyResult<R> {
         let memory = self.memory()?;
-        let answer = py.detach(|| match memory.counted() {
-            Some(counted) => run(counted),
-            None => {
-                let what = "only arrays from ndshm.share are counted and can do this";
-                Err(Error::Unsupported { location: memory.name().to_owned(), what: what.into() })
-            }
+        let answer = py.detach(|| {
+            let what = "only arrays from ndshm.share are counted and can do this";
+            let plain = || Error::Unsupported { location: memory.name().to_owned(), what: what.into() };
+            run(memory.counted().ok_or_else(plain)?)
         });
         answer.map_err(|error| exception(py, &error))
     }
@@ -221,6 +219,13 @@ impl RawArray {
         let options = HandleOptions::new().grace(seconds(grace)?);
         let options = if reusable { options.reusable() } else { options };
         self.counted(py, |counted| Ok(counted.issue(options)?.to_string()))
+    }
+
+    /// Lets one process more use a handle, which keeps the array for `grace` seconds from now. Returns false if the handle cannot be
+    /// renewed and another one must be issued.
+    fn renew(&self, py: Python<'_>, handle: &str, grace: f64) -> PyResult<bool> {
+        let grace = seconds(grace)?;
+        self.counted(py, |counted| Ok(counted.renew(&handle.parse()?, grace)))
     }
 
     /// Removes the name, and returns whether it still led to this array.

@@ -24,5 +24,5 @@ mod _core {
     #[pymodule_export]
     use super::render::{RawBuffer, RawClaim, join_render, render};
     #[pymodule_export]
-    use super::shared::{receive, renew, revoke, set_manager, share, strategies};
+    use super::shared::{expire, receive, revoke, set_manager, share, strategies};
 }

@@ -22,6 +22,7 @@ pub(crate) trait Counted: Memory {
     fn in_flight(&self) -> usize;
     /// Issues a handle. An array without a name gets its name first.
     fn issue(&self, options: HandleOptions) -> Result<Handle>;
+    fn renew(&self, handle: &Handle, grace: Duration) -> bool;
     fn freeze(&self) -> Result<()>;
     fn is_frozen(&self) -> bool;
     /// Attaches once more, for example in a forked child, which is not counted.
@@ -81,6 +82,10 @@ impl<T: Element> Counted for RefcountedArray<T, IxDyn> {
             self.publish()?;
         }
         self.handle_with(options)
+    }
+
+    fn renew(&self, handle: &Handle, grace: Duration) -> bool {
+        RefcountedArray::renew(self, handle, grace)
     }
 
     fn freeze(&self) -> Result<()> {
@@ -171,9 +176,9 @@ pub(crate) fn receive(py: Python<'_>, handle: &str, dtype: &str) -> PyResult<Att
     py.detach(received).map_err(|error| exception(py, &error))
 }
 
-/// Sets the time for which a handle protects its array, and lets one process more use it. Returns whether the handle was still good.
+/// Sets the time for which a reusable handle protects its array. Returns whether the handle was still good.
 #[pyfunction]
-pub(crate) fn renew(py: Python<'_>, handle: &str, grace: f64) -> PyResult<bool> {
+pub(crate) fn expire(py: Python<'_>, handle: &str, grace: f64) -> PyResult<bool> {
     let grace = seconds(grace)?;
     py.detach(|| handle.parse::<Handle>()?.renew(grace)).map_err(|error: Error| exception(py, &error))
 }

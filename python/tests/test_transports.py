@@ -42,8 +42,14 @@ class Row(NamedTuple):
     left_after_gc: bool
 
 
-def environment() -> dict[str, str]:
-    return {**os.environ, "NDSHM_PICKLE_GRACE": str(GRACE), "NDSHM_MANAGER": "off"}
+def environment(directory: Path) -> dict[str, str]:
+    # A killed process leaves joblib's folder, which would otherwise be in /dev/shm.
+    return {
+        **os.environ,
+        "NDSHM_PICKLE_GRACE": str(GRACE),
+        "NDSHM_MANAGER": "off",
+        "JOBLIB_TEMP_FOLDER": str(directory),
+    }
 
 
 def send(directory: Path, transport: str, kind: str, ending: str) -> Row:
@@ -51,7 +57,7 @@ def send(directory: Path, transport: str, kind: str, ending: str) -> Row:
     with log.open("wb") as output:
         sender = subprocess.Popen(
             [sys.executable, str(SCRIPT), transport, kind, ending, str(directory)],
-            env=environment(),
+            env=environment(directory),
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,

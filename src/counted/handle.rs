@@ -154,6 +154,11 @@ impl Handle {
         Ok(renewed)
     }
 
+    /// Renews the handle through an attachment, if that is to the array with the handle's random number.
+    pub(super) fn renew_with(&self, memory: &CountedSegment, id: u128, grace: Duration) -> bool {
+        self.id == id && memory.counts().renew(self.ticket, grace, os::since_boot)
+    }
+
     /// Revokes the handle without waiting for long. If that fails, the handle expires.
     #[cfg(feature = "channel")]
     pub(super) fn give_up(&self, backend: Option<&Directory>) {

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::marker::PhantomData;
+use std::time::Duration;
 
 use ndarray::{ArrayRef, ArrayView, ArrayViewMut, Dimension, ShapeBuilder};
 
@@ -232,6 +233,13 @@ impl<T: Element, D: Dimension> RefcountedArray<T, D> {
             ));
         }
         Handle::issue(&self.memory, self.id, options)
+    }
+
+    /// Renews a handle of this array, as [`Handle::renew`] does, without attaching once more.
+    ///
+    /// Returns `false` if the handle is not one of this array, and as [`Handle::renew`] does.
+    pub fn renew(&self, handle: &Handle, grace: Duration) -> bool {
+        handle.renew_with(&self.memory, self.id, grace)
     }
 
     /// Gives a nameless array its random name. From now on it is shared by name.

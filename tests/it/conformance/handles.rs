@@ -303,6 +303,10 @@ fn each_renewal_admits_one_process_more(place: &Place) {
 
     // A reusable handle: only its time changes.
     let array = create(place, &name);
+    assert!(!array.renew(&handle, SHORT), "a handle of another array is not renewed");
+    let once = array.handle().unwrap();
+    assert!(array.renew(&once, Duration::from_secs(60)));
+    assert!(attach(place, &once).is_ok() && attach(place, &once).is_ok() && attach(place, &once).is_err());
     let reusable = array.handle_with(HandleOptions::new().reusable().grace(Duration::from_secs(60))).unwrap();
     assert!(reusable.renew(Duration::from_secs(2)).unwrap());
     assert_eq!(array.in_flight(), 1);
