@@ -76,6 +76,9 @@ def send(directory: Path, transport: str, kind: str, ending: str) -> Row:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(sender.pid, signal.SIGKILL)
         sender.wait()
+        # joblib's tracker would have removed these, but it was killed too.
+        for semaphore in Path("/dev/shm").glob(f"sem.loky-{sender.pid}-*"):
+            semaphore.unlink()
     assert (status == 0) == (ending != "sender"), log.read_text()
     seen = directory / "seen"
     array = Path("/dev/shm", (directory / "array").read_text())
