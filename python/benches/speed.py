@@ -163,7 +163,7 @@ def answers(inbox: Any, outbox: Any) -> None:
             outbox.put(first_of_block(*work))
         else:
             answer = first_element(work)
-            # Dropped now, and not when the next array arrives, whose time it would be.
+            # Dropped now: later it would be part of the time of the next array.
             work = None
             outbox.put(answer)
 

@@ -61,7 +61,7 @@ def pool(method: str) -> Callable[..., None]:
     def send(*work: Any) -> None:
         with multiprocessing.get_context(method).Pool(1) as workers:
             done = workers.apply_async(touch, work)
-            # A pool never returns the result of a task whose worker was killed.
+            # A pool never returns the result of a task if the worker was killed.
             while not done.ready() and not Path(work[1], "go-on").exists():
                 time.sleep(0.005)
             if work[2] == "normal":

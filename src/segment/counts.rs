@@ -48,7 +48,7 @@ const MANY: u64 = 1 << 63;
 const FURTHER_USES: u64 = 0x3fff << 48;
 const FURTHER_USE: u64 = 1 << 48;
 
-/// A ticket whose deadline is closer than this is not renewed, because another sender may be about to take its slot.
+/// A ticket is not renewed if its deadline is closer than this, because another sender may be about to take its slot.
 const RENEWAL_MARGIN: Duration = Duration::from_secs(1);
 
 /// Set in the number of a ticket that is being issued. It stays set if the sender is killed meanwhile.
