@@ -91,7 +91,8 @@ impl GcReport {
     fn reclaim(&mut self, backend: &Directory, args: &GcArgs) -> Result<(), Failure> {
         let owners: HashMap<String, u32> = backend.list()?.into_iter().map(|entry| (entry.name, entry.owner)).collect();
         let owner_of = |name: &str| owners.get(name).copied().filter(|_| host::FILES_HAVE_OWNERS);
-        let reclaim = Reclaim::new().dry_run(args.dry_run).older_than(args.older_than.unwrap_or_default());
+        let older_than = args.older_than.unwrap_or_default();
+        let reclaim = Reclaim::new().dry_run(args.dry_run).in_flight(args.in_flight).older_than(older_than);
         let reclaimed = reclaim.run(backend)?;
         for Removed { name, bytes, kind, .. } in reclaimed.removed {
             let path = backend.path().join(&name).display().to_string();
@@ -115,7 +116,7 @@ impl GcReport {
             self.refuse(backend, owner_of(&name), name, error);
         }
         self.remove_locks(backend, args)?;
-        self.look_at_the_rest(backend, args.older_than.unwrap_or_default())
+        self.look_at_the_rest(backend, args)
     }
 
     /// Removes the locks that killed uploads have left.
@@ -157,7 +158,8 @@ impl GcReport {
     }
 
     /// Counts the arrays and arenas that stay, by the reason.
-    fn look_at_the_rest(&mut self, backend: &Directory, older_than: Duration) -> Result<(), Failure> {
+    fn look_at_the_rest(&mut self, backend: &Directory, args: &GcArgs) -> Result<(), Failure> {
+        let older_than = args.older_than.unwrap_or_default();
         for entry in backend.list()? {
             let counted = match Look::at(backend, &entry) {
                 Look::Counted(counted) => counted,
@@ -173,7 +175,7 @@ impl GcReport {
                 self.in_use += 1;
             } else if counted.kept {
                 self.kept += 1;
-            } else if counted.in_flight > 0 {
+            } else if counted.in_flight > 0 && !args.in_flight {
                 self.in_flight += 1;
                 let left = counted.protected_seconds;
                 self.protected_seconds = Some(self.protected_seconds.map_or(left, |first| first.min(left)));

@@ -371,6 +371,7 @@ pub(crate) const GC: &str = concat!(
     "\
 Removes:
   - counted arrays, arenas and counters that no process is attached to, unless they are kept or a handle is in flight
+    (--in-flight: unless they are kept)
   - drafts of dead creators, if older than a minute
   - renderbuffers that a killed process left without ledger or without payload, so that they cannot be resumed
   - locks that killed uploads left behind

@@ -210,6 +210,18 @@ fn handle_in_flight_protects_until_it_expires() {
 }
 
 #[test]
+fn array_in_flight_is_removed_on_request() {
+    let scene = Scene::new();
+    let handles = Holder::create(&scene.emulated(), "sent", &["handle=3600000"]).kill();
+    assert_eq!(removed(&gc(&scene, &["--in-flight", "--older-than", "1h"])), [""; 0]);
+    let planned = gc(&scene, &["--in-flight", "--dry-run"]);
+    assert_eq!((removed(&planned), &planned["in_flight"]), (vec!["sent"], &json!(0)), "{planned:#}");
+    assert_eq!(removed(&gc(&scene, &["--in-flight"])), ["sent"]);
+    assert_eq!(scene.files(), [""; 0]);
+    assert!(!handles[0].revoke().expect("reachable"));
+}
+
+#[test]
 fn orphan_younger_than_the_limit_stays() {
     let scene = Scene::new();
     orphan(&scene, "young");
