@@ -19,7 +19,7 @@ import time
 from typing import TYPE_CHECKING, NamedTuple
 
 from . import _core
-from ._errors import InvalidArgument
+from ._errors import InvalidArgument, NdshmError
 
 if TYPE_CHECKING:
     from ._array import Array
@@ -41,7 +41,8 @@ class _Handle(NamedTuple):
 
 # By directory, name, and whether the handle is reusable; the one that was renewed last is the last.
 _handles: dict[tuple[str, str, bool], _Handle] = {}
-_lock = threading.Lock()
+# Reentrant, because a finalizer or a signal handler that runs meanwhile may pickle too.
+_lock = threading.RLock()
 
 
 def grace() -> float:
@@ -105,14 +106,14 @@ def _end() -> None:
         if reusable and handle.end > now + _AFTER_EXIT:
             try:
                 _core.expire(handle.text, _AFTER_EXIT)
-            except OSError:  # the directory has gone, or belongs to another user by now
+            except (OSError, NdshmError):  # the directory has gone, or belongs to another user by now
                 continue
 
 
 def _forked() -> None:
     """In a forked child: the handles are those of the parent, which may hold the lock at this moment."""
     global _lock
-    _lock = threading.Lock()
+    _lock = threading.RLock()
     _handles.clear()
 
 
