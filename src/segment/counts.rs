@@ -49,7 +49,7 @@ const FURTHER_USES: u64 = 0x3fff << 48;
 const FURTHER_USE: u64 = 1 << 48;
 
 /// A ticket is not renewed if its deadline is closer than this, because another sender may be about to take its slot.
-const RENEWAL_MARGIN: Duration = Duration::from_secs(1);
+const RENEWAL_MARGIN: Duration = Duration::from_millis(10);
 
 /// Set in the number of a ticket that is being issued. It stays set if the sender is killed meanwhile.
 const PENDING: u64 = 1 << 62;
@@ -258,6 +258,40 @@ impl<W: Word> TicketSlot<W> {
         false
     }
 
+    /// Subtracts one use of a ticket; a reusable one stays as it is. Returns `false` if another number is in the slot.
+    fn use_once(&self, ticket: Ticket) -> bool {
+        self.update(ticket, |number| {
+            Some(match number & FURTHER_USES {
+                _ if ticket.is_many() => number,
+                0 => 0,
+                _ => number - FURTHER_USE,
+            })
+        })
+    }
+
+    /// Moves the deadline of a ticket to `grace` from now. Returns `false` if the slot may have been taken by another ticket.
+    fn defer(&self, ticket: Ticket, grace: Duration, clock: impl Fn() -> Duration) -> bool {
+        let is_ahead = |until| remaining(until, clock()).is_some_and(|left| left >= RENEWAL_MARGIN);
+        let mut until = self.until.load();
+        loop {
+            if !is_ahead(until) {
+                return false;
+            }
+            let new = deadline(clock(), grace);
+            let exchanged = self.until.exchange(until, new);
+            if !ticket.is_in(self.number.load()) {
+                if exchanged.is_ok() {
+                    let _ = self.until.exchange(new, until); // fails if the other ticket has its own deadline by now
+                }
+                return false;
+            }
+            match exchanged {
+                Ok(()) => return is_ahead(until),
+                Err(now) => until = now, // another thread renews the same ticket
+            }
+        }
+    }
+
     /// Puts a ticket into this slot, if `may_take` allows it for the slot's number and for whether its deadline has
     /// passed.
     ///
@@ -385,8 +419,9 @@ impl<W: Word, const SLOTS: usize> Counts<W, SLOTS> {
     /// Renews a ticket: it protects the array for `grace` from now, and it can be used once more, unless it is reusable anyway.
     /// Returns `false` if it was used up, revoked, or is about to expire; then another one must be issued. The caller is attached.
     ///
-    /// The deadline is changed before the use is added. So a use that is counted is protected, and a sender that is killed in
-    /// between has only moved the deadline.
+    /// The use is added first. From then on the receivers that are on their way cannot empty the slot, so no other sender takes it before
+    /// its deadline. A reusable ticket can still be revoked, and its slot be taken: the number is read again after each attempt to change the
+    /// deadline. If it is another one by then, the deadline that was found is put back, because it may be that of the other ticket.
     ///
     /// One interleaving could lose the ticket: sender B finds the old deadline passed, this call renews it, and B makes the number
     /// pending. B's exchange of the deadline then fails, but the number is gone. Therefore the clock is read again at the end. If the
@@ -394,36 +429,24 @@ impl<W: Word, const SLOTS: usize> Counts<W, SLOTS> {
     /// that an exchange takes to become visible.
     pub(crate) fn renew(&self, ticket: Ticket, grace: Duration, clock: impl Fn() -> Duration) -> bool {
         let Some(slot) = self.slots.iter().find(|slot| ticket.is_in(slot.number.load())) else { return false };
-        let is_ahead = |until| remaining(until, clock()).is_some_and(|left| left >= RENEWAL_MARGIN);
-        let mut until = slot.until.load();
-        loop {
-            if !is_ahead(until) {
-                return false;
-            }
-            match slot.until.exchange(until, deadline(clock(), grace)) {
-                Ok(()) => break,
-                Err(now) => until = now, // another thread renews the same ticket
-            }
-        }
         let added = slot.update(ticket, |number| match number & FURTHER_USES {
-            FURTHER_USES => None,
             _ if ticket.is_many() => Some(number),
+            FURTHER_USES => None,
             _ => Some(number + FURTHER_USE),
         });
-        added && is_ahead(until)
+        if !added {
+            return false;
+        }
+        let is_renewed = slot.defer(ticket, grace, clock);
+        if !is_renewed {
+            slot.use_once(ticket); // the one that was added
+        }
+        is_renewed
     }
 
     /// Uses a ticket. Returns `false` if it was used up before, revoked, or expired and replaced. The caller is attached.
     pub(crate) fn redeem(&self, ticket: Ticket) -> bool {
-        self.slots.iter().any(|slot| {
-            slot.update(ticket, |number| {
-                Some(match number & FURTHER_USES {
-                    _ if ticket.is_many() => number,
-                    0 => 0,
-                    _ => number - FURTHER_USE,
-                })
-            })
-        })
+        self.slots.iter().any(|slot| slot.use_once(ticket))
     }
 
     /// Revokes a ticket with all its uses, reusable or not. Returns `false` if it does not exist any more.

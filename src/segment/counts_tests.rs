@@ -143,11 +143,13 @@ fn ticket_about_to_expire_is_not_renewed() {
     let counts = plain();
     let ticket = once(7);
     assert!(counts.issue(ticket, NOW, GRACE));
-    for left in [0, 1, 999] {
+    for left in [0, 1, 9] {
         assert!(!counts.renew(ticket, GRACE, || NOW + Duration::from_millis(30_000 - left)), "{left} ms");
     }
-    assert_eq!((GRACE, RENEWAL_MARGIN), (Duration::from_secs(30), Duration::from_secs(1)));
-    assert!(counts.renew(ticket, GRACE, || NOW + Duration::from_secs(29)));
+    assert_eq!((GRACE, RENEWAL_MARGIN), (Duration::from_secs(30), Duration::from_millis(10)));
+    assert!(counts.redeem(ticket) && !counts.redeem(ticket), "a refused renewal adds no use");
+    assert!(counts.issue(ticket, NOW, GRACE));
+    assert!(counts.renew(ticket, GRACE, || NOW + Duration::from_millis(29_990)));
     // Stopped between its two looks at the clock, until after the deadline.
     let clock = std::cell::Cell::new(NOW);
     assert!(!counts.renew(ticket, GRACE, || clock.replace(NOW + 10 * GRACE)));
@@ -370,6 +372,30 @@ mod model {
             assert!(receiver.join().expect("it ends"));
             assert_eq!(counts.redeem(ticket), is_renewed);
             assert!(!counts.redeem(ticket));
+        });
+    }
+
+    /// Another thread revokes the ticket and puts one with a later deadline into its slot, while this one renews it.
+    #[test]
+    fn renewal_leaves_the_deadline_of_another_ticket_alone() {
+        loom::model(|| {
+            let counts = shared();
+            let old = Ticket::new(7, true);
+            assert!(counts.issue(old, NOW, GRACE));
+            let other = {
+                let counts = Arc::clone(&counts);
+                thread::spawn(move || {
+                    assert!(counts.revoke(old));
+                    counts.issue(once(8), NOW, 10 * GRACE)
+                })
+            };
+            let is_renewed = counts.renew(old, GRACE, || NOW);
+            let is_issued = other.join().expect("it ends");
+            assert!(!counts.redeem(old), "it was revoked, before or after the renewal: {is_renewed}");
+            if is_issued {
+                assert_eq!(counts.in_flight(NOW + 2 * GRACE).0, 1);
+                assert!(counts.redeem(once(8)));
+            }
         });
     }
 
