@@ -44,6 +44,7 @@ pub(crate) struct RawArray {
     /// The name and directory when the array was attached.
     name: String,
     directory: PathBuf,
+    is_counted: bool,
 }
 
 /// The memory of an array, and in which process it was attached.
@@ -69,23 +70,30 @@ impl Attached {
         Self { memory, forks: FORKS.load(Ordering::Relaxed), private: false }
     }
 
-    /// Attaches anew where the memory calls for it.
+    /// Returns whether the memory must be attached anew before it is used, and whether through a private mapping.
     ///
-    /// A forked child is not counted, so it attaches to a counted array for itself. If that fails, because the name has gone, the
-    /// inherited mapping stays, which can be read but not sent. (A plain array's lease belongs to its mappings, the inherited one too.)
-    ///
-    /// A frozen array is exported through a private copy-on-write mapping, because libraries ignore that a buffer is read-only.
-    fn refresh(&mut self) {
-        let Some(counted) = self.memory.counted() else { return };
-        let forks = FORKS.load(Ordering::Relaxed);
-        let private = counted.is_frozen();
-        if self.forks == forks && self.private == private {
-            return;
+    /// A forked child is not counted, so it attaches to a counted array for itself. (A plain array's lease belongs to its mappings, the
+    /// inherited one too.) A frozen array is used through a private copy-on-write mapping, because libraries ignore that a buffer is
+    /// read-only.
+    fn outdated(&self) -> Option<Outdated> {
+        let frozen = self.memory.counted()?.is_frozen();
+        if frozen && !self.private {
+            Some(Outdated::Frozen)
+        } else if self.forks != FORKS.load(Ordering::Relaxed) {
+            Some(Outdated::Inherited)
+        } else {
+            None
         }
-        let fresh = if private { counted.private() } else { counted.again() };
-        let memory = fresh.unwrap_or_else(|_| Arc::clone(&self.memory));
-        *self = Self { memory, forks, private };
     }
+}
+
+/// Why memory must be attached anew.
+#[derive(Clone, Copy)]
+enum Outdated {
+    /// The array was frozen, and the mapping is not private.
+    Frozen,
+    /// The process was forked since it was attached.
+    Inherited,
 }
 
 impl RawArray {
@@ -93,18 +101,44 @@ impl RawArray {
         self.attached.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn memory(&self) -> PyResult<Arc<dyn Memory>> {
-        let mut attached = self.attached();
-        let attached = attached.as_mut().ok_or_else(|| {
-            PyValueError::new_err(format!("`{}` is closed: open it again with ndshm.open({:?})", self.name, self.name))
-        })?;
-        attached.refresh();
-        Ok(Arc::clone(&attached.memory))
+    fn memory(&self, py: Python<'_>) -> PyResult<Arc<dyn Memory>> {
+        loop {
+            let (memory, outdated, private) = {
+                let attached = self.attached();
+                let Some(attached) = attached.as_ref() else { return Err(self.closed_error()) };
+                (Arc::clone(&attached.memory), attached.outdated(), attached.private)
+            };
+            let (Some(outdated), Some(counted)) = (outdated, memory.counted()) else { return Ok(memory) };
+            // Attaching may wait for another process. Neither the interpreter nor the lock on this array is held meanwhile.
+            let forks = FORKS.load(Ordering::Relaxed);
+            let private_now = private || matches!(outdated, Outdated::Frozen);
+            let fresh = py.detach(|| if private_now { counted.private() } else { counted.again() });
+            let fresh = match (fresh, outdated) {
+                (Ok(fresh), _) => fresh,
+                // The name is gone. The child can still read what it inherited.
+                (Err(Error::Unlinked { .. } | Error::NotFound { .. }), Outdated::Inherited) => Arc::clone(&memory),
+                (Err(error), _) => return Err(exception(py, &error)),
+            };
+            let mut attached = self.attached();
+            if let Some(attached) = attached.as_mut().filter(|attached| Arc::ptr_eq(&attached.memory, &memory)) {
+                *attached = Attached { memory: fresh, forks, private: private_now };
+            }
+            // Another look: it may have been closed, or frozen, in the meantime.
+        }
+    }
+
+    fn closed_error(&self) -> PyErr {
+        let (name, advice) = (&self.name, if self.is_counted { "" } else { ": open it again with ndshm.open" });
+        PyValueError::new_err(match (name.is_empty(), advice.is_empty()) {
+            (true, _) => "the array is closed".to_owned(),
+            (false, true) => format!("`{name}` is closed"),
+            (false, false) => format!("`{name}` is closed{advice}({name:?})"),
+        })
     }
 
     /// Runs a method of a counted array without the interpreter's lock.
     fn counted<R: Send>(&self, py: Python<'_>, run: impl FnOnce(&dyn Counted) -> Result<R> + Send) -> PyResult<R> {
-        let memory = self.memory()?;
+        let memory = self.memory(py)?;
         let answer = py.detach(|| {
             let what = "only arrays from ndshm.share are counted and can do this";
             let plain = || Error::Unsupported { location: memory.name().to_owned(), what: what.into() };
@@ -122,7 +156,8 @@ impl RawArray {
         let (memory, shape) =
             content.ok_or_else(|| PyValueError::new_err("this attachment belongs to another array"))?;
         let (name, directory) = (memory.name().to_owned(), memory.directory().path().to_owned());
-        Ok(Self { attached: Mutex::new(Some(Attached::new(memory))), shape, name, directory })
+        let is_counted = memory.counted().is_some();
+        Ok(Self { attached: Mutex::new(Some(Attached::new(memory))), shape, name, directory, is_counted })
     }
 
     #[getter]
@@ -188,7 +223,13 @@ impl RawArray {
     /// Whether the array is counted.
     #[getter]
     fn is_counted(&self) -> bool {
-        self.attached().as_ref().is_some_and(|attached| attached.memory.counted().is_some())
+        self.is_counted
+    }
+
+    /// The random number of a counted array, in hexadecimal digits.
+    #[getter]
+    fn id(&self, py: Python<'_>) -> PyResult<String> {
+        self.counted(py, |counted| Ok(format!("{:032x}", counted.id())))
     }
 
     /// Detaches. Memory that is still exported stays attached until the exports end.
@@ -211,7 +252,8 @@ impl RawArray {
 
     /// Waits for all guards of a counted array, and forbids writing to it for ever.
     fn freeze(&self, py: Python<'_>) -> PyResult<()> {
-        self.counted(py, |counted| counted.freeze())
+        self.counted(py, |counted| counted.freeze())?;
+        self.memory(py).map(drop)
     }
 
     /// Issues a handle of a counted array, which keeps the array for `grace` seconds.
@@ -230,13 +272,13 @@ impl RawArray {
 
     /// Removes the name, and returns whether it still led to this array.
     fn unlink(&self, py: Python<'_>) -> PyResult<bool> {
-        let memory = self.memory()?;
+        let memory = self.memory(py)?;
         py.detach(|| memory.unlink()).map_err(|error| exception(py, &error))
     }
 
     /// Locks the array. Waits for at most `timeout` seconds, or without limit.
     fn lock(&self, py: Python<'_>, write: bool, timeout: Option<f64>) -> PyResult<Lock> {
-        let memory = self.memory()?;
+        let memory = self.memory(py)?;
         let limit = timeout.map(seconds).transpose()?;
         let access = if write { Access::ReadWrite } else { Access::Read };
         // Most locks are free: try once, without checking for signals.
@@ -281,7 +323,7 @@ impl RawArray {
         if copy == Some(true) {
             return Err(PyBufferError::new_err("the export shares the memory: copy it afterwards"));
         }
-        let memory = self.memory().map_err(|closed| PyBufferError::new_err(closed.to_string()))?;
+        let memory = self.memory(py).map_err(|closed| PyBufferError::new_err(closed.to_string()))?;
         dlpack::capsule(py, &memory, &self.shape, max_version.is_some_and(|(major, _)| major >= 1))
     }
 
@@ -293,7 +335,7 @@ impl RawArray {
     #[allow(unsafe_code)]
     unsafe fn __getbuffer__(slf: &Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
         let this = slf.get();
-        let memory = this.memory().map_err(|closed| PyBufferError::new_err(closed.to_string()))?;
+        let memory = this.memory(slf.py()).map_err(|closed| PyBufferError::new_err(closed.to_string()))?;
         let elements = Elements::of(&memory, &this.shape);
         // SAFETY: the interpreter calls this with a buffer to fill, and `__releasebuffer__` releases it.
         unsafe { export::fill(view, flags, slf.as_any(), &elements, memory.is_readonly()) }
@@ -403,9 +445,11 @@ pub(crate) fn open(
     let order = order.map(order_of).transpose()?;
     let directory = directory.map(|path| Directory::new(path.display().to_string(), path));
     let how = Opening { readonly, keep_fd, reinterpret };
-    py.detach(|| memory::open(directory, name, element, lengths, order, &how))
-        .map(|(memory, shape)| Attachment::new(memory, shape))
-        .map_err(|error| exception(py, &error))
+    let (memory, mut shape) = py
+        .detach(|| memory::open(directory, name, element, lengths, order, &how))
+        .map_err(|error| exception(py, &error))?;
+    shape.lengths = lengths_of(py, shape.lengths)?;
+    Ok(Attachment::new(memory, shape))
 }
 
 /// Removes a name, and returns whether it existed.

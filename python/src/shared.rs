@@ -18,6 +18,8 @@ use crate::memory::{ElementType, Memory, Shape};
 
 /// What a counted array can do beyond every attached array.
 pub(crate) trait Counted: Memory {
+    /// Returns the random number of the array.
+    fn id(&self) -> u128;
     fn refcount(&self) -> u32;
     fn in_flight(&self) -> usize;
     /// Issues a handle. An array without a name gets its name first.
@@ -27,7 +29,7 @@ pub(crate) trait Counted: Memory {
     fn is_frozen(&self) -> bool;
     /// Attaches once more, for example in a forked child, which is not counted.
     fn again(&self) -> Result<Arc<dyn Memory>>;
-    /// Attaches once more through a private copy-on-write mapping.
+    /// Attaches once more through a private copy-on-write mapping. An array without a name gets its name first.
     fn private(&self) -> Result<Arc<dyn Memory>>;
 }
 
@@ -69,6 +71,10 @@ impl<T: Element> Memory for RefcountedArray<T, IxDyn> {
 }
 
 impl<T: Element> Counted for RefcountedArray<T, IxDyn> {
+    fn id(&self) -> u128 {
+        RefcountedArray::id(self)
+    }
+
     fn refcount(&self) -> u32 {
         RefcountedArray::refcount(self)
     }
@@ -104,12 +110,14 @@ impl<T: Element> Counted for RefcountedArray<T, IxDyn> {
         if self.location().is_none() {
             self.publish()?;
         }
-        let Some(location) = self.location() else {
-            let location = "(an array without a name)".to_owned();
-            return Err(Error::Unlinked { location });
-        };
+        let gone = || Error::Unlinked { location: self.name().to_owned() };
+        let location = self.location().ok_or_else(gone)?;
         let options = AttachOptions::<Self>::new().backend(self.backend().clone()).copy_on_write();
-        Ok(Arc::new(options.open(location.clone())?))
+        match options.open(location.clone()) {
+            Ok(same) if same.id() == self.id() => Ok(Arc::new(same)),
+            Ok(_) | Err(Error::NotFound { .. }) => Err(gone()),
+            Err(error) => Err(error),
+        }
     }
 }
 

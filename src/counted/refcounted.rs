@@ -128,6 +128,11 @@ impl<T: Element, D: Dimension> RefcountedArray<T, D> {
         Ok(Self::of(memory, layout, id))
     }
 
+    /// Returns the random number of this array, the same in all handles. No other array has it.
+    pub fn id(&self) -> u128 {
+        self.id
+    }
+
     /// Returns the number of attached handles in all processes.
     ///
     /// Handles of killed processes stay counted. [`inspect`](crate::counted::inspect()) returns whether any process is attached.
