@@ -77,7 +77,7 @@ impl Aftermath {
 impl Drop for Aftermath {
     fn drop(&mut self) {
         if !self.is_done {
-            let _ = self.reclaim(); // on failure the array stays an orphan, which others reclaim
+            let _ = self.reclaim(); // on failure the array stays an orphan, which another process reclaims
         }
     }
 }

@@ -9,7 +9,7 @@
 //!     16     8  length of the payload
 //!     24    16  random id
 //!     40    16  zero
-//!     56     4  CRC-32 of those bytes before the footer that never change: a ledger's trailer, a counted array's record
+//!     56     4  CRC-32 of those bytes before the footer that never change: a ledger's trailer; of the others file, name and record
 //!     60     4  CRC-32 of the 60 bytes before
 //! ```
 //!

@@ -311,6 +311,8 @@ pub(crate) struct Hold {
 
 impl Hold {
     /// Locks cells of `file`. No other hold may use its description.
+    ///
+    /// The range is released as a whole. Cells that are to be released one by one need a hold each.
     pub(crate) fn take(
         file: File,
         id: FileId,

@@ -187,6 +187,8 @@ impl Segment {
     }
 
     /// Locks cells, on an open file description of their own.
+    ///
+    /// Fails with `Unlinked` if the name of `home` does not lead to the mapped file, unless guards go through the kept descriptor.
     pub(crate) fn hold(&self, home: &Home, kind: LockKind, range: LockRange, wait: Wait<'_>) -> Result<Hold> {
         let access = match kind {
             LockKind::Exclusive if self.access == Access::Read => return Err(self.read_only(home)),
