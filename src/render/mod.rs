@@ -27,7 +27,7 @@
 //!
 //!     let buffer = RenderBuffer::<u8, _>::create("render-example", (6, 8), (4, 4), "an image, version 1")?;
 //!     if let Err(failure) = process::spawn_workers(2, "paint", &[])?.join() {
-//!         eprintln!("{failure}"); // a worker was killed, for example; the other one has painted its chunk
+//!         eprintln!("{failure}"); // a worker was killed, for example; another worker has painted its chunk
 //!     }
 //!     let array = buffer.finish()?; // fails if chunks are missing; the next run resumes
 //!     assert_eq!(array.read()?.iter().filter(|element| **element == 7).count(), 48);
