@@ -24,7 +24,7 @@
 //! | fill an array before other processes can see it | [`SharedArray::create_with`], or [`Draft`] |
 //! | hold read or write access for a long time, without a descriptor | [`ArrayReader`], [`ArrayWriter`] |
 //! | fill one array after another, without paying for new memory each time | [`Pool`] |
-//! | let many workers paint one array at once, and survive their deaths | [`RenderBuffer`] |
+//! | let many threads and processes paint one array at once, and survive their deaths | [`RenderBuffer`] |
 //! | share an array that describes itself and is removed with its last handle | [`RefcountedArray`] |
 //! | send it to another process | [`counted::Handle`]; `counted::Channel`, with the feature `channel` |
 //! | share thousands or millions of arrays, in one mapping | [`Arena`] |

@@ -23,7 +23,7 @@
 //! | learn the type and shape of an array before opening it | [`Directory::description`](crate::Directory::description) |
 //! | handle an array of a type known only at run time | [`with_element`] |
 //!
-//! Not for arrays that are removed with their last handle ([`RefcountedArray`](crate::RefcountedArray)), for many workers that write
+//! Not for arrays that are removed with their last handle ([`RefcountedArray`](crate::RefcountedArray)), for many painters that write
 //! at the same time ([`RenderBuffer`](crate::RenderBuffer)), or for thousands of small arrays ([`Arena`](crate::Arena)): each array
 //! here costs a file and a mapping.
 

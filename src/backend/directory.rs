@@ -77,7 +77,7 @@ impl Directory {
         self.0.available()
     }
 
-    /// Whether an attachment needs no descriptor here, because its mapping keeps the lock after the descriptor is closed.
+    /// Returns whether an attachment needs no descriptor here, because its mapping keeps the lock after the descriptor is closed.
     ///
     /// Tested once, by making a file. Where mappings keep no locks (overlayfs), or where this process may not make a file, every
     /// attachment keeps its descriptor.
@@ -103,7 +103,7 @@ impl Directory {
 
 #[cfg(test)]
 impl Directory {
-    /// Whether both are one instance.
+    /// Returns whether both are one instance.
     pub(super) fn is_same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
     }

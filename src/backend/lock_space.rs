@@ -1,7 +1,7 @@
 //! The bytes of the lock space, and what processes agree on for each.
 //!
-//! All locks lie on the payload file itself, far beyond any byte it can have, so that they cost no byte and any language
-//! that can call fcntl(2) can take part. docs/layout.md shows them to other languages.
+//! All locks lie on the file that they protect, far beyond any byte it can have, so that they cost no byte and any language
+//! that can call fcntl(2) can take part. Of a renderbuffer, cells are locked on the payload, BEGINNING on the ledger. docs/layout.md shows them to other languages.
 
 use crate::os::LockRange;
 

@@ -137,7 +137,7 @@ pub unsafe trait Backend: fmt::Debug + Send + Sync {
         self.rename(from, to, id, mode)
     }
 
-    /// Whether a name leads to this file now.
+    /// Returns whether a name leads to this file now.
     ///
     /// # Errors
     ///
@@ -205,7 +205,7 @@ pub unsafe trait Backend: fmt::Debug + Send + Sync {
         os::attribute(file, buffer).map_err(|error| Error::os("read a description in", self.path().display(), error))
     }
 
-    /// Whether a mapping keeps a lock after the descriptor is closed. Tested once. Where it does not (overlayfs), or where this
+    /// Returns whether a mapping keeps a lock after the descriptor is closed. Tested once. Where it does not (overlayfs), or where this
     /// user may not make a test file, every attachment keeps its descriptor.
     ///
     /// # Errors
@@ -264,7 +264,7 @@ impl DraftFile {
         self.hidden.as_deref()
     }
 
-    /// Whether this process made it, and did not inherit it by a fork.
+    /// Returns whether this process made it, and did not inherit it by a fork.
     pub(crate) fn is_own_process(&self) -> bool {
         self.generation == os::fork_generation()
     }

@@ -23,7 +23,7 @@ pub enum Pages {
 }
 
 impl Pages {
-    /// Whether memory is allocated in advance.
+    /// Returns whether memory is allocated in advance.
     pub(crate) fn are_reserved(self) -> bool {
         self != Self::Sparse
     }

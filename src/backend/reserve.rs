@@ -170,7 +170,7 @@ impl<'a> HugePageWork<'a> {
         (start < end).then_some(start..end)
     }
 
-    /// Whether the huge pages that a thread got so far are worth their cost.
+    /// Returns whether the huge pages that a thread got so far are worth their cost.
     fn pays(&self, account: &Account) -> bool {
         self.stake.is_none_or(|stake| account.cost() <= stake + self.worth.saturating_mul(account.taken))
     }

@@ -76,7 +76,7 @@ pub fn default_backend() -> Result<Directory> {
     })
 }
 
-/// Whether this process can write to real shared memory.
+/// Returns whether this process can write to real shared memory.
 ///
 /// If it can, that is remembered: the check takes a tenth of the time of making a small array, and the arrays of one process
 /// stay in one place.

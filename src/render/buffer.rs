@@ -1,4 +1,4 @@
-//! `RenderBuffer`: one array that many workers paint at the same time, chunk by chunk.
+//! `RenderBuffer`: one array that many painters fill at the same time, chunk by chunk.
 
 use std::marker::PhantomData;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -23,11 +23,12 @@ use crate::segment::locks::{Hold, Wait};
 
 /// An array that many threads and processes paint at the same time, and that gets its name when it is complete.
 ///
-/// The array is divided into chunks. A worker [claims](Self::claim_next) a chunk, paints it through a safe view, and commits it. A
-/// claim is a kernel lock: no two workers hold the same chunk, and the chunk of a killed worker is free again.
+/// The array is divided into chunks. A *painter*, a thread or process, [claims](Self::claim_next) a chunk, paints it through a
+/// safe view, and commits it. A claim is a kernel lock: no two painters hold the same chunk, and the chunk of a killed painter is free
+/// again.
 ///
 /// Readers never open a half-painted array. Until [`finish`](Self::finish), the array has a reserved name, and a ledger beside it
-/// says which chunks are finished. If all workers stop early, creating a buffer with the same name and work resumes it.
+/// says which chunks are finished. If all painters stop early, creating a buffer with the same name and work resumes it.
 ///
 /// ```
 /// use std::time::Duration;
@@ -40,7 +41,7 @@ use crate::segment::locks::{Hold, Wait};
 ///     chunk.view_mut().fill(1.0);
 ///     chunk.commit()?;
 /// }
-/// let array = buffer.finish()?; // the first worker to finish gives it its name
+/// let array = buffer.finish()?; // the first painter to finish gives it its name
 /// assert_eq!(array.read()?.sum(), 4096.0);
 ///
 /// unlink("render-example")?; // once, when it is no longer needed
@@ -52,6 +53,7 @@ pub struct RenderBuffer<T, D> {
     home: Home,
     layout: Layout<D>,
     grid: ChunkGrid<D>,
+    /// Whether finishing may replace an array that has the public name.
     replace: bool,
     /// How long finishing waits for another user to name the array.
     patience: Duration,
@@ -64,7 +66,7 @@ impl<T: Element, D: Dimension> RenderBuffer<T, D> {
     /// Begins a buffer of zeros, joins one that another process began, or resumes an interrupted one.
     ///
     /// `fingerprint` identifies what is painted: the source, the region, and everything else that distinguishes one work from
-    /// another. All workers of a buffer must pass the same element type, shape, order, chunks and fingerprint.
+    /// another. All painters of a buffer must pass the same element type, shape, order, chunks and fingerprint.
     ///
     /// # Errors
     ///
@@ -160,11 +162,15 @@ impl<T: Element, D: Dimension> RenderBuffer<T, D> {
         Ok(Claim::Chunk(ChunkClaim::new(self, index, raw, hold)))
     }
 
-    /// Locks the cell of a chunk. Also returns a pointer to the whole array.
+    /// Locks the cell of a chunk, on an open file description of its own. Also returns a pointer to the whole array.
+    ///
+    /// Fails with `Unlinked` if the payload has lost its reserved name. The caller looks at the chunk's state under the lock.
     fn lock(&self, index: usize, kind: LockKind, wait: Wait) -> Result<(RawArrayViewMut<T, D>, Hold)> {
         let Pair { payload, partial, .. } = &self.pair;
+        // In a forked child, a pool of the parent could recycle the memory while the child paints.
         payload.refuse_inherited(&self.home)?;
         let hold = payload.hold(partial, kind, cell(index), wait).map_err(|error| error.about(&self.home.location))?;
+        // Never `None`: a payload is mapped for writing.
         let raw = view::raw_mut(payload, &self.layout).ok_or_else(|| self.discarded())?;
         Ok((raw, hold))
     }
@@ -178,6 +184,7 @@ impl<T: Element, D: Dimension> RenderBuffer<T, D> {
     ///
     /// As [`claim`](Self::claim).
     pub fn claim_next(&self) -> Result<NextClaim<'_, T, D>> {
+        // Finished chunks cost little here: `claim` loads their state before it opens a descriptor.
         let next = self.next.load(Ordering::Relaxed);
         let mut busy = false;
         for index in (next..self.grid.len()).chain(0..next) {
@@ -226,6 +233,8 @@ impl<T: Element, D: Dimension> RenderBuffer<T, D> {
         if !self.pair.ledger.is_done(index) {
             return Ok(None);
         }
+        // A finished chunk is not painted again. Its cell is locked for a moment by a painter that did not know yet that it is finished,
+        // and longer only by a write guard of the whole payload.
         let (raw, hold) = self.lock(index, LockKind::Shared, Wait::Forever)?;
         Ok(Some(ChunkGuard::new(self, index, raw, hold)))
     }
@@ -252,7 +261,7 @@ impl<T: Element, D: Dimension> RenderBuffer<T, D> {
 
     /// Gives the complete array its public name, and removes the ledger.
     ///
-    /// Every worker may call this. If another worker has named the array already, `finish` returns the same array, as long as the
+    /// Every painter may call this. If another painter has named the array already, `finish` returns the same array, as long as the
     /// array still has that name.
     ///
     /// # Errors

@@ -13,13 +13,14 @@ use crate::segment::locks::Hold;
 /// The exclusive right to paint one chunk of a [`RenderBuffer`](crate::RenderBuffer).
 ///
 /// Until it is [committed](Self::commit) or dropped, claims on the same chunk return [`Busy`](Claim::Busy). If the process dies, the
-/// kernel releases the lock, and another worker can claim and paint the chunk. A claim holds one descriptor.
+/// kernel releases the lock, and another painter can claim and paint the chunk. A claim holds one descriptor.
 #[must_use = "dropping a claim releases its chunk unpainted"]
 pub struct ChunkClaim<'a, T: Element, D: Dimension> {
     buffer: &'a RenderBuffer<T, D>,
     index: usize,
     region: Vec<Range<usize>>,
     view: ArrayViewMut<'a, T, D>,
+    /// The write lock on the chunk's cell. Dropped after the view.
     hold: Hold,
 }
 
@@ -82,6 +83,7 @@ impl<T: Element, D: Dimension> fmt::Debug for ChunkClaim<'_, T, D> {
 pub struct ChunkGuard<'a, T: Element, D: Dimension> {
     region: Vec<Range<usize>>,
     view: ArrayView<'a, T, D>,
+    /// The read lock on the chunk's cell. Dropped after the view.
     _hold: Hold,
 }
 

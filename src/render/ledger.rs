@@ -1,7 +1,7 @@
 //! The ledger: a second segment under a reserved name. It records what is painted and which chunks are finished.
 //!
 //! ```text
-//! one state byte per chunk, 0 = pending, 1 = done; padded with zeros to 64 bytes      (the payload, shared atomics)
+//! one state byte per chunk, 0 = pending, 1 = done; padded with zeros to 64 bytes      (the states, shared atomics)
 //! dtype            8  numpy type string, padded with NUL                              (the trailer, written once)
 //! order            1  'C' or 'F'
 //! axes             1  at most 32
@@ -17,6 +17,8 @@
 //! fingerprint         UTF-8
 //! footer          64  see segment/footer.rs
 //! ```
+//!
+//! *The payload* is the painted file, except in [`Footer`]: there it is the bytes before the trailer, here the states.
 //!
 //! All numbers are little-endian. Any process may have written these bytes. They are copied once and checked before they are used.
 
@@ -237,6 +239,7 @@ impl LedgerFile {
     /// Leases and maps the ledger. Returns `None` if it was unlinked meanwhile.
     pub(crate) fn attach(self) -> Result<Option<LedgerSegment>> {
         let Self { home, file, record, .. } = self;
+        // Sparse: attaching reserves nothing. The creator has reserved the whole ledger.
         let how = Attach { sparse: true, ..Attach::new(Access::ReadWrite) };
         let segment = Segment::attach_file(file, &home, Expect::Bookkeeping, how)?;
         Ok(segment.map(|segment| LedgerSegment { segment, home, record }))
@@ -307,7 +310,7 @@ impl LedgerSegment {
         self.state(index).store(DONE, Ordering::Release);
     }
 
-    /// Returns the number of finished chunks.
+    /// Returns the number of finished chunks. Loads every state.
     pub(crate) fn done(&self) -> usize {
         (0..self.record.chunks).filter(|index| self.is_done(*index)).count()
     }

@@ -1,7 +1,7 @@
-//! Arrays that many workers paint at the same time, chunk by chunk. Killed workers do no harm.
+//! Arrays that many painters fill at the same time, chunk by chunk. Killed painters do no harm.
 //!
-//! A worker *claims* a chunk before painting it. A claim is a lock that the kernel releases when the process dies, so that another
-//! worker can paint the chunk. A [`RenderBuffer`] gets its public name when all chunks are finished. The next run with the same
+//! A *painter* is a thread or process that paints chunks; a *worker* is a painter that a program starts for that. A painter *claims* a
+//! chunk before painting it. A claim is a lock that the kernel releases when the process dies, so that another painter can paint the chunk. A [`RenderBuffer`] gets its public name when all chunks are finished. The next run with the same
 //! fingerprint resumes an interrupted one.
 //!
 //! ```standalone_crate
@@ -27,7 +27,7 @@
 //!
 //!     let buffer = RenderBuffer::<u8, _>::create("render-example", (6, 8), (4, 4), "an image, version 1")?;
 //!     if let Err(failure) = process::spawn_workers(2, "paint", &[])?.join() {
-//!         eprintln!("{failure}"); // a worker was killed, for example; the other one has painted its chunk
+//!         eprintln!("{failure}"); // a worker was killed, for example; another worker has painted its chunk
 //!     }
 //!     let array = buffer.finish()?; // fails if chunks are missing; the next run resumes
 //!     assert_eq!(array.read()?.iter().filter(|element| **element == 7).count(), 48);
@@ -39,6 +39,11 @@
 //! Not for a single writer: [`SharedArray::write`](crate::SharedArray::write) is simpler. Not for chunks that change again: a committed
 //! chunk cannot be painted again.
 
+// From the lowest to the highest: grid (arithmetic of chunks), ledger (the ledger's bytes), sharing (owners of files), pair (payload and
+// ledger: the order in which they appear and disappear), claim (views under a lock), buffer (the public type), options (its settings).
+//
+// Other programs take part in the same protocol of cells and states: docs/layout.md ("The ledger") describes it to them, and
+// docs/python/ndshm_painter.py follows it. python/src/render.rs and volume/src/download/walk.rs are the other callers of `claim`.
 mod buffer;
 mod claim;
 mod grid;

@@ -89,6 +89,8 @@ impl Pair {
             if let FoundPair::Pair(pair) = &found {
                 work.require(&pair.ledger.record.work, &home.location)?;
             }
+            // After the search: a buffer that another process finishes meanwhile gets its public name before its ledger is removed, so it
+            // is found either there or here.
             if how.replace {
                 refuse_irreplaceable(home)?;
             } else {
@@ -164,7 +166,7 @@ impl Pair {
         }
     }
 
-    /// Looks for ledger and payload, and attaches to both.
+    /// Looks for ledger and payload, and attaches to both. Removes a ledger that is stale.
     fn find(home: &Home, how: &Making<'_>) -> Result<FoundPair> {
         let admit = |facts: &os::Facts| how.shared_with.admit(facts, home, how.draft.permissions);
         let Some(ledger) = LedgerFile::open(home, admit)? else { return Ok(FoundPair::Nothing) };
@@ -194,7 +196,7 @@ impl Pair {
             _ if !is_young => return stale(&ledger),
             _ => return Ok(FoundPair::Beginning),
         };
-        let bytes = record.work.bytes().unwrap_or(u64::MAX);
+        let bytes = record.work.bytes().unwrap_or(u64::MAX); // never: opening the ledger has checked it
         // Sparse: attaching reserves nothing. The creator has reserved the memory, unless its options said not to.
         let attach = Attach { sparse: true, ..Attach::new(Access::ReadWrite) };
         match Segment::attach_file(payload, &partial, Expect::Payload(bytes), attach) {

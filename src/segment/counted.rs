@@ -77,7 +77,7 @@ impl Aftermath {
 impl Drop for Aftermath {
     fn drop(&mut self) {
         if !self.is_done {
-            let _ = self.reclaim(); // on failure the array stays an orphan, which others reclaim
+            let _ = self.reclaim(); // on failure the array stays an orphan, which another process reclaims
         }
     }
 }
@@ -274,17 +274,17 @@ impl CountedSegment {
         Ok((memory, found))
     }
 
-    /// The mapped bytes. Guards are taken with [`hold`](Self::hold).
+    /// Returns the mapped bytes. Guards are taken with [`hold`](Self::hold).
     pub(crate) fn segment(&self) -> &Segment {
         &self.segment
     }
 
-    /// Where its name is, or would be.
+    /// Returns where its name is, or would be.
     pub(crate) fn home(&self) -> &Home {
         &self.home
     }
 
-    /// The counts in shared memory.
+    /// Returns the counts in shared memory.
     #[allow(unsafe_code)]
     #[allow(clippy::cast_ptr_alignment)] // it begins on a page
     pub(crate) fn counts(&self) -> &Counts {
@@ -299,7 +299,7 @@ impl CountedSegment {
         unsafe { &*page.cast::<Counts>() }
     }
 
-    /// Whether writing is forbidden for ever.
+    /// Returns whether writing is forbidden for ever.
     pub(crate) fn is_frozen(&self) -> bool {
         self.counts().state().is_frozen()
     }

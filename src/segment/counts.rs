@@ -107,12 +107,12 @@ pub(crate) struct Counts<W = AtomicU64, const SLOTS: usize = MOST_TICKETS> {
 pub(crate) struct State(u64);
 
 impl State {
-    /// The state of a new array, with one handle.
+    /// Returns the state of a new array, with one handle.
     pub(crate) fn new(named: bool) -> Self {
         Self(1 | if named { NAMED } else { 0 })
     }
 
-    /// The state of a segment with users that are counted elsewhere. Only whether its name is kept is stored here.
+    /// Returns the state of a segment with users that are counted elsewhere. Only whether its name is kept is stored here.
     pub(crate) fn unattended(keep: bool) -> Self {
         Self(if keep { KEPT } else { 0 })
     }
@@ -196,7 +196,7 @@ impl Ticket {
         (is_ticket(number) && number & FURTHER_USES == 0).then_some(Self(number))
     }
 
-    /// Whether a slot's number is that of this ticket, however often it can still be used.
+    /// Returns whether a slot's number is that of this ticket, however often it can still be used.
     fn is_in(self, number: u64) -> bool {
         number & !FURTHER_USES == self.0
     }
@@ -205,13 +205,13 @@ impl Ticket {
         self.0
     }
 
-    /// Whether it may be used more than once.
+    /// Returns whether it may be used more than once.
     pub(crate) fn is_many(self) -> bool {
         self.0 & MANY != 0
     }
 }
 
-/// Whether a slot's number is that of an issued ticket.
+/// Returns whether a slot's number is that of an issued ticket.
 fn is_ticket(number: u64) -> bool {
     number & PENDING == 0 && number & !(MANY | FURTHER_USES) != 0
 }

@@ -9,7 +9,7 @@
 //!     16     8  length of the payload
 //!     24    16  random id
 //!     40    16  zero
-//!     56     4  CRC-32 of those bytes before the footer that never change: a ledger's trailer, a counted array's record
+//!     56     4  CRC-32 of those bytes before the footer that never change: a ledger's trailer; of the others file, name and record
 //!     60     4  CRC-32 of the 60 bytes before
 //! ```
 //!
@@ -98,12 +98,12 @@ impl RawFooter {
         Some(Self(tail[start..].try_into().ok()?))
     }
 
-    /// Whether the bytes begin like a footer of this crate. That is enough to refuse the file as a plain array.
+    /// Returns whether the bytes begin like a footer of this crate. That is enough to refuse the file as a plain array.
     pub(crate) fn is_ours(&self) -> bool {
         self.0[MAGIC_AT] == MAGIC
     }
 
-    /// Whether the bytes begin like a footer of this kind.
+    /// Returns whether the bytes begin like a footer of this kind.
     pub(crate) fn claims(&self, kind: Kind) -> bool {
         self.is_ours() && u16::from_le_bytes(self.field(KIND_AT)) == kind as u16
     }
@@ -140,7 +140,7 @@ impl RawFooter {
         Ok(Footer { kind, payload, trailer, id: u128::from_le_bytes(self.field(ID_AT)) })
     }
 
-    /// Whether the checksum of the trailer matches these bytes.
+    /// Returns whether the checksum of the trailer matches these bytes.
     pub(crate) fn covers(&self, trailer_without_footer: &[u8]) -> bool {
         u32::from_le_bytes(self.field(TRAILER_CRC_AT)) == crc32fast::hash(trailer_without_footer)
     }

@@ -15,7 +15,7 @@ pub(crate) struct Home {
 }
 
 impl Home {
-    /// A name in the given backend, or in the default one.
+    /// Returns a name in the given backend, or in the default one.
     pub(crate) fn new(backend: Option<&Directory>, location: impl IntoLocation) -> Result<Self> {
         let location = location.into_location()?;
         let backend = match backend {
@@ -57,7 +57,7 @@ impl Home {
         Backend::unlink(&self.backend, &self.location, Some(id))
     }
 
-    /// Whether the name leads to this file.
+    /// Returns whether the name leads to this file.
     pub(crate) fn leads_to(&self, id: FileId) -> Result<bool> {
         self.backend.leads_to(&self.location, id)
     }
@@ -74,7 +74,7 @@ pub(crate) fn pin(backend: &Directory, at: &Location, access: Access) -> Result<
     Ok(Some((file, facts)))
 }
 
-/// Whether the name is taken.
+/// Returns whether the name is taken.
 pub(crate) fn has_name(backend: &Directory, at: &Location) -> Result<bool> {
     match backend.open(at, Access::Read) {
         Err(Error::NotFound { .. }) => Ok(false),

@@ -75,7 +75,7 @@ impl Segment {
         let _ = self.descriptor.as_ref().map(|kept| os::unlock(&kept.file, COUNTED));
     }
 
-    /// Whether the range is locked by any description other than the kept one, in this process or another.
+    /// Returns whether the range is locked by any description other than the kept one, in this process or another.
     pub(crate) fn is_range_locked(&self, range: LockRange, home: &Home) -> Result<bool> {
         let Some(kept) = &self.descriptor else { return Ok(false) };
         os::is_locked(&kept.file, LockKind::Exclusive, range)

@@ -236,7 +236,7 @@ impl LockRequest<'_> {
         }
     }
 
-    /// Whether the request may go on to the cells: the gate is open, or this request closed it, or another request has kept it
+    /// Returns whether the request may go on to the cells: the gate is open, or this request closed it, or another request has kept it
     /// closed for too long. Only the cells exclude: a request that passes a closed gate takes its turn too early, no more.
     fn passes_gate(self, has_gate: &mut bool) -> std::io::Result<bool> {
         let is_closed = match self.gate {
@@ -311,6 +311,8 @@ pub(crate) struct Hold {
 
 impl Hold {
     /// Locks cells of `file`. No other hold may use its description.
+    ///
+    /// The range is released as a whole. Cells that are to be released one by one need a hold each.
     pub(crate) fn take(
         file: File,
         id: FileId,

@@ -93,7 +93,7 @@ impl AsMut<Self> for Segment {
 }
 
 impl Segment {
-    /// A segment of the given mapping, which starts at the beginning of the file.
+    /// Returns a segment of the given mapping, which starts at the beginning of the file.
     fn new(map: Mapping, payload: u64, facts: &Facts, access: Access, name: &str) -> Result<Self> {
         Ok(Self {
             map,
@@ -135,7 +135,7 @@ impl Segment {
         self.length
     }
 
-    /// Asks the kernel on what pages the bytes are.
+    /// Queries the kernel for the pages of the bytes.
     pub(crate) fn pages(&self, name: &str) -> Result<PageUse> {
         let length = self.length as u64;
         // The mapping may be longer than the payload: bookkeeping follows it.
@@ -143,7 +143,7 @@ impl Segment {
         Ok(PageUse { huge, base: length - huge })
     }
 
-    /// Whether this process made the mapping, and did not inherit it.
+    /// Returns whether this process made the mapping, and did not inherit it.
     pub(crate) fn is_own_process(&self) -> bool {
         self.generation == os::fork_generation()
     }
@@ -168,7 +168,7 @@ impl Segment {
         self.access
     }
 
-    /// Whether guards go through a descriptor that is kept for them.
+    /// Returns whether guards go through a descriptor that is kept for them.
     pub(crate) fn keeps_descriptor(&self) -> bool {
         self.guards_by_descriptor
     }
@@ -187,6 +187,8 @@ impl Segment {
     }
 
     /// Locks cells, on an open file description of their own.
+    ///
+    /// Fails with `Unlinked` if the name of `home` does not lead to the mapped file, unless guards go through the kept descriptor.
     pub(crate) fn hold(&self, home: &Home, kind: LockKind, range: LockRange, wait: Wait<'_>) -> Result<Hold> {
         let access = match kind {
             LockKind::Exclusive if self.access == Access::Read => return Err(self.read_only(home)),
@@ -261,7 +263,7 @@ impl Segment {
 }
 
 impl Directory {
-    /// Whether any process is attached to the array of this name.
+    /// Returns whether any process is attached to the array of this name.
     ///
     /// Queries the kernel's lock table: killed processes do not count, and no process is disturbed.
     ///
@@ -277,7 +279,7 @@ pub(crate) fn is_attached(backend: &Directory, at: &Location) -> Result<bool> {
     is_leased(&backend.open(at, Access::Read)?, at)
 }
 
-/// Whether any description other than this one holds a lease on the file, as a plain array or a counted one.
+/// Returns whether any description other than this one holds a lease on the file, as a plain array or a counted one.
 pub(crate) fn is_leased(file: &File, at: &Location) -> Result<bool> {
     // F_GETLK reports any lock that conflicts with a write lock, and needs no descriptor open for writing.
     let asked = |lease| os::is_locked(file, LockKind::Exclusive, lease);
@@ -299,7 +301,7 @@ fn look(file: &File, name: impl fmt::Display) -> Result<Facts> {
     os::facts(file).map_err(|error| Error::os("look at", name, error))
 }
 
-/// Whether the name still leads to a file that was opened by it. The link count does not tell: recycled memory has been renamed, and
+/// Returns whether the name still leads to a file that was opened by it. The link count does not tell: recycled memory has been renamed, and
 /// off Linux an unlinked file may have moved to a hidden name.
 fn is_named(facts: &Facts, home: &Home) -> Result<bool> {
     Ok(facts.links > 0 && home.leads_to(facts.id)?)

@@ -27,7 +27,7 @@ const NAMELESS: &str = "(recycled memory)";
 /// How many random hidden names are tried, in case one is taken.
 const TRIES: u32 = 1000;
 
-/// Whether memory that had a name can be recycled on this platform. Where a lock cannot be converted from one kind to the other in
+/// Returns whether memory that had a name can be recycled on this platform. Where a lock cannot be converted from one kind to the other in
 /// one step, a process cannot prove that it holds the memory alone.
 pub(crate) fn is_possible() -> bool {
     os::LOCKS_CONVERT
@@ -155,7 +155,7 @@ impl DraftSegment {
         Ok(self.alone)
     }
 
-    /// Whether this draft holds the memory alone.
+    /// Returns whether this draft holds the memory alone.
     pub(crate) fn is_alone(&self) -> bool {
         self.alone
     }

@@ -154,7 +154,7 @@ impl Trailer {
         Err(Error::Trailer { location: name.to_owned(), reason })
     }
 
-    /// Whether this is the file in which the array was created, as far as file numbers show.
+    /// Returns whether this is the file in which the array was created, as far as file numbers show.
     ///
     /// False for a copy under the same name in another directory, and for a file whose device got another number at a reboot. A
     /// file that is not the original is never removed.

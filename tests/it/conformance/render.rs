@@ -1,4 +1,5 @@
-//! Renderbuffers: claims, commits, finishing, and what excludes what.
+//! Renderbuffers: claims, commits, finishing, and what excludes what. `crashes.rs` kills painters, `steps/render.rs` stops and kills
+//! processes that begin, finish or discard a buffer.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -20,7 +21,7 @@ pub fn trials(place: &Place) -> Vec<Trial> {
             finished_buffer_has_only_its_name,
             chunks_can_be_read_while_others_are_painted,
             finish_returns_an_incomplete_buffer,
-            a_claim_and_a_write_guard_exclude_each_other,
+            claim_and_write_guard_exclude_each_other,
             clearing_a_stale_ledger_spares_a_concurrent_buffer,
             discard_spares_a_concurrent_buffer,
             unlinked_buffer_keeps_its_memory_and_refuses_claims,
@@ -32,6 +33,7 @@ pub fn trials(place: &Place) -> Vec<Trial> {
     )
 }
 
+/// Creates or joins a buffer of 6 x 10 elements in 2 x 4 chunks.
 fn buffer(place: &Place, name: &Name) -> RenderBuffer<u32, ndarray::Ix2> {
     place.render_options().create(name.location(), (6, 10), (4, 3), "a test").unwrap()
 }
@@ -107,7 +109,7 @@ fn finish_returns_an_incomplete_buffer(place: &Place) {
     buffer.finish().unwrap();
 }
 
-fn a_claim_and_a_write_guard_exclude_each_other(place: &Place) {
+fn claim_and_write_guard_exclude_each_other(place: &Place) {
     let name = place.location("claim-write");
     let buffer = buffer(place, &name);
     // The payload has a reserved name while it is painted; under a second, ordinary name any program could open it.
@@ -132,10 +134,11 @@ fn a_claim_and_a_write_guard_exclude_each_other(place: &Place) {
         drop(reader);
         assert!(painter.join().unwrap());
     });
-    eventually("the claim is given up", || matches!(buffer.claim(0).unwrap(), Claim::Chunk(_)));
+    eventually("the claim is released", || matches!(buffer.claim(0).unwrap(), Claim::Chunk(_)));
 }
 
-/// Acts once, just before an operation on a file of this kind. Returns the backend to use and the place of the result.
+/// Acts once, just before the first such operation on a file with `kind` in its name. Returns the backend to use, and where the result
+/// will be.
 fn once_before<R: Send + 'static>(
     place: &Place,
     (operation, kind): (&'static str, &'static str),
@@ -273,6 +276,6 @@ fn many_chunks_are_claimed_past_a_slow_one(place: &Place) {
     }
     assert!(matches!(buffer.claim_next().unwrap(), NextClaim::Busy));
     drop(slow);
-    let NextClaim::Chunk(again) = buffer.claim_next().unwrap() else { panic!("given up") };
+    let NextClaim::Chunk(again) = buffer.claim_next().unwrap() else { panic!("the slow one is free again") };
     assert_eq!(again.index(), 0);
 }
