@@ -132,8 +132,9 @@ class Array(_core.RawArray):
         return _attach_pickled, (self.name, _machine(), *place)
 
     def __dask_tokenize__(self) -> tuple[str, ...]:
-        # Names of counted arrays are random numbers. Without this, dask would pickle the array to tell it from others.
-        return type(self).__name__, _machine(), os.fspath(self.directory), self.name or str(id(self))
+        # Without this, dask would pickle the array to tell it from others.
+        what = self.id if self.is_counted else self.name
+        return type(self).__name__, _machine(), os.fspath(self.directory), what
 
     def __copy__(self) -> Any:
         return require_numpy("copying an array").array(self[...])
@@ -174,7 +175,7 @@ def _handle(array: Array, reusable: bool) -> str:
     except (NotFound, Unlinked) as error:
         raise HandleExpired(
             f"`{array.name}` cannot be sent any more: its name is gone, because the last process that was counted has ended. This process "
-            "inherited the memory by a fork and can only read it: send a copy, ndshm.share(array[...])"
+            "inherited the memory by a fork and can only read it: send a copy, ndshm.share(numpy.asarray(array))"
         ) from error
 
 
@@ -186,7 +187,7 @@ def _receive(handle: str, machine: str, dtype: str) -> Array:
     except (HandleExpired, NotFound) as error:
         raise HandleExpired(
             "the pickled array is gone, or this pickle cannot be used any more. A pickle that multiprocessing made is loaded once; others "
-            f"are good for {in_flight.grace():.0f} seconds (NDSHM_PICKLE_GRACE), or as long as a process has the array. Keep the array in "
+            "are good for NDSHM_PICKLE_GRACE seconds (600 by default), or as long as a process has the array. Keep the array in "
             "the sender until the receiver has it, or pickle it again"
         ) from error
 

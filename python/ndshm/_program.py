@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from typing import Any
 
@@ -15,12 +16,17 @@ def path() -> str | None:
 
     It is found from the place of the package, not from the running Python: a venv need not be activated, and PATH is not searched.
     """
-    package = os.path.dirname(os.path.abspath(__file__))
+    place = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     name, scripts = ("ndshm.exe", "Scripts") if sys.platform == "win32" else ("ndshm", "bin")
-    # `lib/python3.x/site-packages/ndshm`, and on Windows `Lib/site-packages/ndshm`; after `pip install --target`, beside the package.
-    prefix = os.path.join(package, *[os.pardir] * (3 if sys.platform == "win32" else 4))
-    for directory in (prefix, os.path.join(package, os.pardir)):
-        candidate = os.path.normpath(os.path.join(directory, scripts, name))
+    # After `pip install --target` the scripts are beside the package. Otherwise it is in a place that pip knows, below a prefix.
+    prefixes = [place]
+    if sys.platform == "win32":
+        if re.search(r"\\Lib\\site-packages$", place, re.IGNORECASE):
+            prefixes.append(os.path.join(place, os.pardir, os.pardir))
+    elif re.search(r"/lib[^/]*/python[^/]*/(site|dist)-packages$", place):
+        prefixes.append(os.path.join(place, os.pardir, os.pardir, os.pardir))
+    for prefix in prefixes:
+        candidate = os.path.normpath(os.path.join(prefix, scripts, name))
         if os.path.isfile(candidate):
             return candidate
     return None

@@ -2,7 +2,7 @@
 
 A pickle of a counted array (`ndshm.share`) is a *handle*: a line of text that leads to the array. The handle keeps the array while no
 process is attached, for ten minutes after it was last pickled, or for as long as the environment variable ``NDSHM_PICKLE_GRACE`` says, in
-seconds. So a sender can drop its array before the receiver has it.
+seconds (at least 1). So a sender can drop its array before the receiver has it.
 
 A pickle that multiprocessing makes is loaded once, and then keeps nothing. A pickle made in any other way can be loaded any number of
 times. It keeps the array until its time is over, or until 30 seconds after the process that made it has ended.
@@ -16,7 +16,7 @@ import atexit
 import os
 import threading
 import time
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from . import _core
 from ._errors import InvalidArgument, NdshmError
@@ -28,19 +28,19 @@ __all__ = ["clear", "grace"]
 
 _VARIABLE = "NDSHM_PICKLE_GRACE"
 _DEFAULT = 600.0
+_SHORTEST = 1.0
 _LONGEST = 7 * 24 * 3600.0
 
 #: How long the pickles of a process that has ended can still be loaded.
 _AFTER_EXIT = 30.0
 
 
-class _Handle(NamedTuple):
-    text: str
-    end: float
-
-
-# By directory, name, and whether the handle is reusable; the one that was renewed last is the last.
-_handles: dict[tuple[str, str, bool], _Handle] = {}
+# An array's random number, and whether the handle is reusable.
+_Key = tuple[str, bool]
+# Every handle that has not expired, with its end and key. The one that was renewed last is the last.
+_issued: dict[str, tuple[float, _Key]] = {}
+# The handle that the next pickle renews.
+_current: dict[_Key, str] = {}
 # Reentrant, because a finalizer or a signal handler that runs meanwhile may pickle too.
 _lock = threading.RLock()
 
@@ -54,8 +54,8 @@ def grace() -> float:
         seconds = float(text)
     except ValueError:
         seconds = -1.0
-    if not 0 <= seconds <= _LONGEST:
-        raise InvalidArgument(f"{_VARIABLE}={text!r}: give seconds, from 0 to {_LONGEST:.0f} (a week)")
+    if not _SHORTEST <= seconds <= _LONGEST:
+        raise InvalidArgument(f"{_VARIABLE}={text!r}: give seconds, from {_SHORTEST:.0f} to {_LONGEST:.0f} (a week)")
     return seconds
 
 
@@ -63,49 +63,51 @@ def issue(array: Array, reusable: bool) -> str:
     """Return the handle of an array, good for one process more, or for any number of processes if it is reusable."""
     seconds = grace()
     with _lock:
-        key = (os.fspath(array.directory), array.name, reusable)
+        key = (array.id, reusable)
         now = time.monotonic()
-        known = _handles.pop(key, None)
-        if known is not None and array.renew(known.text, seconds):
-            text = known.text
-        else:
+        text = _current.get(key)
+        if text is None or not array.renew(text, seconds):
             text = array.issue(reusable, seconds)
-        # An array gets its name with its first handle, if it had none.
-        _handles[key[0], array.name, reusable] = _Handle(text, now + seconds)
-        _forget_expired(now)
+        _current[key] = text
+        _issued.pop(text, None)
+        _issued[text] = now + seconds, key
+        while (oldest := next(iter(_issued))) != text and _issued[oldest][0] <= now:
+            _forget(oldest)
     return text
 
 
-def _forget_expired(now: float) -> None:
-    for key, handle in list(_handles.items()):
-        if handle.end > now:
-            break
-        del _handles[key]
+def _forget(text: str) -> None:
+    _, key = _issued.pop(text)
+    if _current.get(key) == text:
+        del _current[key]
 
 
 def clear() -> int:
-    """Make all pickles of this process useless that are not loaded yet, so that they keep no array.
+    """Make all pickles of this process useless that still keep an array.
 
-    Loading one of them raises `HandleExpired`. Arrays that are attached somewhere stay.
+    Loading one of them raises `HandleExpired`. Arrays that are attached somewhere stay. If an exception tells that a pickle could not be
+    ended, the others can be ended by another call.
 
     Returns
     -------
     int
         How many handles were still good.
     """
+    ended = 0
     with _lock:
-        handles = list(_handles.values())
-        _handles.clear()
-    return sum(_core.revoke(handle.text) for handle in handles)
+        for text in list(_issued):
+            ended += _core.revoke(text)
+            _forget(text)
+    return ended
 
 
 def _end() -> None:
     """At exit: let reusable handles expire soon. Pickles that are loaded once stay good, because their receivers end them."""
-    now = time.monotonic()
-    for (_, _, reusable), handle in list(_handles.items()):
-        if reusable and handle.end > now + _AFTER_EXIT:
+    soon = time.monotonic() + _AFTER_EXIT
+    for (_, reusable), text in list(_current.items()):
+        if reusable and _issued[text][0] > soon:
             try:
-                _core.expire(handle.text, _AFTER_EXIT)
+                _core.expire(text, _AFTER_EXIT)
             except (OSError, NdshmError):  # the directory has gone, or belongs to another user by now
                 continue
 
@@ -114,7 +116,8 @@ def _forked() -> None:
     """In a forked child: the handles are those of the parent, which may hold the lock at this moment."""
     global _lock
     _lock = threading.RLock()
-    _handles.clear()
+    _issued.clear()
+    _current.clear()
 
 
 atexit.register(_end)

@@ -72,13 +72,8 @@ def send(directory: Path, transport: str, kind: str, ending: str) -> Row:
         print(log.read_text())
         raise
     finally:
-        # Servers and workers of a killed sender may be in sessions of their own; those that remain in ours end here.
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(sender.pid, signal.SIGKILL)
+        end_group(sender.pid)
         sender.wait()
-        # joblib's tracker would have removed these, but it was killed too.
-        for semaphore in Path("/dev/shm").glob(f"sem.loky-{sender.pid}-*"):
-            semaphore.unlink()
     assert (status == 0) == (ending != "sender"), log.read_text()
     seen = directory / "seen"
     array = Path("/dev/shm", (directory / "array").read_text())
@@ -88,6 +83,29 @@ def send(directory: Path, transport: str, kind: str, ending: str) -> Row:
     time.sleep(GRACE)
     ndshm.gc()
     return Row(reached, left, array.exists())
+
+
+def end_group(group: int) -> None:
+    """Kill what a killed sender leaves, but let the resource trackers of multiprocessing and joblib remove its semaphores."""
+    end = time.monotonic() + 10
+    while members := alive_in(group):
+        for pid in members:
+            with contextlib.suppress(OSError):
+                is_tracker = b"resource_tracker" in Path("/proc", str(pid), "cmdline").read_bytes()
+                if not is_tracker or time.monotonic() > end:
+                    os.kill(pid, signal.SIGKILL)
+        time.sleep(0.01)
+
+
+def alive_in(group: int) -> list[int]:
+    """Return the processes of a process group that have not ended."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            state, _, group_of_it = (entry / "stat").read_text().rpartition(") ")[2].split()[:3]
+            if int(group_of_it) == group and state != "Z":
+                found.append(int(entry.name))
+    return found
 
 
 def until_free(array: Path) -> None:
