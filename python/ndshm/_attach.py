@@ -87,10 +87,13 @@ def create(
 
 
 def from_array(name: str, x: Any, *, replace: bool = False, permissions: int = 0o600, keep_fd: bool = False) -> Array:
-    """Create a copy of an array. Fortran order is kept; every other order of axes becomes C.
+    """Create a copy of an array. Fortran order is kept; every other order of axes becomes C. An `Array` is copied under its read lock.
 
     The name leads to the array only once all elements are there. The parameters and errors are those of `create`.
     """
+    if isinstance(x, Array):
+        with x.read() as view:
+            return from_array(name, view, replace=replace, permissions=permissions, keep_fd=keep_fd)
     numpy = require_numpy("from_array")
     x, order, source = contiguous(numpy.asarray(x))
     attachment = _core.create(

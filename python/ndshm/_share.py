@@ -63,7 +63,7 @@ def share(x: Any, strategy: str | None = None) -> Array:
     Parameters
     ----------
     x
-        A numpy array, or anything that ``numpy.asarray`` accepts.
+        A numpy array, or anything that ``numpy.asarray`` accepts. An `Array` is copied under its read lock.
     strategy
         See `set_sharing_strategy`.
 
@@ -84,6 +84,9 @@ def share(x: Any, strategy: str | None = None) -> Array:
     >>> int(array[1, 2])
     7
     """
+    if isinstance(x, Array):
+        with x.read() as view:
+            return share(view, strategy)
     numpy = require_numpy("share")
     x, order, source = contiguous(numpy.asarray(x))
     strategy = get_sharing_strategy() if strategy is None else _known(strategy, "strategy")

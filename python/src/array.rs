@@ -128,12 +128,11 @@ impl RawArray {
     }
 
     fn closed_error(&self) -> PyErr {
-        let (name, advice) = (&self.name, if self.is_counted { "" } else { ": open it again with ndshm.open" });
-        PyValueError::new_err(match (name.is_empty(), advice.is_empty()) {
-            (true, _) => "the array is closed".to_owned(),
-            (false, true) => format!("`{name}` is closed"),
-            (false, false) => format!("`{name}` is closed{advice}({name:?})"),
-        })
+        if self.is_counted {
+            return PyValueError::new_err("the array is closed: receive or share it again");
+        }
+        let name = &self.name;
+        PyValueError::new_err(format!("`{name}` is closed: open it again with ndshm.open({name:?})"))
     }
 
     /// Runs a method of a counted array without the interpreter's lock.

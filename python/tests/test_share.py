@@ -336,6 +336,15 @@ def test_frozen_array_is_read_only_everywhere() -> None:
     assert pickle.loads(data)[0] == 0
 
 
+def test_shared_array_is_copied_under_its_lock(name: str) -> None:
+    array = ndshm.share(np.arange(6, dtype="i4"))
+    for copied in (ndshm.share(array), ndshm.from_array(name, array)):
+        copied[0] = 9
+        assert list(array[...]) == [0, 1, 2, 3, 4, 5] and list(copied[1:]) == [1, 2, 3, 4, 5]
+    with array.write(), pytest.raises(ndshm.WouldDeadlock):
+        ndshm.share(array)
+
+
 def test_array_is_copied_by_copy_and_deepcopy() -> None:
     array = ndshm.share(np.arange(6, dtype="i4"))
     for one in (copy.copy(array), copy.deepcopy(array)):

@@ -9,6 +9,7 @@ mod place;
 mod start;
 
 use std::fs;
+use std::io::Write;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, Stdio};
@@ -38,7 +39,7 @@ const VOLUME: &str = "VOLUME_TEST_VOLUME";
 const ARRAYS: &str = "VOLUME_TEST_ARRAYS";
 /// The array's location.
 const LOCATION: &str = "VOLUME_TEST_LOCATION";
-/// A directory. The worker that creates it is killed; or every marked worker has a file in it.
+/// A directory. The worker that creates it is killed; or every marked worker has a file in it. Of workers that die untold, a file.
 const MARK: &str = "VOLUME_TEST_MARK";
 
 fn main() -> ExitCode {
@@ -145,8 +146,14 @@ fn worker(behaviour: &str) -> ExitCode {
     let source = Unusual { volume, behaviour: behaviour.to_owned(), chunk, count: 0.into(), stop: stop.clone() };
     let backend = Directory::new("test", variable(ARRAYS));
     let location = std::env::var(LOCATION).expect("a location").parse().expect("a location");
-    if behaviour == "die-untold" && fs::create_dir(variable(MARK)).is_ok() {
-        paint_one_and_die(&backend, &location);
+    if behaviour == "die-untold" {
+        // The first worker dies with this lock. The others wait for it, so that chunks are left when it dies.
+        let mark = fs::OpenOptions::new().read(true).append(true).create(true).open(variable(MARK)).expect("the mark");
+        mark.lock().expect("the lock of the mark");
+        if mark.metadata().expect("the mark").len() == 0 {
+            (&mark).write_all(b"first").expect("the mark");
+            paint_one_and_die(&backend, &location);
+        }
     }
     match paint_as_worker(&source, backend, &location, &stop) {
         Ok(_) => ExitCode::SUCCESS,
