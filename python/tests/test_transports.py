@@ -43,12 +43,13 @@ class Row(NamedTuple):
 
 
 def environment(directory: Path) -> dict[str, str]:
-    # A killed process leaves joblib's folder, which would otherwise be in /dev/shm.
+    # A killed process leaves the temporary files of multiprocessing and joblib, the latter in /dev/shm unless told otherwise.
     return {
         **os.environ,
         "NDSHM_PICKLE_GRACE": str(GRACE),
         "NDSHM_MANAGER": "off",
         "JOBLIB_TEMP_FOLDER": str(directory),
+        "TMPDIR": str(directory),
     }
 
 
