@@ -174,8 +174,8 @@ def _handle(array: Array, reusable: bool) -> str:
         return in_flight.issue(array, reusable)
     except (NotFound, Unlinked) as error:
         raise HandleExpired(
-            f"`{array.name}` cannot be sent any more: its name is gone, because the last process that was counted has ended. This process "
-            "inherited the memory by a fork and can only read it: send a copy, ndshm.share(numpy.asarray(array))"
+            f"`{array.name}` cannot be sent any more, because its name is gone: it was unlinked, or this process inherited the array by a fork "
+            "and the last counted process has ended. Send a copy, ndshm.share(numpy.asarray(array))"
         ) from error
 
 

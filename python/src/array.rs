@@ -249,7 +249,7 @@ impl RawArray {
         self.counted(py, |counted| Ok(counted.in_flight()))
     }
 
-    /// Waits for all guards of a counted array, and forbids writing to it for ever.
+    /// Waits for all guards of a counted array, and forbids writing to it for ever. An array without a name gets its name.
     fn freeze(&self, py: Python<'_>) -> PyResult<()> {
         self.counted(py, |counted| counted.freeze())?;
         self.memory(py).map(drop)
