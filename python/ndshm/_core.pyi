@@ -132,3 +132,80 @@ def render(
     timeout: float | None = None,
 ) -> RawBuffer: ...
 def join_render(name: str, dtype: str) -> RawBuffer: ...
+
+class Job:
+    def wait(self, timeout: float) -> bool: ...
+    def stop(self) -> None: ...
+    @property
+    def progress(self) -> tuple[int, int, int, int, int, float]: ...
+    def warnings(self) -> list[str]: ...
+    def take(self) -> Any: ...
+
+class RawVolume:
+    def __new__(cls, url: str, mip: int) -> Self: ...
+    @property
+    def url(self) -> str: ...
+    @property
+    def mip(self) -> int: ...
+    def scales(self) -> Job: ...
+    def open(self) -> Job: ...
+    def plan(self, region_text: str | None, count: int) -> Job: ...
+
+def new_volume(
+    url: str,
+    format: str,
+    version: int,
+    shape: Sequence[int],
+    chunk: Sequence[int],
+    dtype: str,
+    *,
+    origin: Sequence[int] | None,
+    shard: Sequence[int] | None,
+    encoding: str,
+    quality: int | None,
+    resolution: Sequence[float],
+    kind: str | None,
+    exist_ok: bool,
+) -> Job: ...
+def shard_from_environment(count: int | None) -> tuple[int, int]: ...
+def write_marker(place: str, index: int, count: int, work: str, whole: str, part: str | None, bytes: int) -> Job: ...
+def missing_markers(place: str, count: int, work: str, whole: str) -> Job: ...
+def download(
+    source: RawVolume,
+    region: str | None,
+    *,
+    name: str | None,
+    path: str | None,
+    order: str,
+    workers: int,
+    program: str | None,
+    requests: int,
+    missing: str,
+    replace: bool,
+    keep_partial: bool,
+) -> Job: ...
+def upload_array(
+    target: RawVolume,
+    array: RawArray,
+    region: str | None,
+    *,
+    cutout: str | None,
+    partial: bool,
+    skip_background: bool,
+    workers: int,
+    requests: int,
+    encoding: str | None,
+) -> Job: ...
+def upload_buffer(
+    target: RawVolume,
+    buffer: Any,
+    dtype: str,
+    region: str | None,
+    *,
+    cutout: str | None,
+    partial: bool,
+    skip_background: bool,
+    workers: int,
+    requests: int,
+    encoding: str | None,
+) -> Job: ...

@@ -65,9 +65,14 @@ pub(crate) fn forked() {
     FORKS.fetch_add(1, Ordering::Relaxed);
 }
 
+/// Returns how often this process and its ancestors were forked children.
+pub(crate) fn forks() -> u32 {
+    FORKS.load(Ordering::Relaxed)
+}
+
 impl Attached {
     fn new(memory: Arc<dyn Memory>) -> Self {
-        Self { memory, forks: FORKS.load(Ordering::Relaxed), private: false }
+        Self { memory, forks: forks(), private: false }
     }
 
     /// Returns whether the memory must be attached anew before it is used, and whether through a private mapping.
@@ -79,7 +84,7 @@ impl Attached {
         let frozen = self.memory.counted()?.is_frozen();
         if frozen && !self.private {
             Some(Outdated::Frozen)
-        } else if self.forks != FORKS.load(Ordering::Relaxed) {
+        } else if self.forks != forks() {
             Some(Outdated::Inherited)
         } else {
             None
@@ -101,7 +106,7 @@ impl RawArray {
         self.attached.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn memory(&self, py: Python<'_>) -> PyResult<Arc<dyn Memory>> {
+    pub(crate) fn memory(&self, py: Python<'_>) -> PyResult<Arc<dyn Memory>> {
         loop {
             let (memory, outdated, private) = {
                 let attached = self.attached();
@@ -110,7 +115,7 @@ impl RawArray {
             };
             let (Some(outdated), Some(counted)) = (outdated, memory.counted()) else { return Ok(memory) };
             // Attaching may wait for another process. Neither the interpreter nor the lock on this array is held meanwhile.
-            let forks = FORKS.load(Ordering::Relaxed);
+            let forks = forks();
             let private_now = private || matches!(outdated, Outdated::Frozen);
             let fresh = py.detach(|| if private_now { counted.private() } else { counted.again() });
             let fresh = match (fresh, outdated) {
@@ -127,11 +132,18 @@ impl RawArray {
         }
     }
 
+    pub(crate) fn layout(&self) -> &Shape {
+        &self.shape
+    }
+
     fn closed_error(&self) -> PyErr {
         if self.is_counted {
             return PyValueError::new_err("the array is closed: receive or share it again");
         }
         let name = &self.name;
+        if name.is_empty() {
+            return PyValueError::new_err("the array is closed, and it had no name: download it again");
+        }
         PyValueError::new_err(format!("`{name}` is closed: open it again with ndshm.open({name:?})"))
     }
 

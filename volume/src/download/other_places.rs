@@ -49,6 +49,19 @@ pub fn download<T: Element, D: Dimension>(
     bbox: &Bbox,
     options: &DownloadOptions<'_>,
 ) -> Result<SharedArray<T, D>> {
+    download_with_report(source, bbox, options).map(|(array, _)| array)
+}
+
+/// Like [`download`], and also reports what was done. The report's [`open`](Downloaded::open) finds no array, because the name is gone.
+///
+/// # Errors
+///
+/// Those of [`download`].
+pub fn download_with_report<T: Element, D: Dimension>(
+    source: &dyn ChunkSource,
+    bbox: &Bbox,
+    options: &DownloadOptions<'_>,
+) -> Result<(SharedArray<T, D>, Downloaded)> {
     let location = unique()?;
     let meta = source.meta();
     // Checked before anything is painted.
@@ -69,8 +82,8 @@ pub fn download<T: Element, D: Dimension>(
     let done = download_as(source, bbox, &location, options, &backend, false)?;
     let arrays = AttachOptions::<SharedArray<T, D>>::new().backend(backend.clone()).keep_fd(true);
     let array = arrays.open(&location, dim.set_f(options.order == Order::F))?;
-    drop((done, unnamed));
-    Ok(array)
+    drop(unnamed);
+    Ok((array, done))
 }
 
 /// Removes the array's name, or the unfinished buffer, when dropped: also on an error or a panic.
