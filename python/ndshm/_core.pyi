@@ -184,22 +184,10 @@ def download(
     replace: bool,
     keep_partial: bool,
 ) -> Job: ...
-def upload_array(
+def upload(
     target: RawVolume,
-    array: RawArray,
-    region: str | None,
-    *,
-    cutout: str | None,
-    partial: bool,
-    skip_background: bool,
-    workers: int,
-    requests: int,
-    encoding: str | None,
-) -> Job: ...
-def upload_buffer(
-    target: RawVolume,
-    buffer: Any,
-    dtype: str,
+    x: Any,
+    dtype: str | None,
     region: str | None,
     *,
     cutout: str | None,

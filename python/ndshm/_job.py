@@ -134,9 +134,9 @@ class Work(Generic[_T]):
                     self._outcome = self._converted(self._job.take()), None
                 except Exception as error:
                     self._outcome = None, error
-        value, error = self._outcome
-        if error is not None:
-            raise error
+        value, failure = self._outcome
+        if failure is not None:
+            raise failure
         for text in self._job.warnings():
             warnings.warn(text, TransferWarning, stacklevel=3)
         return value  # type: ignore[return-value]  # without an error there is a value

@@ -32,7 +32,7 @@ mod _core {
     #[pymodule_export]
     use super::shared::{expire, receive, revoke, set_manager, share, strategies};
     #[pymodule_export]
-    use super::transfer::{download, upload_array, upload_buffer};
+    use super::transfer::{download, upload};
     #[pymodule_export]
     use super::volume::{RawVolume, missing_markers, new_volume, shard_from_environment, write_marker};
 }
