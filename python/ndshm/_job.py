@@ -20,7 +20,7 @@ _TICK = 0.1
 # How long the end of the program waits for cancelled work.
 _AT_EXIT = 5.0
 
-# Work that may still run. It is kept here also when nobody waits for it.
+# Work that may still run. It is kept here also when no caller waits for it.
 _running: set[_core.Job] = set()
 _lock = threading.Lock()
 

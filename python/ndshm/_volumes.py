@@ -149,7 +149,7 @@ class UploadReport(NamedTuple):
 class Download(Work[Array]):
     """A download that runs in the background. ``await`` it, or call `result`: both give the array.
 
-    It goes on if nobody waits for it. When the program ends, it is cancelled.
+    It goes on if no caller waits for it. When the program ends, it is cancelled.
     """
 
     _report: DownloadReport | None = None
@@ -170,7 +170,7 @@ class Download(Work[Array]):
 class Upload(Work[UploadReport]):
     """An upload that runs in the background. ``await`` it, or call `result`: both give an `UploadReport`.
 
-    It goes on if nobody waits for it. When the program ends, it is cancelled; a repeated upload stores the same objects again.
+    It goes on if no caller waits for it. When the program ends, it is cancelled; a repeated upload stores the same objects again.
     """
 
     def _converted(self, taken: Sequence[Any]) -> UploadReport:

@@ -445,7 +445,7 @@ ndshm.download("{server.url}/v").result()
             left = lambda: [file for file in shared_files() if name in file or f"ndshm-download-{child.pid}-" in file]  # noqa: E731
             wait_until(lambda: len(left()) == 4)
             child.kill()
-        # The named one can be resumed; nobody knows the name of the other.
+        # The named one can be resumed; no process knows the name of the other.
         ndshm.RenderBuffer.join(name, "uint16").discard()
         assert len(left()) == 2
         ndshm.gc()

@@ -111,7 +111,7 @@ pub fn is_nameless_download(name: &str) -> bool {
         && is_number(time, u8::is_ascii_hexdigit) && is_number(count, u8::is_ascii_digit))
 }
 
-/// Removes what a killed [`download`] had painted, which nobody can resume. A `dry_run` removes nothing. Returns whether it was, or would
+/// Removes what a killed [`download`] had painted, which cannot be resumed. A `dry_run` removes nothing. Returns whether it was, or would
 /// be, removed: not while its process or one of its workers lives.
 ///
 /// # Errors
