@@ -15,6 +15,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from . import _core, _program, in_flight
+from . import multiprocessing as multiprocessing
 from ._array import Array
 from ._attach import create, from_array, open
 from ._core import attached, unlink
@@ -45,7 +46,10 @@ from ._guard import Guard, strict
 from ._program import doctor
 from ._render import Claim, RenderBuffer, paint
 from ._share import get_all_sharing_strategies, get_sharing_strategy, set_sharing_strategy, share, share_zeros
+from ._shared_list import SharedList
+from ._shared_memory import SharedMemory
 
+# Without `multiprocessing`: `from ndshm import *` would hide the standard library's module.
 __all__ = [
     "AlreadyExists",
     "Array",
@@ -65,6 +69,8 @@ __all__ = [
     "PaintError",
     "PermissionDenied",
     "RenderBuffer",
+    "SharedList",
+    "SharedMemory",
     "TimedOut",
     "TooManyHandles",
     "TooManyOpenFiles",
