@@ -91,13 +91,13 @@ class SharedMemory:
         return self._buf
 
     def close(self) -> None:
-        """Detach, but do not remove the name. The memory stays mapped until the last view of it has gone.
+        """Detach, but do not remove the name. `buf` is released; arrays and slices that were made from it stay valid.
 
-        It is called when the object is collected, and can be called again.
+        The memory stays mapped until the last of them has gone. Without `close`, the object detaches when it is collected.
         """
         buffer, self._buf = self._buf, None
         if buffer is not None:
-            with contextlib.suppress(BufferError):  # views are alive
+            with contextlib.suppress(BufferError):  # it has views, which keep it
                 buffer.release()
         self._array.close()
 
