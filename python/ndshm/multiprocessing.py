@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 __all__ = ["install", "uninstall"]
 
 _DEFAULT = 64 << 10
+# How many axes a shared array can have. numpy's have up to 64.
+_MOST_AXES = 32
 
 # How many bytes an array has at least that is shared. Infinite while nothing is installed.
 _threshold: float = math.inf
@@ -52,8 +54,8 @@ def install(threshold: int = _DEFAULT) -> None:
     The receiver gets a plain, writable ``numpy.ndarray``, without another copy. The sender's array stays private. Fortran order is kept; every
     other order of axes becomes C.
 
-    - Shared are arrays of class ``numpy.ndarray`` with integers, floats, complex numbers or ``bool``, in the byte order of the machine.
-      Subclasses, such as ``numpy.memmap``, and other dtypes are pickled as before.
+    - Shared are arrays of class ``numpy.ndarray`` with integers, floats, complex numbers or ``bool``, in the byte order of the machine, and
+      with at most 32 axes. Subclasses, such as ``numpy.memmap``, and other dtypes are pickled as before.
     - If there is no room in shared memory, or no file descriptor left, an array is pickled as before too.
     - Forked children are installed like their parent. In a spawned child, call `install` at the top level of the main module, or as the
       ``initializer`` of a Pool. If neither has happened, the first shared array that arrives installs, with the threshold of its sender, so that
@@ -133,7 +135,7 @@ def _registered() -> tuple[dict[type, Any], type]:
 
 def _reduce(x: numpy.ndarray[Any, Any]) -> Any:
     threshold = _threshold
-    if x.nbytes >= threshold and shareable(x.dtype):
+    if x.nbytes >= threshold and shareable(x.dtype) and x.ndim <= _MOST_AXES:
         try:
             return _receive, (*_send(x), threshold)
         except (NoSpace, TooManyOpenFiles):
