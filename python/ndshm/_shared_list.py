@@ -22,11 +22,11 @@ _WIDTH = 8
 class SharedList(Sequence[_T_co]):
     """A read-only list in shared memory, for the workers of a DataLoader or a Pool.
 
-    A worker that reads an ordinary list changes the reference counts of its items, and so gets a copy of its memory. Here each item is stored
-    as a pickle, once for all processes. ``x[i]`` loads the item, and gives a new object each time.
+    A worker that reads an ordinary list changes the reference counts of its items, and so gets a copy of its memory. Here each item is
+    stored as a pickle, once for all processes. ``x[i]`` loads the item, and gives a new object each time.
 
-    Sent to another process, the list is a handle of about 300 bytes to the same memory, as an array from `share` is. The last process that has
-    the list frees it.
+    Sent to another process, the list is a handle of about 300 bytes to the same memory, as an array from `share` is. The last process that
+    has the list frees it.
 
     Parameters
     ----------

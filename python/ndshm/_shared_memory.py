@@ -19,7 +19,8 @@ class SharedMemory:
 
     - Nothing removes the name but `unlink`. No process does it at exit, and none prints warnings of leaked memory. (The standard class may:
       before Python 3.13 its tracker removes every block that its process has attached to.)
-    - The memory is reserved when a block is created or attached: `NoSpace` is raised at once, and no later write ends the process by SIGBUS.
+    - The memory is reserved when a block is created or attached: `NoSpace` is raised at once, and no later write ends the process by
+      SIGBUS.
     - `close` does not raise ``BufferError`` while views of the memory are alive. They stay valid, and the last of them frees the memory.
 
     Parameters
@@ -69,11 +70,11 @@ class SharedMemory:
             raise InvalidArgument("name=None: give the name of the block, or create=True to create one")
         else:
             self._name, attachment = name, _core.open_bytes(name)
-        self._array = Array(attachment)
-        self._size = self._array.nbytes
+        array = Array(attachment)
+        self._size = array.nbytes
         if self._size == 0:
             raise NotAnArray(f"`{name}` has no bytes: another process has not set its size yet. Try again later")
-        self._buf: memoryview | None = memoryview(self._array)
+        self._buf: memoryview | None = memoryview(array)
 
     @property
     def name(self) -> str:
@@ -91,15 +92,14 @@ class SharedMemory:
         return self._buf
 
     def close(self) -> None:
-        """Detach, but do not remove the name. `buf` is released; arrays and slices that were made from it stay valid.
+        """Detach, but do not remove the name. Sets `buf` to None.
 
-        The memory stays mapped until the last of them has gone. Without `close`, the object detaches when it is collected.
+        What was made of `buf` stays valid: arrays, tensors, slices, and the buffer itself in a variable. The memory stays mapped until the
+        last of them has gone. Without `close`, the object detaches when it is collected.
         """
-        buffer, self._buf = self._buf, None
-        if buffer is not None:
-            with contextlib.suppress(BufferError):  # it has views, which keep it
-                buffer.release()
-        self._array.close()
+        # The buffer is not released, and the array not closed: numpy and torch may keep one of these objects alone, and use its memory
+        # without having a buffer of it.
+        self._buf = None
 
     def unlink(self) -> None:
         """Remove the name, so that the memory is freed when the last process has detached. Call it once for each block.

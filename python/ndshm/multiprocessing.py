@@ -1,7 +1,7 @@
 """Sends numpy arrays through shared memory, wherever the standard library's ``multiprocessing`` pickles them.
 
-After `install`, large numeric arrays in Queues, Pipes, Pools and ``concurrent.futures.ProcessPoolExecutor`` are copied into shared memory by
-the sender, and the receiver gets that memory as its array::
+After `install`, large numeric arrays in Queues, Pipes, Pools and ``concurrent.futures.ProcessPoolExecutor`` are copied into shared memory
+by the sender, and the receiver gets that memory as its array::
 
     import ndshm
 
@@ -51,17 +51,18 @@ def install(threshold: int = _DEFAULT) -> None:
     This applies to everything that ``multiprocessing`` pickles in this process: Queues, Pipes, Pools, the arguments of a Process,
     ``ProcessPoolExecutor``, and torch's queues and DataLoaders.
 
-    The receiver gets a plain, writable ``numpy.ndarray``, without another copy. The sender's array stays private. Fortran order is kept; every
-    other order of axes becomes C.
+    The receiver gets a plain, writable ``numpy.ndarray``, without another copy. The sender's array stays private. Fortran order is kept;
+    every other order of axes becomes C.
 
     - Shared are arrays of class ``numpy.ndarray`` with integers, floats, complex numbers or ``bool``, in the byte order of the machine, and
       with at most 32 axes. Subclasses, such as ``numpy.memmap``, and other dtypes are pickled as before.
     - If there is no room in shared memory, or no file descriptor left, an array is pickled as before too.
     - Forked children are installed like their parent. In a spawned child, call `install` at the top level of the main module, or as the
-      ``initializer`` of a Pool. If neither has happened, the first shared array that arrives installs, with the threshold of its sender, so that
-      workers send results back in the way in which they got their arguments.
+      ``initializer`` of a Pool. If neither has happened, the first shared array that arrives installs, with the threshold of its sender, so
+      that workers send results back in the way in which they got their arguments.
     - A connection to another machine cannot send such arrays: there, `uninstall` first.
-    - If a process forks while it has a received array, parent and child share its memory, unlike other arrays: copy it where one of them writes.
+    - If a process forks while it has a received array, parent and child share its memory, unlike other arrays: copy it where one of them
+      writes.
 
     Calling it again sets another threshold.
 

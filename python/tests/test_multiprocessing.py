@@ -715,6 +715,36 @@ def test_threads_send_at_the_same_time() -> None:
     assert not wrong
 
 
+def test_process_forks_while_its_threads_send() -> None:
+    program = """
+import os, pickle, signal, threading
+import numpy as np, ndshm
+from multiprocessing.reduction import ForkingPickler
+ndshm.multiprocessing.install(threshold=1)
+done = threading.Event()
+def send(value):
+    same = pickle.loads(ForkingPickler.dumps(np.full(1000, value)))
+    assert same.base is not None and (same == value).all()
+def work(value):
+    while not done.is_set():
+        send(value)
+threads = [threading.Thread(target=work, args=(value,)) for value in range(2)]
+for thread in threads:
+    thread.start()
+for _ in range(200):
+    pid = os.fork()
+    if pid == 0:
+        signal.alarm(60)  # ends a child that waits for a lock of a thread that it does not have
+        send(3)
+        os._exit(0)
+    assert os.waitpid(pid, 0)[1] == 0
+done.set()
+for thread in threads:
+    thread.join()
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=300)
+
+
 def test_import_is_light_and_hides_nothing() -> None:
     program = """
 import sys
