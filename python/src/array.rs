@@ -465,6 +465,13 @@ pub(crate) fn open(
     Ok(Attachment::new(memory, shape))
 }
 
+/// Opens the bytes of an array, whatever its element type is.
+#[pyfunction]
+pub(crate) fn open_bytes(py: Python<'_>, name: &str) -> PyResult<Attachment> {
+    let opened = py.detach(|| memory::open_bytes(name));
+    opened.map(|(memory, shape)| Attachment::new(memory, shape)).map_err(|error| exception(py, &error))
+}
+
 /// Removes a name, and returns whether it existed.
 #[pyfunction]
 pub(crate) fn unlink(py: Python<'_>, name: &str) -> PyResult<bool> {
