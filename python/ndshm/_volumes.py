@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
@@ -489,9 +490,13 @@ def _absolute(url: str | os.PathLike[str]) -> str:
 
 
 def _number(value: Any, what: str) -> int:
-    if not isinstance(value, int) or value < 0:
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = -1
+    if number < 0:
         raise InvalidArgument(f"{what}={value!r}: give a whole number, 0 or more")
-    return value
+    return number
 
 
 def _missing(value: str | float) -> str:
