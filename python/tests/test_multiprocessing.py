@@ -715,7 +715,9 @@ def test_threads_send_at_the_same_time() -> None:
     assert not wrong
 
 
-def test_process_forks_while_its_threads_send() -> None:
+@pytest.mark.parametrize("again", range(5))
+def test_process_forks_while_its_threads_send(again: int) -> None:
+    # Each process forks at once, because what a thread imports at its first message would block the child.
     program = """
 import os, pickle, signal, threading
 import numpy as np, ndshm
@@ -731,18 +733,36 @@ def work(value):
 threads = [threading.Thread(target=work, args=(value,)) for value in range(2)]
 for thread in threads:
     thread.start()
-for _ in range(200):
+statuses = set()
+for _ in range(40):
     pid = os.fork()
     if pid == 0:
-        signal.alarm(60)  # ends a child that waits for a lock of a thread that it does not have
+        signal.alarm(60)  # ends a child that waits for a thread that it does not have
         send(3)
         os._exit(0)
-    assert os.waitpid(pid, 0)[1] == 0
+    statuses.add(os.waitpid(pid, 0)[1])
 done.set()
 for thread in threads:
     thread.join()
+assert statuses == {0}, statuses
 """
     subprocess.run([sys.executable, "-c", program], check=True, timeout=300)
+
+
+def test_install_succeeds_without_room() -> None:
+    program = f"""
+import resource, sys
+import numpy as np, ndshm
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+from test_multiprocessing import is_shared, pickle, send
+resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
+ndshm.multiprocessing.install()
+print(is_shared(pickle.loads(send(np.zeros(1 << 16)))))
+resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+print(is_shared(pickle.loads(send(np.zeros(1 << 16)))))
+"""
+    done = subprocess.run([sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "False\nTrue\n", "")
 
 
 def test_import_is_light_and_hides_nothing() -> None:
