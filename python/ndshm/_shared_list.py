@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import array
 import operator
-import pickle
 from collections.abc import Iterable, Sequence
 from typing import Any, Final, SupportsIndex, TypeVar, overload
 
@@ -49,9 +48,11 @@ class SharedList(Sequence[_T_co]):
     2
     """
 
-    __slots__ = ("__weakref__", "_array", "_content", "_places")
+    __slots__ = ("__weakref__", "_array", "_content", "_loads", "_places")
 
     def __init__(self, items: Iterable[_T_co]) -> None:
+        import pickle
+
         content, places = bytearray(), array.array(_PLACE, [0])
         for item in items:
             try:
@@ -68,6 +69,9 @@ class SharedList(Sequence[_T_co]):
         self._attach(shared, len(places))
 
     def _attach(self, shared: Array, places: int) -> None:
+        from pickle import loads  # `import ndshm` does not load it
+
+        self._loads = loads
         whole = memoryview(shared)
         self._array = shared
         self._places = whole[: _WIDTH * places].cast(_PLACE)
@@ -97,7 +101,7 @@ class SharedList(Sequence[_T_co]):
         return self._load(number)
 
     def _load(self, number: int) -> _T_co:
-        item: _T_co = pickle.loads(self._content[self._places[number] : self._places[number + 1]])
+        item: _T_co = self._loads(self._content[self._places[number] : self._places[number + 1]])
         return item
 
     def __reduce__(self) -> tuple[Any, ...]:

