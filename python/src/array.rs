@@ -42,6 +42,9 @@ impl Attachment {
 pub(crate) struct RawArray {
     /// `None` after `close`.
     attached: Mutex<Option<Attached>>,
+    /// Every memory of which this object has exported a buffer. It stays mapped as long as the object lives, because libraries release
+    /// the buffer at once, keep the object, and use the address: `numpy.ndarray(buffer=array)`, `torch.frombuffer(array)`.
+    exported: Mutex<Vec<Arc<dyn Memory>>>,
     shape: Shape,
     /// The name and directory when the array was attached.
     name: String,
@@ -170,7 +173,8 @@ impl RawArray {
             content.ok_or_else(|| PyValueError::new_err("this attachment belongs to another array"))?;
         let (name, directory) = (memory.name().to_owned(), memory.directory().path().to_owned());
         let is_counted = memory.counted().is_some();
-        Ok(Self { attached: Mutex::new(Some(Attached::new(memory))), shape, name, directory, is_counted })
+        let attached = Mutex::new(Some(Attached::new(memory)));
+        Ok(Self { attached, exported: Mutex::default(), shape, name, directory, is_counted })
     }
 
     #[getter]
@@ -245,7 +249,7 @@ impl RawArray {
         self.counted(py, |counted| Ok(format!("{:032x}", counted.id())))
     }
 
-    /// Detaches. Memory that is still exported stays attached until the exports end.
+    /// Detaches. Memory that was exported stays attached until the exports end; that of a buffer also until this object is gone.
     fn close(&self, py: Python<'_>) {
         let attached = self.attached().take();
         py.detach(|| drop(attached));
@@ -351,7 +355,12 @@ impl RawArray {
         let memory = this.memory(slf.py()).map_err(|closed| PyBufferError::new_err(closed.to_string()))?;
         let elements = Elements::of(&memory, &this.shape);
         // SAFETY: the interpreter calls this with a buffer to fill, and `__releasebuffer__` releases it.
-        unsafe { export::fill(view, flags, slf.as_any(), &elements, memory.is_readonly()) }
+        unsafe { export::fill(view, flags, slf.as_any(), &elements, memory.is_readonly()) }?;
+        let mut exported = this.exported.lock().unwrap_or_else(PoisonError::into_inner);
+        if !exported.iter().any(|before| Arc::ptr_eq(before, &memory)) {
+            exported.push(memory);
+        }
+        Ok(())
     }
 
     #[allow(unsafe_code)]
