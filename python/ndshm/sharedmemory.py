@@ -74,7 +74,7 @@ EMULATE_SHM = _emulate
 #: The directory of the two that was chosen when this module was imported.
 PLATFORM_SHM_DIRECTORY = EMULATED_SHM_DIRECTORY if EMULATE_SHM else SHM_DIRECTORY
 
-# The module with the constants that count. `ndshm.cloudvolume.install` sets the one whose functions it replaces.
+# The module with the constants that count: see `adopt`.
 _constants: Any = sys.modules[__name__]
 
 # How often an array is looked for again while other processes create, replace and remove it.
@@ -86,18 +86,44 @@ _LITTLE = 10
 class SharedMemoryReadError(NdshmError):
     """An array that was to be opened with ``readonly=True`` does not exist, or has another size."""
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return SharedMemoryReadError, self.args
+
 
 class SharedMemoryAllocationError(NoSpace):
     """There is not enough memory for the array. Nothing was created or changed."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return SharedMemoryAllocationError, self.args
 
 
 class EmulatedMemoryWarning(RuntimeWarning):
     """Emulated shared memory has almost filled the disk."""
 
 
-# The classes that are raised. `ndshm.cloudvolume.install` sets classes that derive from those of CloudVolume too.
+# The classes that are raised: see `adopt`.
 _ReadError: type[SharedMemoryReadError] = SharedMemoryReadError
 _AllocationError: type[SharedMemoryAllocationError] = SharedMemoryAllocationError
+
+
+def adopt(module: Any) -> None:
+    """Use the constants of CloudVolume's module, and raise exceptions that are also those of that module. None takes it back.
+
+    `ndshm.cloudvolume.install` calls this. Then the functions and CloudVolume's worker processes, which have the original ones, use the same
+    directories.
+    """
+    global _constants, _ReadError, _AllocationError
+    if module is None:
+        _constants, _ReadError, _AllocationError = sys.modules[__name__], SharedMemoryReadError, SharedMemoryAllocationError
+        return
+    _constants = module
+    _ReadError = type("SharedMemoryReadError", (SharedMemoryReadError, module.SharedMemoryReadError), {})
+    _AllocationError = type("SharedMemoryAllocationError", (SharedMemoryAllocationError, module.SharedMemoryAllocationError), {})
+
+
+def allocation_error(error: NoSpace) -> SharedMemoryAllocationError:
+    """Return the exception of this module for an array that did not fit."""
+    return _AllocationError(str(error))
 
 
 class Mapping(mmap.mmap):
@@ -197,11 +223,11 @@ def ndarray_fs(
         given if there is little left of it.
     """
     wanted = _Wanted(shape, dtype, order)
-    place = _emulated_place(location) if emulate_shm else _place(location)
+    directory, name = _emulated_place(location) if emulate_shm else _file_place(location)
     with lock or nullcontext():
-        memory = _attach(*place, wanted, readonly, keep=False)
+        memory = _attach(directory, name, wanted, readonly, keep=False)
     if emulate_shm and not readonly:
-        _warn_of_full_disk(place[0])
+        _warn_of_full_disk(directory)
     return memory, _array(memory, wanted, readonly, kwargs)
 
 
@@ -215,13 +241,13 @@ def ndarray_shm(
 ) -> tuple[Mapping, numpy.ndarray[Any, Any]]:
     """As `ndarray`, in real shared memory. The system must have ``/dev/shm``."""
     wanted = _Wanted(shape, dtype, order)
-    memory = _attach(_constants.SHM_DIRECTORY, location.removeprefix("/"), wanted, readonly, keep=True)
+    memory = _attach(*_shared_place(location), wanted, readonly, keep=True)
     return memory, _array(memory, wanted, readonly, kwargs)
 
 
 def allocate_shm_file(filename: str, nbytes: int, dbytes: int, readonly: bool) -> None:
     """Create a file of this size, unless there is one. A file of another size is replaced. `dbytes` is not used."""
-    _attach(*_place(filename), _Wanted((nbytes,), "u1", "C"), readonly, keep=False).close()
+    _attach(*_file_place(filename), _Wanted((nbytes,), "u1", "C"), readonly, keep=False).close()
 
 
 def unlink(location: str) -> bool:
@@ -232,7 +258,7 @@ def unlink(location: str) -> bool:
 def unlink_shm(location: str) -> bool:
     """As `unlink`, in real shared memory."""
     try:
-        os.unlink(os.path.join(_constants.SHM_DIRECTORY, location.removeprefix("/")))
+        os.unlink(os.path.join(*_shared_place(location)))
     except FileNotFoundError:
         return False
     return True
@@ -266,7 +292,16 @@ class _Wanted:
             return [self.nbytes], "|u1", "C"
 
 
-def _place(path: str) -> tuple[str, str]:
+def place(location: str) -> tuple[str, str]:
+    """Return the directory and the name of the file of an array that `ndarray` opens."""
+    return _emulated_place(location) if _constants.EMULATE_SHM else _shared_place(location)
+
+
+def _shared_place(location: str) -> tuple[str, str]:
+    return _constants.SHM_DIRECTORY, location.removeprefix("/")
+
+
+def _file_place(path: str) -> tuple[str, str]:
     """Return directory and name of a file, behind links."""
     directory, name = os.path.split(os.path.realpath(path))
     return directory, name
@@ -275,7 +310,7 @@ def _place(path: str) -> tuple[str, str]:
 def _emulated_place(location: str) -> tuple[str, str]:
     directory = _constants.EMULATED_SHM_DIRECTORY
     os.makedirs(directory, mode=0o700, exist_ok=True)
-    return _place(os.path.join(directory, location))
+    return _file_place(os.path.join(directory, location))
 
 
 def _attach(directory: str, name: str, wanted: _Wanted, readonly: bool, keep: bool) -> Mapping:
@@ -311,7 +346,7 @@ def _create(directory: str, name: str, wanted: _Wanted, *, source: Any = None, r
     except AlreadyExists:
         pass  # another process was faster
     except NoSpace as error:
-        raise _AllocationError(str(error)) from error
+        raise allocation_error(error) from error
 
 
 def file_permissions() -> int:
