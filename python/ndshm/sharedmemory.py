@@ -23,6 +23,7 @@ What differs:
 
 from __future__ import annotations
 
+import errno
 import math
 import mmap
 import operator
@@ -330,7 +331,11 @@ def _attach(directory: str, name: str, wanted: _Wanted, readonly: bool, keep: bo
                 return _map(file, size, readonly)
             if readonly:
                 raise _ReadError(f"`{path}` has {size} bytes, and not {wanted.nbytes}: open it with the shape that it was created with")
-            _replace(file, directory, name, wanted, keep)
+            if size == 0 and hasattr(os, "posix_fallocate"):
+                # Another process is just creating it, in the two steps of CloudVolume's module.
+                _reserve(file, path, wanted.nbytes)
+            else:
+                _replace(file, directory, name, wanted, keep)
         finally:
             os.close(file)
     raise NdshmError(f"`{path}`: other processes keep replacing it, with other sizes")
@@ -347,6 +352,16 @@ def _create(directory: str, name: str, wanted: _Wanted, *, source: Any = None, r
         pass  # another process was faster
     except NoSpace as error:
         raise allocation_error(error) from error
+
+
+def _reserve(file: int, path: str, nbytes: int) -> None:
+    """Give an empty file its size. No process can have mapped anything of it."""
+    try:
+        os.posix_fallocate(file, 0, nbytes)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT):
+            raise
+        raise _AllocationError(f"`{path}` needs {nbytes} bytes: {error.strerror}") from error
 
 
 def file_permissions() -> int:
