@@ -65,9 +65,8 @@ def install() -> None:
     module = _cloudvolume("sharedmemory")
     for name in _FUNCTIONS:
         _replace(module, name, getattr(sharedmemory, name))
-    for method in (_download_to_shared_memory, _download_to_file, _upload_from_shared_memory, _upload_from_file):
-        name = method.__name__[1:]
-        _replace(_frontend(), name, functools.wraps(getattr(_frontend(), name))(method))
+    for name, method in _METHODS.items():
+        _replace(_frontend(), name, method)
     sharedmemory.adopt(module)
 
 
@@ -203,6 +202,7 @@ def why_not(vol: Any, mip: int | None = None, *, write: bool = False) -> str | N
 
 
 def _download_to_shared_memory(self: Any, slices: Any, location: str | None = None, mip: int | None = None) -> Any:
+    """Download a region into shared memory, with `ndshm`. The location is ``self.image.shared_memory_id`` by default."""
     number = self.mip if mip is None else self.meta.to_mip(mip)
     plan = _plan(self, number, False)
     if isinstance(plan, str):
@@ -212,6 +212,7 @@ def _download_to_shared_memory(self: Any, slices: Any, location: str | None = No
 
 
 def _download_to_file(self: Any, path: str, bbox: Any, mip: int | None = None) -> Any:
+    """Download a region into a file, with `ndshm`."""
     number = self.mip if mip is None else self.meta.to_mip(mip)
     plan = _plan(self, number, False)
     if isinstance(plan, str):
@@ -220,6 +221,7 @@ def _download_to_file(self: Any, path: str, bbox: Any, mip: int | None = None) -
 
 
 def _upload_from_shared_memory(self: Any, location: str, bbox: Any, order: str = "F", cutout_bbox: Any = None) -> None:
+    """Upload an array in shared memory, or a part of it, with `ndshm`."""
     plan = _plan(self, self.mip, True)
     if isinstance(plan, str):
         return _original("upload_from_shared_memory")(self, location, bbox, order, cutout_bbox)  # type: ignore[no-any-return]
@@ -228,11 +230,20 @@ def _upload_from_shared_memory(self: Any, location: str, bbox: Any, order: str =
 
 
 def _upload_from_file(self: Any, location: str, bbox: Any, order: str = "F", cutout_bbox: Any = None) -> None:
+    """Upload the elements in a file, or a part of them, with `ndshm`."""
     plan = _plan(self, self.mip, True)
     if isinstance(plan, str):
         return _original("upload_from_file")(self, location, bbox, order, cutout_bbox)  # type: ignore[no-any-return]
     _store(self, plan, _File(location), bbox, order, cutout_bbox)
     return None
+
+
+_METHODS = {
+    "download_to_shared_memory": _download_to_shared_memory,
+    "download_to_file": _download_to_file,
+    "upload_from_shared_memory": _upload_from_shared_memory,
+    "upload_from_file": _upload_from_file,
+}
 
 
 class _Plan(NamedTuple):
@@ -314,9 +325,10 @@ def _plan(vol: Any, mip: int, write: bool) -> _Plan | str:
     path, image, config = vol.meta.path, vol.image, vol.config
     if path.format not in ("precomputed", "zarr", "zarr2", "zarr3", "n5"):
         return f"volumes of the format {path.format!r} are not supported"
-    address = _after_format(vol.cloudpath)
-    scheme, _, rest = address.partition("://")
-    if scheme not in (("file",) if write else ("file", "http", "https", "s3")) or "://" in rest:
+    url = _volumes.url_of(vol)
+    scheme = path.protocol
+    # One with "://" in the middle is a server that CloudVolume has a name for.
+    if scheme not in (("file",) if write else ("file", "http", "https", "s3")) or url.count("://") > (1 if scheme == "file" else 2):
         return f"volumes at {scheme}:// are not {'written' if write else 'read'}"
     if config.secrets:
         return "the volume has `secrets`"
@@ -330,7 +342,6 @@ def _plan(vol: Any, mip: int, write: bool) -> _Plan | str:
         return "the volume uses green threads, which would all wait"
     if write and image.readonly:
         return "the volume is read-only"
-    url = f"{path.format}://{_cloudvolume('lib').toabs(rest) if scheme == 'file' else address}"
     if path.format == "precomputed":
         return _plan_precomputed(vol, mip, write, url)
     return _plan_other(vol, mip, write, url)
@@ -603,18 +614,12 @@ def _is_packed_otherwise(vol: Any, mip: int) -> bool:
     """Return whether one of the first files of the scale is compressed in a way that is not read here."""
     if vol.meta.path.protocol != "file":
         return False
-    directory = os.path.join(_cloudvolume("lib").toabs(_after_format(vol.cloudpath).partition("://")[2]), vol.meta.key(mip))
+    directory = os.path.join(_volumes.url_of(vol).partition("://")[2], vol.meta.key(mip))
     try:
         with os.scandir(directory) as files:
             return any(file.name.endswith(_UNREADABLE) for file in itertools.islice(files, _LOOKED_AT))
     except FileNotFoundError:
         return False
-
-
-def _after_format(cloudpath: str) -> str:
-    """Return a path of CloudVolume without the format in front of it."""
-    format, _, rest = cloudpath.partition("://")
-    return rest if "://" in rest and format in ("precomputed", "zarr", "zarr2", "zarr3", "n5") else cloudpath
 
 
 def _has_secret_file(bucket: str) -> bool:

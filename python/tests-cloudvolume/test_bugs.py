@@ -234,13 +234,22 @@ def handle(name: str, folder: Path) -> bool:
     return vol.download_to_shared_memory(vol.bounds, name).handle is not None
 
 
-@bug("A JPEG of three channels is read with mixed channels", "methods", False, True)
-def jpeg(name: str, folder: Path) -> bool:
+@bug("JPEG and PNG of three channels are read with mixed channels", "methods", [False, False], [True, True])
+def pictures(name: str, folder: Path) -> list[bool]:
     x = np.zeros((32, 32, 16, 3), "u1")
-    x[..., 0], x[..., 1], x[..., 2] = 50, 100, 200
-    vol = precomputed(folder / "jpeg", x, encoding="jpeg")
-    found = vol.download_to_shared_memory(vol.bounds, name).astype(int)
-    return bool((abs(found - x) < 20).all())
+    x[...] = (50, 100, 200)
+    right = []
+    for encoding in ("jpeg", "png"):
+        vol = precomputed(folder / encoding, x, encoding=encoding)
+        found = vol.download_to_shared_memory(vol.bounds, name).astype(int)
+        right.append(bool((abs(found - x) < 20).all()))
+    return right
+
+
+@bug("One element of several channels has the channels along x", "methods", (3, 1, 1, 1), (1, 1, 1, 3))
+def one_of_channels(name: str, folder: Path) -> Any:
+    vol = precomputed(folder / "raw", elements(channels=3))
+    return vol.download_to_shared_memory(Bbox(OFFSET, np.add(OFFSET, 1)), name).shape
 
 
 @bug("Zarr volumes: a TypeError", "methods", Raised("TypeError"), True)
