@@ -358,7 +358,7 @@ def zarr_volume(folder: Path, axes: str, version: int) -> Any:
 def test_zarr_volumes(axes: str, version: int, name: str, tmp_path: Path) -> None:
     vol, x = zarr_volume(tmp_path / "zarr", axes, version)
     assert ours.why_not(vol) is None and ours.why_not(vol, write=True) is None
-    if axes == "zyx":
+    if (axes, version) == ("zyx", 3):
         check_equal(np.array(vol[vol.bounds]), x)
     corner = vol.bounds.minpt
     region = Bbox(corner + (3, 4, 5), corner + (21, 30, 17))
