@@ -15,6 +15,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from . import _core, _program, in_flight, shards
+from . import multiprocessing as multiprocessing
 from ._array import Array
 from ._attach import create, from_array, open
 from ._core import attached, unlink
@@ -52,6 +53,8 @@ from ._job import Progress
 from ._program import doctor
 from ._render import Claim, RenderBuffer, paint
 from ._share import get_all_sharing_strategies, get_sharing_strategy, set_sharing_strategy, share, share_zeros
+from ._shared_list import SharedList
+from ._shared_memory import SharedMemory
 from ._volumes import (
     Download,
     DownloadReport,
@@ -66,6 +69,7 @@ from ._volumes import (
     upload,
 )
 
+# Without `multiprocessing`: `from ndshm import *` would hide the standard library's module.
 __all__ = [
     "AlreadyExists",
     "Array",
@@ -93,6 +97,8 @@ __all__ = [
     "Progress",
     "RenderBuffer",
     "Scale",
+    "SharedList",
+    "SharedMemory",
     "StoreError",
     "TimedOut",
     "TooManyHandles",

@@ -149,8 +149,9 @@ class Array(_core.RawArray):
 def _machine() -> str:
     """Return the identifier of this machine's boot. Empty where the system has none."""
     try:
-        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-            return file.read().strip()
+        # As bytes: a text file could import a codec. A child that is forked meanwhile by another thread would wait for that import for ever.
+        with open("/proc/sys/kernel/random/boot_id", "rb") as file:
+            return file.read().decode("ascii").strip()
     except OSError:
         return ""
 

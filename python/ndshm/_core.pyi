@@ -86,6 +86,7 @@ def open(
     reinterpret: bool = False,
 ) -> Attachment: ...
 def emulation() -> tuple[bool, Path]: ...
+def open_bytes(name: str) -> Attachment: ...
 def unlink(name: str) -> bool: ...
 def attached(name: str) -> bool: ...
 def listing() -> list[tuple[str, int, str | None, list[int] | None, str | None]]: ...
@@ -186,22 +187,10 @@ def download(
     replace: bool,
     keep_partial: bool,
 ) -> Job: ...
-def upload_array(
+def upload(
     target: RawVolume,
-    array: RawArray,
-    region: str | None,
-    *,
-    cutout: str | None,
-    partial: bool,
-    skip_background: bool,
-    workers: int,
-    requests: int,
-    encoding: str | None,
-) -> Job: ...
-def upload_buffer(
-    target: RawVolume,
-    buffer: Any,
-    dtype: str,
+    x: Any,
+    dtype: str | None,
     region: str | None,
     *,
     cutout: str | None,

@@ -20,7 +20,7 @@ _TICK = 0.1
 # How long the end of the program waits for cancelled work.
 _AT_EXIT = 5.0
 
-# Work that may still run. It is kept here also when nobody waits for it.
+# Work that may still run. It is kept here also when no caller waits for it.
 _running: set[_core.Job] = set()
 _lock = threading.Lock()
 
@@ -137,9 +137,9 @@ class Work(Generic[_T]):
                     self._outcome = self._converted(self._job.take()), None
                 except Exception as error:
                     self._outcome = None, error
-        value, error = self._outcome
-        if error is not None:
-            raise error
+        value, failure = self._outcome
+        if failure is not None:
+            raise failure
         for text in self._job.warnings() if self.warns else ():
             warnings.warn(text, TransferWarning, stacklevel=3)
         return value  # type: ignore[return-value]  # without an error there is a value

@@ -17,19 +17,22 @@ def text_of(region: RegionLike) -> str | None:
     """Return a region as the library reads it. None stays None."""
     if region is None or isinstance(region, str):
         return region
-    if hasattr(region, "minpt") and hasattr(region, "maxpt"):
-        return ",".join(f"{int(start)}:{int(stop)}" for start, stop in zip(region.minpt, region.maxpt, strict=True))
-    axes = (region,) if isinstance(region, slice) else tuple(region)
-    return ",".join(_axis(axis) for axis in axes)
+    corners: Any = region
+    if hasattr(corners, "minpt") and hasattr(corners, "maxpt"):
+        return ",".join(f"{int(start)}:{int(stop)}" for start, stop in zip(corners.minpt, corners.maxpt, strict=True))
+    axes: Any = (region,) if isinstance(region, slice) else region
+    return ",".join(map(_axis, axes))
 
 
 def _axis(axis: Any) -> str:
+    ends: Any = axis
     if not isinstance(axis, slice):
-        raise InvalidArgument(f"{axis!r} is not a slice: give a slice for each axis, such as numpy.s_[0:64, :, 5:6], or text such as '0:64,:,5:6'")
-    if axis.step not in (None, 1):
+        raise InvalidArgument(
+            f"{axis!r} is not a slice: give a slice for each axis, such as numpy.s_[0:64, :, 5:6], or text such as '0:64,:,5:6'"
+        )
+    if ends.step not in (None, 1):
         raise InvalidArgument(f"{axis!r} has a step: regions have none")
-    ends = ["" if end is None else str(operator.index(end)) for end in (axis.start, axis.stop)]
-    return ":".join(ends)
+    return ":".join("" if end is None else str(operator.index(end)) for end in (ends.start, ends.stop))
 
 
 def slices_of(ends: Sequence[tuple[int, int]]) -> tuple[slice, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
@@ -149,7 +150,7 @@ class UploadReport(NamedTuple):
 class Download(Work[Array]):
     """A download that runs in the background. ``await`` it, or call `result`: both give the array.
 
-    It goes on if nobody waits for it. When the program ends, it is cancelled.
+    It goes on if no caller waits for it. When the program ends, it is cancelled.
     """
 
     _report: DownloadReport | None = None
@@ -170,7 +171,7 @@ class Download(Work[Array]):
 class Upload(Work[UploadReport]):
     """An upload that runs in the background. ``await`` it, or call `result`: both give an `UploadReport`.
 
-    It goes on if nobody waits for it. When the program ends, it is cancelled; a repeated upload stores the same objects again.
+    It goes on if no caller waits for it. When the program ends, it is cancelled; a repeated upload stores the same objects again.
     """
 
     def _converted(self, taken: Sequence[Any]) -> UploadReport:
@@ -278,7 +279,7 @@ def download(
 
 def upload(
     volume: VolumeLike,
-    x: Array | str | Any,
+    x: Any,
     bbox: RegionLike = None,
     *,
     mip: int | None = None,
@@ -335,28 +336,34 @@ def upload(
     region, part = text_of(bbox), text_of(cutout)
     if part is not None and region is None:
         raise InvalidArgument("a cutout is a part of bbox: give bbox too")
-    how = {
-        "cutout": part,
-        "partial": partial,
-        "skip_background": skip_background,
-        "workers": _number(workers or 0, "workers"),
-        "requests": _number(requests or 0, "requests"),
-        "encoding": encoding,
-    }
-    if isinstance(x, str):
-        x = open_array(x, readonly=True)
-    if isinstance(x, Array):
-        job = _core.upload_array(target, x, region, **how)
-    else:
-        numpy = require_numpy("uploading what is not an Array")
-        x = numpy.asarray(x)
-        dtype = name_of(x.dtype)
-        if not x.flags.aligned or any(stride <= 0 or stride % x.itemsize for stride in x.strides):
-            x = numpy.array(x, order="K")
-            x = numpy.ascontiguousarray(x)
-        # The buffer protocol has no format for bfloat16.
-        job = _core.upload_buffer(target, x.view("u2") if dtype == "bfloat16" else x, dtype, region, **how)
+    dtype: str | None = None
+    elements: Any = open_array(x, readonly=True) if isinstance(x, str) else x
+    if not isinstance(elements, Array):
+        elements, dtype = _buffer(elements)
+    job = _core.upload(
+        target,
+        elements,
+        dtype,
+        region,
+        cutout=part,
+        partial=partial,
+        skip_background=skip_background,
+        workers=_number(workers or 0, "workers"),
+        requests=_number(requests or 0, "requests"),
+        encoding=encoding,
+    )
     return Upload(job, "upload", progress)
+
+
+def _buffer(x: Any) -> tuple[Any, str]:
+    """Return a numpy array whose elements can be read where they are, and its dtype."""
+    numpy = require_numpy("uploading what is not an Array")
+    x = numpy.asarray(x)
+    dtype = name_of(x.dtype)
+    if not x.flags.aligned or any(stride <= 0 or stride % x.itemsize for stride in x.strides):
+        x = x.copy()
+    # bfloat16 has no format in the buffer protocol.
+    return x.view("u2") if dtype == "bfloat16" else x, dtype
 
 
 def info(volume: VolumeLike) -> VolumeInfo:
@@ -462,12 +469,14 @@ def _target(volume: VolumeLike, mip: int | None) -> tuple[_core.RawVolume, str |
         if mip is None or mip == volume.mip:
             return volume._raw, None
         return _core.RawVolume(volume._url, _number(mip, "mip")), None
-    if isinstance(volume, (str, os.PathLike)):
-        return _core.RawVolume(_absolute(volume), _number(mip or 0, "mip")), None
-    if not isinstance(getattr(volume, "cloudpath", None), str):
+    if hasattr(volume, "__fspath__") or isinstance(volume, str):
+        place: Any = volume
+        return _core.RawVolume(_absolute(place), _number(mip or 0, "mip")), None
+    other: Any = volume
+    if not isinstance(getattr(other, "cloudpath", None), str):
         raise InvalidArgument(f"{volume!r} is no volume: give a path, a URL, an ndshm.Volume or a CloudVolume")
-    missing = getattr(volume, "background_color", 0) or "fill" if getattr(volume, "fill_missing", False) else None
-    return _core.RawVolume(url_of(volume), _number(volume.mip if mip is None else mip, "mip")), missing
+    missing = getattr(other, "background_color", 0) or "fill" if getattr(other, "fill_missing", False) else None
+    return _core.RawVolume(url_of(other), _number(other.mip if mip is None else mip, "mip")), missing
 
 
 def url_of(volume: Any) -> str:
@@ -488,9 +497,13 @@ def _absolute(url: str | os.PathLike[str]) -> str:
 
 
 def _number(value: Any, what: str) -> int:
-    if not isinstance(value, int) or value < 0:
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = -1
+    if number < 0:
         raise InvalidArgument(f"{what}={value!r}: give a whole number, 0 or more")
-    return value
+    return number
 
 
 def _missing(value: str | float) -> str:

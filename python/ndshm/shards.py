@@ -19,8 +19,8 @@ __all__ = ["Markers", "Shard", "from_environment", "plan"]
 class Shard(NamedTuple):
     """One of several parts, counted from 0."""
 
-    index: int
-    count: int
+    part: int
+    parts: int
 
 
 def plan(volume: VolumeLike, bbox: RegionLike, count: int, *, mip: int | None = None) -> list[tuple[slice, ...] | None]:
@@ -95,8 +95,8 @@ class Markers:
         part, nbytes
             Its region and its size in bytes, for people who read the marker.
         """
-        run(_core.write_marker(self._place, shard.index, shard.count, self._work, self._bbox, text_of(part), nbytes))
+        run(_core.write_marker(self._place, shard.part, shard.parts, self._work, self._bbox, text_of(part), nbytes))
 
     def missing(self, count: int) -> list[Shard]:
         """Return the parts, of this many, that are not finished."""
-        return [Shard(index, count) for index in run(_core.missing_markers(self._place, count, self._work, self._bbox))]
+        return [Shard(part, count) for part in run(_core.missing_markers(self._place, count, self._work, self._bbox))]

@@ -6,8 +6,10 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use ndarray_shm::backend::EntryKind;
 use ndarray_shm::counted::{HandleOptions, Reclaim};
 use ndarray_shm::{Access, CreationMode, Directory, Error, Order, Result, default_backend};
+use ndarray_shm_volume::remove_nameless_download;
 use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::{PyBufferError, PyValueError};
 use pyo3::ffi;
@@ -478,6 +480,13 @@ pub(crate) fn open(
     Ok(Attachment::new(memory, shape))
 }
 
+/// Opens the bytes of an array, whatever its element type is.
+#[pyfunction]
+pub(crate) fn open_bytes(py: Python<'_>, name: &str) -> PyResult<Attachment> {
+    let opened = py.detach(|| memory::open_bytes(name));
+    opened.map(|(memory, shape)| Attachment::new(memory, shape)).map_err(|error| exception(py, &error))
+}
+
 /// Removes a name, and returns whether it existed.
 #[pyfunction]
 pub(crate) fn unlink(py: Python<'_>, name: &str) -> PyResult<bool> {
@@ -525,7 +534,18 @@ pub(crate) fn listing(
 /// Removes the names of orphans in the default directory, and returns them.
 #[pyfunction]
 pub(crate) fn reclaim(py: Python<'_>, dry_run: bool, in_flight: bool) -> PyResult<Vec<String>> {
-    let run = || Reclaim::new().dry_run(dry_run).in_flight(in_flight).run(&default_backend()?);
-    let found = py.detach(run).map_err(|error: Error| exception(py, &error))?;
-    Ok(found.removed.into_iter().map(|removed| removed.name).collect())
+    let run = || {
+        let directory = default_backend()?;
+        let found = Reclaim::new().dry_run(dry_run).in_flight(in_flight).run(&directory)?;
+        let mut names: Vec<String> = found.removed.into_iter().map(|removed| removed.name).collect();
+        for entry in directory.list()?.into_iter().filter(|entry| entry.kind == EntryKind::Partial) {
+            let Some(location) = entry.location() else { continue };
+            // An error means that it is gone, or another user's.
+            if remove_nameless_download(&directory, &location, dry_run).unwrap_or(false) {
+                names.push(entry.name);
+            }
+        }
+        Ok(names)
+    };
+    py.detach(run).map_err(|error: Error| exception(py, &error))
 }

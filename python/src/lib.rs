@@ -22,7 +22,9 @@ use pyo3::prelude::*;
 #[pymodule]
 mod _core {
     #[pymodule_export]
-    use super::array::{Attachment, RawArray, attached, create, emulation, forked, listing, open, reclaim, unlink};
+    use super::array::{
+        Attachment, RawArray, attached, create, emulation, forked, listing, open, open_bytes, reclaim, unlink,
+    };
     #[pymodule_export]
     use super::guard::{Lock, View};
     #[pymodule_export]
@@ -32,7 +34,7 @@ mod _core {
     #[pymodule_export]
     use super::shared::{expire, receive, revoke, set_manager, share, strategies};
     #[pymodule_export]
-    use super::transfer::{download, upload_array, upload_buffer};
+    use super::transfer::{download, upload};
     #[pymodule_export]
     use super::volume::{RawVolume, missing_markers, new_volume, shard_from_environment, write_marker};
 }

@@ -305,3 +305,11 @@ pub(crate) fn open(
     }, else => unreachable!("all features of elements are enabled"));
     Ok((memory, shape))
 }
+
+/// Opens the bytes of a plain array, whatever its element type is.
+pub(crate) fn open_bytes(name: &str) -> Result<(Arc<dyn Memory>, Shape)> {
+    let (array, _) = AttachOptions::<SharedArray<u8, Ix1>>::new().open_bytes(name)?;
+    let element = ElementType { dtype: DType::U8, is_bool: false };
+    let shape = Shape { element, lengths: array.shape().to_vec(), order: Order::C };
+    Ok((Arc::new(array), shape))
+}

@@ -3,7 +3,6 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
-use std::time::Duration;
 
 use ndarray::{ArrayView, ArrayViewD, IxDyn, ShapeBuilder};
 use ndarray_shm::array::{ArrayLock, with_element};
@@ -252,13 +251,65 @@ impl Elements {
             lengths.push(1);
             strides.push(1);
         }
-        // SAFETY: `upload_buffer` has checked strides and alignment of a buffer, and an array has those of its layout. The caller
+        // SAFETY: `elements_of_buffer` has checked strides and alignment of a buffer, and an array has those of its layout. The caller
         // promises the rest.
         unsafe { ArrayView::from_shape_ptr(IxDyn(&lengths).strides(IxDyn(&strides)), pointer.cast()) }
     }
 }
 
-fn start_upload(request: UploadRequest, elements: Elements) -> PyResult<Job> {
+/// Returns an array of this library as the source of an upload, locked if it is free.
+fn elements_of_array(py: Python<'_>, array: &RawArray) -> PyResult<Elements> {
+    let (memory, shape) = (array.memory(py)?, array.layout().clone());
+    // Tried here, because only this thread can find out that it has the array locked for writing itself. That is found out when the
+    // wait begins.
+    let lock = match py.detach(|| memory.lock(Access::Read, None, &mut || false)) {
+        Ok(lock) => Some(lock),
+        Err(ndarray_shm::Error::WouldBlock { .. } | ndarray_shm::Error::TimedOut { .. }) => None,
+        Err(error) => return Err(exception(py, &error)),
+    };
+    Ok(Elements::Array(memory, shape, lock))
+}
+
+/// Returns the elements of another object, of this type, as the source of an upload.
+fn elements_of_buffer(py: Python<'_>, x: &Bound<'_, PyAny>, dtype: &str) -> PyResult<Elements> {
+    let element = ElementType::parse(dtype).map_err(|error| exception(py, &error))?;
+    let (buffer, item) = (PyUntypedBuffer::get(x)?, element.dtype.size());
+    let are_steps = buffer
+        .strides()
+        .iter()
+        .zip(buffer.shape())
+        .all(|(stride, length)| *length <= 1 || *stride > 0 && stride.unsigned_abs().is_multiple_of(item));
+    if buffer.item_size() != item || !are_steps || !buffer.buf_ptr().cast::<u8>().addr().is_multiple_of(item) {
+        let text = "the elements are not aligned, or their strides are not positive: copy the array";
+        return Err(PyBufferError::new_err(text));
+    }
+    Ok(Elements::Buffer(buffer, element))
+}
+
+/// Starts to upload an array of this library, or, with a dtype, the elements of a buffer. The result is the region, the objects stored and
+/// left out, the bytes of the array and of the objects, and warnings.
+#[pyfunction]
+#[pyo3(signature = (target, x, dtype, region, *, cutout, partial, skip_background, workers, requests, encoding))]
+#[allow(clippy::too_many_arguments)] // Python gives them by name
+pub(crate) fn upload(
+    py: Python<'_>,
+    target: &RawVolume,
+    x: &Bound<'_, PyAny>,
+    dtype: Option<&str>,
+    region: Option<String>,
+    cutout: Option<String>,
+    partial: bool,
+    skip_background: bool,
+    workers: usize,
+    requests: usize,
+    encoding: Option<String>,
+) -> PyResult<Job> {
+    let elements = match dtype {
+        Some(dtype) => elements_of_buffer(py, x, dtype)?,
+        None => elements_of_array(py, x.cast::<RawArray>()?.get())?,
+    };
+    let target = target.target();
+    let request = UploadRequest { target, region, cutout, partial, skip_background, workers, requests, encoding };
     Job::start(
         move |state| request.run(elements, state),
         |py, done: Uploaded| {
@@ -266,67 +317,4 @@ fn start_upload(request: UploadRequest, elements: Elements) -> PyResult<Job> {
             Ok(report.into_pyobject(py)?.into_any().unbind())
         },
     )
-}
-
-/// Starts to upload an array of this library. The result is the region, the objects stored and left out, the bytes of the array and of the
-/// objects, and warnings.
-#[pyfunction]
-#[pyo3(signature = (target, array, region, *, cutout, partial, skip_background, workers, requests, encoding))]
-#[allow(clippy::too_many_arguments)] // Python gives them by name
-pub(crate) fn upload_array(
-    py: Python<'_>,
-    target: &RawVolume,
-    array: &Bound<'_, RawArray>,
-    region: Option<String>,
-    cutout: Option<String>,
-    partial: bool,
-    skip_background: bool,
-    workers: usize,
-    requests: usize,
-    encoding: Option<String>,
-) -> PyResult<Job> {
-    let array = array.get();
-    let (memory, shape) = (array.memory(py)?, array.layout().clone());
-    // Tried here, because only this thread can find out that it has the array locked for writing itself.
-    let lock = match py.detach(|| memory.lock(Access::Read, Some(Duration::ZERO), &mut || false)) {
-        Ok(lock) => Some(lock),
-        Err(ndarray_shm::Error::WouldBlock { .. }) => None,
-        Err(error) => return Err(exception(py, &error)),
-    };
-    let target = target.target();
-    let request = UploadRequest { target, region, cutout, partial, skip_background, workers, requests, encoding };
-    start_upload(request, Elements::Array(memory, shape, lock))
-}
-
-/// Starts to upload the elements of a buffer, of this type. The result is that of `upload_array`.
-#[pyfunction]
-#[pyo3(signature = (target, buffer, dtype, region, *, cutout, partial, skip_background, workers, requests, encoding))]
-#[allow(clippy::too_many_arguments)] // Python gives them by name
-pub(crate) fn upload_buffer(
-    py: Python<'_>,
-    target: &RawVolume,
-    buffer: &Bound<'_, PyAny>,
-    dtype: &str,
-    region: Option<String>,
-    cutout: Option<String>,
-    partial: bool,
-    skip_background: bool,
-    workers: usize,
-    requests: usize,
-    encoding: Option<String>,
-) -> PyResult<Job> {
-    let element = ElementType::parse(dtype).map_err(|error| exception(py, &error))?;
-    let buffer = PyUntypedBuffer::get(buffer)?;
-    let item = element.dtype.size();
-    let are_steps = buffer.strides().iter().zip(buffer.shape()).all(|(stride, length)| {
-        *length <= 1 || stride.checked_rem_euclid(item.cast_signed()) == Some(0) && *stride > 0
-    });
-    if buffer.item_size() != item || !are_steps || !buffer.buf_ptr().cast::<u8>().addr().is_multiple_of(item) {
-        return Err(PyBufferError::new_err(
-            "the elements are not aligned, or their strides are not positive: copy the array",
-        ));
-    }
-    let target = target.target();
-    let request = UploadRequest { target, region, cutout, partial, skip_background, workers, requests, encoding };
-    start_upload(request, Elements::Buffer(buffer, element))
 }

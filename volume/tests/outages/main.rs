@@ -56,6 +56,10 @@ fn main() -> ExitCode {
         trial("uploads_arrive_whole_through_faults", uploads_arrive_whole_through_faults),
         trial("truncated_shards_are_permanent_errors", permanent::truncated_shards_are_permanent_errors),
         trial("shards_need_a_server_with_range_requests", permanent::shards_need_a_server_with_range_requests),
+        trial(
+            "raw_chunks_come_whole_from_a_server_without_ranges",
+            permanent::raw_chunks_come_whole_from_a_server_without_ranges,
+        ),
         trial("refused_ranges_are_permanent_errors", permanent::refused_ranges_are_permanent_errors),
         trial("absent_shards_are_missing_chunks", permanent::absent_shards_are_missing_chunks),
     ];

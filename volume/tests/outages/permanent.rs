@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use ndarray_shm::{DType, Directory, Location};
 use ndarray_shm_volume::{
     DownloadOptions, Encoding, Error, Missing, NewVolume, Result, StoreFailure, UploadOptions, VolumeFormat, VolumeUrl,
-    Workers, create_volume, download_to_shared_memory, open_volume, upload_from_array,
+    Workers, create_volume, download, download_to_shared_memory, open_volume, upload_from_array,
 };
 
 use crate::servers::{Fault, FaultyProxy, HttpServer, Request};
@@ -157,6 +157,29 @@ pub(crate) fn shards_need_a_server_with_range_requests(_name: &str) {
         let error = sharded.check(&format!("{}/volume", server.url()), None);
         assert!(matches!(error, Error::ChunkUnserved { .. }), "{error:?}");
         assert!(format!("{error:?}").contains("range requests"), "{error:?}");
+    }
+}
+
+/// A raw chunk of which a part is needed is read in part, and whole if the server sends no parts.
+pub(crate) fn raw_chunks_come_whole_from_a_server_without_ranges(_name: &str) {
+    let directory = tempfile::tempdir().expect("a directory");
+    let new = NewVolume::new(VolumeFormat::Zarr, &[20, 20], &[8, 16], DType::U16);
+    let volume = create_volume(VolumeUrl::local(directory.path().join("volume")), &new).expect("a volume");
+    let elements = ndarray::Array2::from_shape_fn((20, 20), |(a, b)| u16::from(byte(a * 20 + b)) << 4).into_dyn();
+    upload_from_array(&*volume, &volume.meta().domain(), &elements.view(), &UploadOptions::new()).expect("it fits");
+    let server = HttpServer::without_ranges(directory.path());
+    let remote = open_volume(&format!("{}/volume", server.url())).expect("the volume");
+    let backend: Directory = Directory::new("test", directory.path());
+    for region in ["3:20,5:18", "17:20,0:20"] {
+        let bbox = remote.meta().parse_bbox(region).expect(region);
+        let options = DownloadOptions::new().backend(backend.clone());
+        let array = download::<u16, ndarray::IxDyn>(&*remote, &bbox, &options).expect(region);
+        let mut wanted = elements.view();
+        for (axis, range) in bbox.ranges().iter().enumerate() {
+            let [start, end] = [range.start, range.end].map(|end| isize::try_from(end).expect("small"));
+            wanted.slice_axis_inplace(ndarray::Axis(axis), ndarray::Slice::new(start, Some(end), 1));
+        }
+        assert_eq!(array.read().expect("a lock").view(), wanted, "{region}");
     }
 }
 
