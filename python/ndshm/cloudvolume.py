@@ -129,8 +129,7 @@ def download(
     """
     if location is not None and path is not None:
         raise InvalidArgument("give either location or path")
-    mip = vol.mip if mip is None else vol.meta.to_mip(mip)
-    plan = _plan(vol, mip, False)
+    plan = _plan(vol, _mip(vol, mip), False)
     if isinstance(plan, str):
         raise Unsupported(f"{plan}: use the methods of CloudVolume")
     target = _Target.named(location) if path is None else _Target.file(path)
@@ -197,14 +196,13 @@ def upload(
 
 def why_not(vol: Any, mip: int | None = None, *, write: bool = False) -> str | None:
     """Return why the methods that `install` replaces leave this volume to CloudVolume, or None if they transfer it with this package."""
-    plan = _plan(vol, vol.mip if mip is None else vol.meta.to_mip(mip), write)
+    plan = _plan(vol, _mip(vol, mip), write)
     return plan if isinstance(plan, str) else None
 
 
 def _download_to_shared_memory(self: Any, slices: Any, location: str | None = None, mip: int | None = None) -> Any:
     """Download a region into shared memory, with `ndshm`. The location is ``self.image.shared_memory_id`` by default."""
-    number = self.mip if mip is None else self.meta.to_mip(mip)
-    plan = _plan(self, number, False)
+    plan = _plan(self, _mip(self, mip), False)
     if isinstance(plan, str):
         return _original("download_to_shared_memory")(self, slices, location, mip)
     target = _Target.named(self.image.shared_memory_id if location is None else location)
@@ -213,8 +211,7 @@ def _download_to_shared_memory(self: Any, slices: Any, location: str | None = No
 
 def _download_to_file(self: Any, path: str, bbox: Any, mip: int | None = None) -> Any:
     """Download a region into a file, with `ndshm`."""
-    number = self.mip if mip is None else self.meta.to_mip(mip)
-    plan = _plan(self, number, False)
+    plan = _plan(self, _mip(self, mip), False)
     if isinstance(plan, str):
         return _original("download_to_file")(self, path, bbox, mip)
     return _fetch(self, plan, bbox, _Target.file(path), "F")
@@ -316,6 +313,11 @@ class _File:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path: str = _cloudvolume("lib").toabs(os.fspath(path))
+
+
+def _mip(vol: Any, mip: Any) -> int:
+    """Return the number of a scale, which CloudVolume also lets callers name by its resolution."""
+    return int(vol.mip if mip is None else vol.meta.to_mip(mip))
 
 
 def _plan(vol: Any, mip: int, write: bool) -> _Plan | str:

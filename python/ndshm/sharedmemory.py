@@ -33,7 +33,6 @@ import sys
 import warnings
 from collections.abc import Iterable
 from contextlib import nullcontext
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from . import _core
@@ -133,7 +132,7 @@ class Mapping(mmap.mmap):
     _is_closed = False
 
     @property
-    def closed(self) -> bool:
+    def closed(self) -> bool:  # type: ignore[override]  # the stub of mmap has an attribute
         """Whether `close` was called."""
         return self._is_closed
 
@@ -148,9 +147,7 @@ class Mapping(mmap.mmap):
     def __enter__(self) -> Mapping:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None = None, error: BaseException | None = None, trace: TracebackType | None = None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -414,10 +411,10 @@ def _map(file: int, size: int, readonly: bool) -> Mapping:
 
 
 def _array(memory: Mapping, wanted: _Wanted, readonly: bool, kwargs: dict[str, Any]) -> numpy.ndarray[Any, Any]:
-    numpy = require_numpy("ndshm.sharedmemory")
     # `numpy.ndarray` does not keep the memory from being detached, and `numpy.frombuffer` does.
-    elements = numpy.frombuffer(memory, "u1")
-    array: Any = numpy.ndarray(shape=wanted.shape, dtype=wanted.dtype, buffer=elements, order=wanted.order, **kwargs)
+    elements = require_numpy("ndshm.sharedmemory").frombuffer(memory, "u1")
+    array: numpy.ndarray[Any, Any]
+    array = require_numpy("ndshm.sharedmemory").ndarray(wanted.shape, wanted.dtype, elements, order=wanted.order, **kwargs)
     array.setflags(write=not readonly)
     return array
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import http.server
 import itertools
 import os
 import re
@@ -329,6 +331,25 @@ def test_paths_are_taken_literally(folder: str, name: str, tmp_path: Path) -> No
     check_equal(vol.download_to_shared_memory(WHOLE, name), elements())
     vol.upload_from_shared_memory(name, vol.bounds)
     check_equal(ndshm.download(vol, order="F").result()[...], elements())
+
+
+def test_volume_behind_a_web_server(name: str, tmp_path: Path) -> None:
+    write(tmp_path, ("raw", False, "uint16", 1))
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=str(tmp_path)))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        vol = CloudVolume(f"http://127.0.0.1:{server.server_port}/volume")
+        assert ours.why_not(vol) is None and ours.why_not(vol, write=True) == "volumes at http:// are not written"
+        for region in REGIONS.values():
+            check_equal(vol.download_to_shared_memory(region, name), read(vol, region))
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+class Quiet(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, format: str, *arguments: Any) -> None:
+        """Print nothing."""
 
 
 def zarr_volume(folder: Path, axes: str, version: int) -> Any:

@@ -9,6 +9,7 @@ is 1 if a test fails that is not in `LEFT_OUT`.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -25,7 +26,7 @@ FILES = ("test_sharedmemory.py", "test_cloudvolume.py")
 
 #: Tests that are not run, by a pattern of their names, and why.
 LEFT_OUT = {
-    r"test_cloud_access|test_parallel_read(_shm)?\b": "needs gs:// and s3:// (test_bugs.py and test_transfers.py read in parallel from files)",
+    r"test_cloud_access|test_parallel_read(_shm)?\b": "needs gs:// and s3:// (test_transfers.py reads in parallel from files)",
     r"test_info_provenance_cache": "needs gs://",
     r"test_read_sharded_renumber|test_download_crackle_flag|test_point_reads_sharded|test_unique_sharded": (
         "needs a volume that the archive lacks"
@@ -78,7 +79,7 @@ def left_out() -> dict[str, str]:
     memory, room = psutil.virtual_memory().available, shutil.disk_usage("/dev/shm").free
     if room > 0.45 * memory:
         return LEFT_OUT
-    why = "needs a shared memory of 45 % of the free memory: this package reserves it, and test_sharedmemory.py of this package is smaller"
+    why = "needs a shared memory of 45 % of the free memory, since this package reserves it (python/tests/test_sharedmemory.py needs less)"
     return {**LEFT_OUT, "test_ndarray_sh": why}
 
 
@@ -97,6 +98,8 @@ def main() -> int:
         print(f"left out: {pattern}: {why}")
     if sys.argv[3:] != ["--all"]:
         print(f"left out without --all: {SLOW}")
+    transfers = json.loads((folder / "transfers.json").read_text())
+    print(f"transfers by the four methods: {transfers.pop('', 0)} by ndshm; left to CloudVolume: {transfers}")
     passed = sum(outcome == "passed" for outcome in installed.values())
     before = sum(outcome == "passed" for outcome in original.values())
     print(f"{passed} of {len(installed)} passed with ndshm, {before} of {len(original)} without, in {time.monotonic() - begun:.0f} s")

@@ -189,7 +189,7 @@ def on_a_small_disk(program: str) -> str:
     """Run a program whose emulated directory is on a disk of 8 MiB, and return what it printed."""
     mounts = private_mounts()
     if mounts is None:
-        pytest.skip("private mounts cannot be had")
+        (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)("NOT RUN: private mounts cannot be had")
     script = 'mount -t tmpfs -o size=8m none /mnt && exec "$0" -c "$1"'
     prelude = "import os; os.environ.update(NDSHM_EMULATED_DIR='/mnt/emulated', EMULATE_SHM='1')\nfrom ndshm import sharedmemory as shm\n"
     command = [*mounts, "sh", "-e", "-c", script, sys.executable, prelude + textwrap.dedent(program)]
