@@ -335,7 +335,7 @@ def test_paths_are_taken_literally(folder: str, name: str, tmp_path: Path) -> No
 
 def test_volume_behind_a_web_server(name: str, tmp_path: Path) -> None:
     write(tmp_path, ("raw", False, "uint16", 1))
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=str(tmp_path)))
+    server = Server(("127.0.0.1", 0), functools.partial(Quiet, directory=str(tmp_path)))
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
         vol = CloudVolume(f"http://127.0.0.1:{server.server_port}/volume")
@@ -345,6 +345,10 @@ def test_volume_behind_a_web_server(name: str, tmp_path: Path) -> None:
     finally:
         server.shutdown()
         server.server_close()
+
+
+class Server(http.server.ThreadingHTTPServer):
+    request_queue_size = 100  # with fewer, connections wait for a second
 
 
 class Quiet(http.server.SimpleHTTPRequestHandler):

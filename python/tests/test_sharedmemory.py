@@ -186,7 +186,7 @@ def private_mounts() -> list[str] | None:
 
 
 def on_a_small_disk(program: str) -> str:
-    """Run a program whose emulated directory is on a disk of 8 MiB, and return what it printed."""
+    """Run a program with its emulated directory on a disk of 8 MiB, and return what it printed."""
     mounts = private_mounts()
     if mounts is None:
         (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)("NOT RUN: private mounts cannot be had")
