@@ -45,6 +45,9 @@ class Progress(NamedTuple):
 class Work(Generic[_T]):
     """A download or upload that runs in the background: see `Download` and `Upload`."""
 
+    # Whether `result` gives a `TransferWarning` for each problem that did not stop the work.
+    warns = True
+
     def __init__(self, job: _core.Job, title: str, show: bool) -> None:
         _keep(job)
         self._job, self._title = job, title
@@ -137,7 +140,7 @@ class Work(Generic[_T]):
         value, failure = self._outcome
         if failure is not None:
             raise failure
-        for text in self._job.warnings():
+        for text in self._job.warnings() if self.warns else ():
             warnings.warn(text, TransferWarning, stacklevel=3)
         return value  # type: ignore[return-value]  # without an error there is a value
 

@@ -473,14 +473,21 @@ def _target(volume: VolumeLike, mip: int | None) -> tuple[_core.RawVolume, str |
         place: Any = volume
         return _core.RawVolume(_absolute(place), _number(mip or 0, "mip")), None
     other: Any = volume
-    cloudpath = getattr(other, "cloudpath", None)
-    if not isinstance(cloudpath, str):
+    if not isinstance(getattr(other, "cloudpath", None), str):
         raise InvalidArgument(f"{volume!r} is no volume: give a path, a URL, an ndshm.Volume or a CloudVolume")
-    # CloudVolume takes a path without a format for a Precomputed volume.
-    formats = ("precomputed://", "zarr://", "zarr2://", "zarr3://", "n5://")
-    url = cloudpath if cloudpath.startswith(formats) else f"precomputed://{cloudpath}"
     missing = getattr(other, "background_color", 0) or "fill" if getattr(other, "fill_missing", False) else None
-    return _core.RawVolume(url, _number(other.mip if mip is None else mip, "mip")), missing
+    return _core.RawVolume(url_of(other), _number(other.mip if mip is None else mip, "mip")), missing
+
+
+def url_of(volume: Any) -> str:
+    """Return the URL of a ``CloudVolume``. CloudVolume's paths of files are literal, and do not always begin with the format."""
+    format, _, rest = volume.cloudpath.partition("://")
+    if format not in ("precomputed", "zarr", "zarr2", "zarr3", "n5"):
+        known = getattr(getattr(volume, "meta", None), "path", None)
+        format, rest = getattr(known, "format", "precomputed"), volume.cloudpath
+    if rest.startswith("file://"):
+        rest = os.path.abspath(os.path.expanduser(rest.removeprefix("file://")))
+    return f"{format}://{rest}"
 
 
 def _absolute(url: str | os.PathLike[str]) -> str:

@@ -401,9 +401,11 @@ pub(crate) fn lengths_of(py: Python<'_>, lengths: Vec<usize>) -> PyResult<Vec<us
     Ok(lengths)
 }
 
-/// Creates an array, of zeros or with the elements of `source`, a contiguous buffer in the same order.
+/// Creates an array of zeros that begins with the bytes of `source`, a contiguous buffer in the same order.
 #[pyfunction]
-#[pyo3(signature = (name, lengths, dtype, order, *, source=None, replace=false, sparse=false, permissions=0o600, keep_fd=false))]
+#[pyo3(signature = (
+    name, lengths, dtype, order, *, source=None, directory=None, replace=false, sparse=false, permissions=0o600, keep_fd=false
+))]
 #[allow(clippy::too_many_arguments)] // Python gives them by name
 pub(crate) fn create(
     py: Python<'_>,
@@ -412,6 +414,7 @@ pub(crate) fn create(
     dtype: &str,
     order: &str,
     source: Option<PyBuffer<u8>>,
+    directory: Option<PathBuf>,
     replace: bool,
     sparse: bool,
     permissions: u32,
@@ -420,12 +423,13 @@ pub(crate) fn create(
     let element = ElementType::parse(dtype).map_err(|error| exception(py, &error))?;
     let shape = Shape { element, lengths: lengths_of(py, lengths)?, order: order_of(order)? };
     let mode = if replace { CreationMode::Replace } else { CreationMode::CreateNew };
-    let how = Creation { mode, sparse, permissions, keep_fd };
+    let how = Creation { directory: directory.map(directory_at), mode, sparse, permissions, keep_fd };
     let created = match source {
         // The interpreter stays locked during the copy, so that Python code cannot change the source meanwhile.
-        Some(source) => {
-            memory::create(name, &shape, &how, |bytes| source.copy_to_slice(py, bytes).map_err(Failed::Python))
-        }
+        Some(source) => memory::create(name, &shape, &how, |bytes| {
+            let length = source.item_count().min(bytes.len());
+            source.copy_to_slice(py, &mut bytes[..length]).map_err(Failed::Python)
+        }),
         None => py.detach(|| memory::create(name, &shape, &how, |_| Ok(()))),
     };
     match created {
@@ -433,6 +437,17 @@ pub(crate) fn create(
         Err(Failed::Library(error)) => Err(exception(py, &error)),
         Err(Failed::Python(error)) => Err(error),
     }
+}
+
+fn directory_at(path: PathBuf) -> Directory {
+    Directory::new(path.display().to_string(), path)
+}
+
+/// Returns whether arrays are created in emulated shared memory by default, and the path of its directory.
+#[pyfunction]
+pub(crate) fn emulation(py: Python<'_>) -> PyResult<(bool, PathBuf)> {
+    let find = || Ok((default_backend()?.name() == "emulated", Directory::emulated_path()?));
+    py.detach(find).map_err(|error: Error| exception(py, &error))
 }
 
 /// Why an array was not created.
@@ -465,7 +480,7 @@ pub(crate) fn open(
     let element = dtype.map(ElementType::parse).transpose().map_err(|error| exception(py, &error))?;
     let lengths = lengths.map(|lengths| lengths_of(py, lengths)).transpose()?;
     let order = order.map(order_of).transpose()?;
-    let directory = directory.map(|path| Directory::new(path.display().to_string(), path));
+    let directory = directory.map(directory_at);
     let how = Opening { readonly, keep_fd, reinterpret };
     let (memory, mut shape) = py
         .detach(|| memory::open(directory, name, element, lengths, order, &how))

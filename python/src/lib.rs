@@ -22,7 +22,9 @@ use pyo3::prelude::*;
 #[pymodule]
 mod _core {
     #[pymodule_export]
-    use super::array::{Attachment, RawArray, attached, create, forked, listing, open, open_bytes, reclaim, unlink};
+    use super::array::{
+        Attachment, RawArray, attached, create, emulation, forked, listing, open, open_bytes, reclaim, unlink,
+    };
     #[pymodule_export]
     use super::guard::{Lock, View};
     #[pymodule_export]

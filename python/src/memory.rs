@@ -212,6 +212,8 @@ pub(crate) fn name_of_order(order: Order) -> &'static str {
 
 /// How an array is created.
 pub(crate) struct Creation {
+    /// `None` is the default directory.
+    pub(crate) directory: Option<Directory>,
     pub(crate) mode: CreationMode,
     pub(crate) sparse: bool,
     pub(crate) permissions: u32,
@@ -233,6 +235,9 @@ pub(crate) fn create<E: From<Error>>(
             .pages(pages)
             .permissions(how.permissions)
             .keep_fd(how.keep_fd);
+        if let Some(directory) = &how.directory {
+            options = options.backend(directory.clone());
+        }
         if shape.element.is_bool {
             options = options.note(BOOL_NOTE.0, BOOL_NOTE.1);
         }
