@@ -7,10 +7,10 @@ use std::collections::HashMap;
 use std::io::{self, Write};
 use std::time::{Duration, SystemTime};
 
-use ndarray_shm::backend::DirectoryEntry;
+use ndarray_shm::backend::{DirectoryEntry, EntryKind};
 use ndarray_shm::counted::{Reclaim, Removed, RemovedKind};
-use ndarray_shm::{Directory, Error};
-use ndarray_shm_volume::remove_upload_lock;
+use ndarray_shm::{Directory, Error, Location};
+use ndarray_shm_volume::{is_nameless_download, remove_nameless_download, remove_upload_lock};
 use serde::Serialize;
 
 use crate::cli::GcArgs;
@@ -48,7 +48,7 @@ struct RemovedFile {
     backend: String,
     path: String,
     /// "counted", "arena", "counters", "partial" (a renderbuffer without its ledger), "ledger" (a ledger without its
-    /// renderbuffer), "draft" or "lock".
+    /// renderbuffer), "draft", "lock" or "download" (what a killed download without a name had painted).
     kind: &'static str,
     /// Bytes of memory or disk that it occupied.
     bytes: u64,
@@ -115,23 +115,32 @@ impl GcReport {
         for (name, error) in reclaimed.failed {
             self.refuse(backend, owner_of(&name), name, error);
         }
-        self.remove_locks(backend, args)?;
+        self.remove_of_volumes(backend, args)?;
         self.look_at_the_rest(backend, args)
     }
 
-    /// Removes the locks that killed uploads have left.
-    fn remove_locks(&mut self, backend: &Directory, args: &GcArgs) -> Result<(), Failure> {
-        for entry in backend.list()?.into_iter().filter(places::is_lock) {
+    /// Removes the locks that killed uploads have left, and what killed downloads without a name had painted.
+    fn remove_of_volumes(&mut self, backend: &Directory, args: &GcArgs) -> Result<(), Failure> {
+        for entry in backend.list()? {
+            let is_download = |location: Location| is_nameless_download(location.as_str());
+            let kind = if places::is_lock(&entry) {
+                "lock"
+            } else if entry.kind == EntryKind::Partial && entry.location().is_some_and(is_download) {
+                "download"
+            } else {
+                continue;
+            };
             let is_young = age(&entry) < args.older_than.unwrap_or_default();
             let owner = host::FILES_HAVE_OWNERS.then_some(entry.owner);
             let (false, true, Some(location)) = (is_young, may_remove(owner), entry.location()) else { continue };
-            match remove_upload_lock(backend, &location, args.dry_run) {
+            let remove = if kind == "lock" { remove_upload_lock } else { remove_nameless_download };
+            match remove(backend, &location, args.dry_run) {
                 Ok(false) | Err(Error::NotFound { .. }) => {}
                 Ok(true) => self.removed.push(RemovedFile {
                     path: backend.path().join(&entry.name).display().to_string(),
                     name: entry.name,
                     backend: backend.name().to_owned(),
-                    kind: "lock",
+                    kind,
                     bytes: entry.allocated,
                 }),
                 Err(error) => self.refuse(backend, owner, entry.name, error),
@@ -197,6 +206,7 @@ impl GcReport {
                 "partial" => ", a renderbuffer without ledger",
                 "ledger" => ", a ledger without renderbuffer",
                 "lock" => ", a lock of uploads",
+                "download" => ", a download without a name",
                 _ => "",
             };
             writeln!(out, "{done} {} ({backend}{what}, {})", units::printable(name), units::size(*bytes))?;

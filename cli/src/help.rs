@@ -374,15 +374,15 @@ Removes:
     (--in-flight: unless they are kept)
   - drafts of dead creators, if older than a minute
   - renderbuffers that a killed process left without ledger or without payload, so that they cannot be resumed
-  - locks that killed uploads left behind
+  - locks that killed uploads left behind, and what killed downloads without a name had painted
 It is safe at any time: it never touches what is in use, plain arrays, renderbuffers that can be resumed, or other programs'
 files. A program that takes no lock, such as NumPy alone, does not count as attached; it keeps the bytes even so. Nothing to
 do is a success. Files of other users that this user may not inspect or remove are not failures.
 
 Fields of --json:
   dry_run            whether this was a dry run, which removes nothing
-  removed            name, backend, path, kind (\"counted\", \"arena\", \"counters\", \"partial\", \"ledger\", \"draft\" or
-                     \"lock\") and bytes of each file that was removed, or would be
+  removed            name, backend, path, kind (\"counted\", \"arena\", \"counters\", \"partial\", \"ledger\", \"draft\",
+                     \"lock\" or \"download\") and bytes of each file that was removed, or would be
   bytes              sum of these bytes
   in_use             number of counted arrays and arenas with attached processes
   kept               number of those without attached processes that are kept

@@ -14,27 +14,34 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from . import _core, _program, in_flight
+from . import _core, _program, in_flight, shards
+from . import multiprocessing as multiprocessing
 from ._array import Array
 from ._attach import create, from_array, open
 from ._core import attached, unlink
 from ._errors import (
     AlreadyExists,
+    Cancelled,
+    ChunkError,
     HandleExpired,
     Incomplete,
     InUse,
     InvalidArgument,
     Mismatch,
+    MissingChunk,
     NdshmError,
     NoSpace,
     NotAnArray,
+    NotAVolume,
     NotDescribed,
     NotFound,
     PaintError,
     PermissionDenied,
+    StoreError,
     TimedOut,
     TooManyHandles,
     TooManyOpenFiles,
+    TransferWarning,
     Unlinked,
     Unsupported,
     ViewOutlivesGuard,
@@ -42,14 +49,35 @@ from ._errors import (
     WouldDeadlock,
 )
 from ._guard import Guard, strict
+from ._job import Progress
 from ._program import doctor
 from ._render import Claim, RenderBuffer, paint
 from ._share import get_all_sharing_strategies, get_sharing_strategy, set_sharing_strategy, share, share_zeros
+from ._shared_list import SharedList
+from ._shared_memory import SharedMemory
+from ._volumes import (
+    Download,
+    DownloadReport,
+    Scale,
+    Upload,
+    UploadReport,
+    Volume,
+    VolumeInfo,
+    create_volume,
+    download,
+    info,
+    upload,
+)
 
+# Without `multiprocessing`: `from ndshm import *` would hide the standard library's module.
 __all__ = [
     "AlreadyExists",
     "Array",
+    "Cancelled",
+    "ChunkError",
     "Claim",
+    "Download",
+    "DownloadReport",
     "Guard",
     "HandleExpired",
     "InUse",
@@ -57,38 +85,55 @@ __all__ = [
     "InvalidArgument",
     "Listed",
     "Mismatch",
+    "MissingChunk",
     "NdshmError",
     "NoSpace",
+    "NotAVolume",
     "NotAnArray",
     "NotDescribed",
     "NotFound",
     "PaintError",
     "PermissionDenied",
+    "Progress",
     "RenderBuffer",
+    "Scale",
+    "SharedList",
+    "SharedMemory",
+    "StoreError",
     "TimedOut",
     "TooManyHandles",
     "TooManyOpenFiles",
+    "TransferWarning",
     "Unlinked",
     "Unsupported",
+    "Upload",
+    "UploadReport",
     "ViewOutlivesGuard",
+    "Volume",
+    "VolumeInfo",
     "WouldBlock",
     "WouldDeadlock",
     "attached",
     "create",
+    "create_volume",
     "doctor",
+    "download",
     "from_array",
     "gc",
     "get_all_sharing_strategies",
     "get_sharing_strategy",
     "in_flight",
+    "info",
     "ls",
     "open",
     "paint",
     "set_sharing_strategy",
+    "shards",
     "share",
     "share_zeros",
     "strict",
     "unlink",
+    "upload",
 ]
 
 

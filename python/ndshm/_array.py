@@ -108,7 +108,7 @@ class Array(_core.RawArray):
 
     def __repr__(self) -> str:
         state = ", closed" if self.closed else ", read-only" if self.readonly else ""
-        kind = "counted" if self.is_counted else repr(self.name)
+        kind = "counted" if self.is_counted else repr(self.name) if self.name else "nameless"
         return f"<ndshm.Array {kind}: {self.dtype_name} {self.shape} order {self.order}{state}>"
 
     def _repr_html_(self) -> str:
@@ -127,6 +127,8 @@ class Array(_core.RawArray):
     def __reduce__(self) -> tuple[Any, ...]:
         if self.is_counted:
             return _receive, (_handle(self, True), _machine(), self.dtype_name)
+        if not self.name:
+            raise NdshmError("this array has no name, so no other process can open it: download it under a name, or send ndshm.share(array)")
         # A plain array is pickled as its name and layout: the receiver attaches to the array that has the name at that time.
         place = (os.fspath(self.directory), self.shape, self.dtype_name, self.order, self.readonly)
         return _attach_pickled, (self.name, _machine(), *place)

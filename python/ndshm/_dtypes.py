@@ -27,6 +27,11 @@ _KNOWN = frozenset(_NAMES.values())
 _BUILTINS: dict[type, str] = {float: "<f8", int: "<i8", bool: "|b1", complex: "<c16"}
 
 
+def shareable(dtype: Any) -> bool:
+    """Return whether a numpy dtype is the same after it was stored by name. ``bfloat16`` would become ``uint16``."""
+    return dtype.isbuiltin == 1 and dtype.str in _KNOWN
+
+
 def name_of(dtype: Any) -> str:
     """Return the library's name of a dtype: a numpy dtype or scalar type, a name, or ``bool``, ``int``, ``float``, ``complex``.
 

@@ -8,21 +8,27 @@ from __future__ import annotations
 
 __all__ = [
     "AlreadyExists",
+    "Cancelled",
+    "ChunkError",
     "HandleExpired",
     "InUse",
     "Incomplete",
     "InvalidArgument",
     "Mismatch",
+    "MissingChunk",
     "NdshmError",
     "NoSpace",
+    "NotAVolume",
     "NotAnArray",
     "NotDescribed",
     "NotFound",
     "PaintError",
     "PermissionDenied",
+    "StoreError",
     "TimedOut",
     "TooManyHandles",
     "TooManyOpenFiles",
+    "TransferWarning",
     "Unlinked",
     "Unsupported",
     "ViewOutlivesGuard",
@@ -61,6 +67,26 @@ class InUse(NdshmError, RuntimeError):
 
 class PaintError(NdshmError, RuntimeError):
     """The function of `paint` raised an exception in a worker, or all workers died. The text has the worker's traceback."""
+
+
+class Cancelled(NdshmError, RuntimeError):
+    """The download or upload was cancelled."""
+
+
+class NotAVolume(NdshmError, ValueError):
+    """The path or URL does not lead to a volume, or the volume's description is damaged."""
+
+
+class ChunkError(NdshmError, OSError):
+    """A stored chunk cannot be read or decoded."""
+
+
+class MissingChunk(ChunkError):
+    """A chunk is not stored, and neither the volume nor the caller gives a value for its elements."""
+
+
+class StoreError(NdshmError, OSError):
+    """The directory or server that has a volume does not answer, or refuses the request."""
 
 
 class NotAnArray(NdshmError, ValueError):
@@ -109,6 +135,10 @@ class TooManyOpenFiles(NdshmError, OSError):
 
 class Unsupported(NdshmError, NotImplementedError):
     """The platform or file system cannot do it."""
+
+
+class TransferWarning(RuntimeWarning):
+    """Something went wrong in a download or upload that did not stop it, such as the loss of one of several workers."""
 
 
 class ViewOutlivesGuard(RuntimeWarning):

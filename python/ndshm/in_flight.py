@@ -34,11 +34,16 @@ _LONGEST = 7 * 24 * 3600.0
 #: How long the pickles of a process that has ended can still be loaded.
 _AFTER_EXIT = 30.0
 
+#: The least number of handles at which those of freed arrays are looked for.
+_MANY = 1024
+
 
 # An array's random number, and whether the handle is reusable.
 _Key = tuple[str, bool]
-# Every handle that has not expired, with its end and key. The one that was renewed last is the last.
-_issued: dict[str, tuple[float, _Key]] = {}
+# Every handle that has not expired, with its end, its key, and the path of its array. The one that was renewed last is the last.
+_issued: dict[str, tuple[float, _Key, str]] = {}
+# The number of handles at which those of freed arrays are forgotten, so that a process that sends many arrays does not grow.
+_most = _MANY
 # The handle that the next pickle renews.
 _current: dict[_Key, str] = {}
 # Reentrant, because a finalizer or a signal handler that runs meanwhile may pickle too.
@@ -70,14 +75,25 @@ def issue(array: Array, reusable: bool) -> str:
             text = array.issue(reusable, seconds)
         _current[key] = text
         _issued.pop(text, None)
-        _issued[text] = now + seconds, key
+        _issued[text] = now + seconds, key, os.path.join(array.directory, array.name)
         while (oldest := next(iter(_issued))) != text and _issued[oldest][0] <= now:
             _forget(oldest)
+        if len(_issued) > _most:
+            _forget_freed()
     return text
 
 
+def _forget_freed() -> None:
+    """Forget the handles of arrays that have gone. The limit grows with what is left, so that the cost for each handle is constant."""
+    global _most
+    for text, (_, _, path) in list(_issued.items()):
+        if text in _issued and not os.path.exists(path):
+            _forget(text)
+    _most = max(_MANY, 2 * len(_issued))
+
+
 def _forget(text: str) -> None:
-    _, key = _issued.pop(text)
+    _, key, _ = _issued.pop(text)
     if _current.get(key) == text:
         del _current[key]
 

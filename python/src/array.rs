@@ -6,8 +6,10 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use ndarray_shm::backend::EntryKind;
 use ndarray_shm::counted::{HandleOptions, Reclaim};
 use ndarray_shm::{Access, CreationMode, Directory, Error, Order, Result, default_backend};
+use ndarray_shm_volume::remove_nameless_download;
 use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::{PyBufferError, PyValueError};
 use pyo3::ffi;
@@ -65,9 +67,14 @@ pub(crate) fn forked() {
     FORKS.fetch_add(1, Ordering::Relaxed);
 }
 
+/// Returns how often this process and its ancestors were forked children.
+pub(crate) fn forks() -> u32 {
+    FORKS.load(Ordering::Relaxed)
+}
+
 impl Attached {
     fn new(memory: Arc<dyn Memory>) -> Self {
-        Self { memory, forks: FORKS.load(Ordering::Relaxed), private: false }
+        Self { memory, forks: forks(), private: false }
     }
 
     /// Returns whether the memory must be attached anew before it is used, and whether through a private mapping.
@@ -79,7 +86,7 @@ impl Attached {
         let frozen = self.memory.counted()?.is_frozen();
         if frozen && !self.private {
             Some(Outdated::Frozen)
-        } else if self.forks != FORKS.load(Ordering::Relaxed) {
+        } else if self.forks != forks() {
             Some(Outdated::Inherited)
         } else {
             None
@@ -101,7 +108,7 @@ impl RawArray {
         self.attached.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn memory(&self, py: Python<'_>) -> PyResult<Arc<dyn Memory>> {
+    pub(crate) fn memory(&self, py: Python<'_>) -> PyResult<Arc<dyn Memory>> {
         loop {
             let (memory, outdated, private) = {
                 let attached = self.attached();
@@ -110,7 +117,7 @@ impl RawArray {
             };
             let (Some(outdated), Some(counted)) = (outdated, memory.counted()) else { return Ok(memory) };
             // Attaching may wait for another process. Neither the interpreter nor the lock on this array is held meanwhile.
-            let forks = FORKS.load(Ordering::Relaxed);
+            let forks = forks();
             let private_now = private || matches!(outdated, Outdated::Frozen);
             let fresh = py.detach(|| if private_now { counted.private() } else { counted.again() });
             let fresh = match (fresh, outdated) {
@@ -127,11 +134,18 @@ impl RawArray {
         }
     }
 
+    pub(crate) fn layout(&self) -> &Shape {
+        &self.shape
+    }
+
     fn closed_error(&self) -> PyErr {
         if self.is_counted {
             return PyValueError::new_err("the array is closed: receive or share it again");
         }
         let name = &self.name;
+        if name.is_empty() {
+            return PyValueError::new_err("the array is closed, and it had no name: download it again");
+        }
         PyValueError::new_err(format!("`{name}` is closed: open it again with ndshm.open({name:?})"))
     }
 
@@ -451,6 +465,13 @@ pub(crate) fn open(
     Ok(Attachment::new(memory, shape))
 }
 
+/// Opens the bytes of an array, whatever its element type is.
+#[pyfunction]
+pub(crate) fn open_bytes(py: Python<'_>, name: &str) -> PyResult<Attachment> {
+    let opened = py.detach(|| memory::open_bytes(name));
+    opened.map(|(memory, shape)| Attachment::new(memory, shape)).map_err(|error| exception(py, &error))
+}
+
 /// Removes a name, and returns whether it existed.
 #[pyfunction]
 pub(crate) fn unlink(py: Python<'_>, name: &str) -> PyResult<bool> {
@@ -498,7 +519,18 @@ pub(crate) fn listing(
 /// Removes the names of orphans in the default directory, and returns them.
 #[pyfunction]
 pub(crate) fn reclaim(py: Python<'_>, dry_run: bool, in_flight: bool) -> PyResult<Vec<String>> {
-    let run = || Reclaim::new().dry_run(dry_run).in_flight(in_flight).run(&default_backend()?);
-    let found = py.detach(run).map_err(|error: Error| exception(py, &error))?;
-    Ok(found.removed.into_iter().map(|removed| removed.name).collect())
+    let run = || {
+        let directory = default_backend()?;
+        let found = Reclaim::new().dry_run(dry_run).in_flight(in_flight).run(&directory)?;
+        let mut names: Vec<String> = found.removed.into_iter().map(|removed| removed.name).collect();
+        for entry in directory.list()?.into_iter().filter(|entry| entry.kind == EntryKind::Partial) {
+            let Some(location) = entry.location() else { continue };
+            // An error means that it is gone, or another user's.
+            if remove_nameless_download(&directory, &location, dry_run).unwrap_or(false) {
+                names.push(entry.name);
+            }
+        }
+        Ok(names)
+    };
+    py.detach(run).map_err(|error: Error| exception(py, &error))
 }

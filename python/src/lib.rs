@@ -1,28 +1,38 @@
 //! `ndshm._core`: the arrays of `ndarray-shm` for the Python package in `python/ndshm`.
 //!
 //! Memory of a type known at run time (`memory`), counted arrays (`shared`), the class that Python's `Array` derives from (`array`),
-//! renderbuffers (`render`), views that live as long as a lock (`guard`), the buffer protocol for both (`export`), DLPack (`dlpack`), and
-//! exceptions (`errors`). What can be written in Python is written there.
+//! renderbuffers (`render`), views that live as long as a lock (`guard`), the buffer protocol for both (`export`), DLPack (`dlpack`), work in
+//! threads of its own (`job`), volumes (`volume`), downloads and uploads (`transfer`), and exceptions (`errors`). What can be written in
+//! Python is written there.
 
 mod array;
 mod dlpack;
 mod errors;
 mod export;
 mod guard;
+mod job;
 mod memory;
 mod render;
 mod shared;
+mod transfer;
+mod volume;
 
 use pyo3::prelude::*;
 
 #[pymodule]
 mod _core {
     #[pymodule_export]
-    use super::array::{Attachment, RawArray, attached, create, forked, listing, open, reclaim, unlink};
+    use super::array::{Attachment, RawArray, attached, create, forked, listing, open, open_bytes, reclaim, unlink};
     #[pymodule_export]
     use super::guard::{Lock, View};
+    #[pymodule_export]
+    use super::job::Job;
     #[pymodule_export]
     use super::render::{RawBuffer, RawClaim, join_render, render};
     #[pymodule_export]
     use super::shared::{expire, receive, revoke, set_manager, share, strategies};
+    #[pymodule_export]
+    use super::transfer::{download, upload};
+    #[pymodule_export]
+    use super::volume::{RawVolume, missing_markers, new_volume, shard_from_environment, write_marker};
 }

@@ -65,8 +65,45 @@ impl<T: Element, D: Dimension> Memory for SharedArray<T, D> {
     }
 }
 
+/// A plain array without a name.
+pub(crate) struct Nameless<T: Element>(pub(crate) SharedArray<T, IxDyn>);
+
+impl<T: Element> Memory for Nameless<T> {
+    fn pointer(&self) -> *mut u8 {
+        Memory::pointer(&self.0)
+    }
+
+    fn name(&self) -> &'static str {
+        ""
+    }
+
+    fn directory(&self) -> &Directory {
+        Memory::directory(&self.0)
+    }
+
+    fn is_readonly(&self) -> bool {
+        Memory::is_readonly(&self.0)
+    }
+
+    fn unlink(&self) -> Result<bool> {
+        Ok(false)
+    }
+
+    fn lock(
+        &self,
+        access: Access,
+        limit: Option<Duration>,
+        keep_waiting: &mut dyn FnMut() -> bool,
+    ) -> Result<ArrayLock> {
+        SharedArray::lock(&self.0, access, limit, keep_waiting)
+    }
+}
+
 /// The key and text of the note that marks an array of `u8` as an array of booleans.
 pub(crate) const BOOL_NOTE: (&str, &str) = ("numpy", "|b1");
+
+/// The note that an array has if it was downloaded from a volume of booleans.
+pub(crate) const BOOL_OF_VOLUME: (&str, &str) = ("elements", "bool");
 
 /// An element type as Python names it: one of the library's, or `|b1`, which the library stores as `|u1`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -86,7 +123,8 @@ impl ElementType {
 
     /// Returns the element type that a description names.
     pub(crate) fn described(found: &Description) -> Self {
-        let is_bool = found.dtype() == DType::U8 && found.note(BOOL_NOTE.0) == Some(BOOL_NOTE.1);
+        let noted = |(key, text): (&str, &str)| found.note(key) == Some(text);
+        let is_bool = found.dtype() == DType::U8 && (noted(BOOL_NOTE) || noted(BOOL_OF_VOLUME));
         Self { dtype: found.dtype(), is_bool }
     }
 
@@ -261,4 +299,12 @@ pub(crate) fn open(
         Arc::new(how.options::<T, IxDyn>(directory).open(name, dimensions)?)
     }, else => unreachable!("all features of elements are enabled"));
     Ok((memory, shape))
+}
+
+/// Opens the bytes of a plain array, whatever its element type is.
+pub(crate) fn open_bytes(name: &str) -> Result<(Arc<dyn Memory>, Shape)> {
+    let (array, _) = AttachOptions::<SharedArray<u8, Ix1>>::new().open_bytes(name)?;
+    let element = ElementType { dtype: DType::U8, is_bool: false };
+    let shape = Shape { element, lengths: array.shape().to_vec(), order: Order::C };
+    Ok((Arc::new(array), shape))
 }

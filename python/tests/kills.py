@@ -1,7 +1,8 @@
 """Kills processes that share arrays: `python kills.py --seed S --kills N`. Prints how many names and wrong elements are left.
 
 Each round has three forked processes in a ring. Each of them shares new arrays, sends them on to the next one through pipes, by the pickle of
-multiprocessing or by one that can be loaded again and again, checks what it receives, and drops it. Two of them are killed by SIGKILL at a
+multiprocessing or by one that can be loaded again and again, checks what it receives, and drops it. It sends numpy arrays too, which
+`ndshm.multiprocessing` copies into shared memory. Two of them are killed by SIGKILL at a
 random moment, and the third ends by itself. Then `gc` must find everything that is left.
 """
 
@@ -31,20 +32,22 @@ SIZE = 5000
 def work(inbox: Connection, outbox: Connection, seed: int, stop: int, report: Path) -> None:
     """A process of the ring. It reports each array that has wrong elements."""
     rng = random.Random(seed)
-    held: list[tuple[ndshm.Array, int]] = []
+    held: list[tuple[ndshm.Array | np.ndarray, int]] = []
     try:
         while not select.select([stop], [], [], 0)[0]:
             if rng.random() < 0.2 or not inbox.poll(0.001):
                 value = rng.randrange(1 << 30)
-                array = ndshm.share(np.full(SIZE, value, "i4"), rng.choice(["file_system", "file_descriptor"]))
+                array = np.full(SIZE, value, "i4")
+                if rng.random() < 0.6:
+                    array = ndshm.share(array, rng.choice(["file_system", "file_descriptor"]))
             else:
                 array, value = pickle.loads(inbox.recv_bytes())
                 wrong = int((array[...] != value).sum())
                 if wrong:
-                    report.write_text(f"{array.name}: {wrong} elements are not {value}")
+                    report.write_text(f"{array!r}: {wrong} elements are not {value}")
             held.append((array, value))
             if rng.random() < 0.8:
-                reusable = rng.random() < 0.3
+                reusable = isinstance(array, ndshm.Array) and rng.random() < 0.3
                 message = (array, value)
                 outbox.send_bytes(pickle.dumps(message) if reusable else ForkingPickler.dumps(message))
             if len(held) > 5:
@@ -59,6 +62,7 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=1000)
     options = parser.parse_args()
     rng = random.Random(options.seed)
+    ndshm.multiprocessing.install(threshold=1)
     context = multiprocessing.get_context("fork")
     rounds = kills = found = 0
     wrong: list[str] = []

@@ -96,7 +96,7 @@ pub use crate::bbox::{Bbox, BboxSpec};
 pub use crate::description::{DTYPE_NAMES, Encoding, NewVolume, ScaleInfo};
 pub use crate::download::{
     DownloadOptions, Downloaded, ProcessWorkers, Spent, Workers, download, download_to_file, download_to_shared_memory,
-    file_location, paint_as_worker,
+    download_with_report, file_location, is_nameless_download, paint_as_worker, remove_nameless_download,
 };
 pub use crate::error::{Error, ErrorKind, Result, StoreFailure};
 pub use crate::grid::Cells;

@@ -144,6 +144,25 @@ fn unused_locks_of_uploads_are_removed() {
 }
 
 #[test]
+fn what_a_killed_nameless_download_painted_is_removed() {
+    let scene = Scene::new();
+    let begin = |name: &str| {
+        let options = RenderOptions::new().backend(scene.backend());
+        options.create::<u8, _>(name, ndarray::Ix1(8), ndarray::Ix1(4), "").expect("a renderbuffer")
+    };
+    drop(begin("named"));
+    let painting = begin("ndshm-download-7-1f-0");
+    assert_eq!(removed(&gc(&scene, &[])), [""; 0], "it is being painted");
+    drop(painting);
+    let files = scene.files();
+    assert_eq!(removed(&gc(&scene, &["--dry-run"])).len(), 1);
+    assert_eq!(scene.files(), files, "a dry run removes nothing");
+    let text = run(&mut scene.ndshm(["gc", "--backend", "emulated"])).expect_code(0).out;
+    assert!(text.contains("ndshm-download-7-1f-0 (emulated, a download without a name, "), "{text}");
+    assert_eq!(scene.files(), [".ndshm-ledger-named", ".ndshm-part-named"], "that one can be resumed");
+}
+
+#[test]
 fn empty_directory_has_nothing_to_remove() {
     let scene = Scene::new();
     let text = run(&mut scene.ndshm(["gc", "--backend", "emulated"])).expect_code(0).out;

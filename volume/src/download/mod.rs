@@ -27,7 +27,9 @@ use ndarray_shm::{
 };
 
 pub use self::options::{DownloadOptions, Workers};
-pub use self::other_places::{download, download_to_file, file_location};
+pub use self::other_places::{
+    download, download_to_file, download_with_report, file_location, is_nameless_download, remove_nameless_download,
+};
 pub use self::processes::ProcessWorkers;
 pub use self::spent::Spent;
 use crate::bbox::{Bbox, to_usize};

@@ -18,7 +18,7 @@ use crate::volume::ChunkSource;
 /// Returns an ordinary [`SharedArray`] that keeps a descriptor, through which its guards work without a name. During painting,
 /// worker processes find it by the name that [`ProcessWorkers::with_location`](crate::ProcessWorkers::with_location) passes
 /// them. Unfinished work is never kept for another run, because its name would be unknown. (If the process is killed meanwhile,
-/// `ndshm gc` reclaims what it had painted.)
+/// `ndshm gc` removes what it had painted, as [`remove_nameless_download`] does.)
 ///
 /// # Errors
 ///
@@ -49,6 +49,19 @@ pub fn download<T: Element, D: Dimension>(
     bbox: &Bbox,
     options: &DownloadOptions<'_>,
 ) -> Result<SharedArray<T, D>> {
+    download_with_report(source, bbox, options).map(|(array, _)| array)
+}
+
+/// Like [`download`], and also reports what was done. The report's [`open`](Downloaded::open) finds no array, because the name is gone.
+///
+/// # Errors
+///
+/// Those of [`download`].
+pub fn download_with_report<T: Element, D: Dimension>(
+    source: &dyn ChunkSource,
+    bbox: &Bbox,
+    options: &DownloadOptions<'_>,
+) -> Result<(SharedArray<T, D>, Downloaded)> {
     let location = unique()?;
     let meta = source.meta();
     // Checked before anything is painted.
@@ -69,8 +82,8 @@ pub fn download<T: Element, D: Dimension>(
     let done = download_as(source, bbox, &location, options, &backend, false)?;
     let arrays = AttachOptions::<SharedArray<T, D>>::new().backend(backend.clone()).keep_fd(true);
     let array = arrays.open(&location, dim.set_f(options.order == Order::F))?;
-    drop((done, unnamed));
-    Ok(array)
+    drop(unnamed);
+    Ok((array, done))
 }
 
 /// Removes the array's name, or the unfinished buffer, when dropped: also on an error or a panic.
@@ -87,12 +100,36 @@ impl Drop for Unnamed<'_> {
     }
 }
 
+/// The beginning of the names under which nameless downloads are painted.
+const PREFIX: &str = "ndshm-download-";
+
+/// Whether a name is one under which [`download`] paints.
+pub fn is_nameless_download(name: &str) -> bool {
+    let parts = name.strip_prefix(PREFIX).map(|rest| rest.split('-').collect::<Vec<_>>());
+    let is_number = |part: &str, digits: fn(&u8) -> bool| !part.is_empty() && part.bytes().all(|byte| digits(&byte));
+    matches!(parts.as_deref(), Some([process, time, count]) if is_number(process, u8::is_ascii_digit)
+        && is_number(time, u8::is_ascii_hexdigit) && is_number(count, u8::is_ascii_digit))
+}
+
+/// Removes what a killed [`download`] had painted, which cannot be resumed. A `dry_run` removes nothing. Returns whether it was, or would
+/// be, removed: not while its process or one of its workers lives.
+///
+/// # Errors
+///
+/// Those of [`render::attached`] and [`render::discard`]; `NotFound` if it no longer exists.
+pub fn remove_nameless_download(backend: &Directory, location: &Location, dry_run: bool) -> ndarray_shm::Result<bool> {
+    if !is_nameless_download(location.as_str()) || render::attached(backend, location)? {
+        return Ok(false);
+    }
+    Ok(dry_run || render::discard(backend, location)?)
+}
+
 /// Returns a name that no other download uses.
 fn unique() -> Result<Location> {
     static COUNT: AtomicU64 = AtomicU64::new(0);
     let nanoseconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_nanos());
     let count = COUNT.fetch_add(1, Ordering::Relaxed);
-    Ok(Location::new(&format!("ndshm-download-{}-{nanoseconds:x}-{count}", std::process::id()))?)
+    Ok(Location::new(&format!("{PREFIX}{}-{nanoseconds:x}-{count}", std::process::id()))?)
 }
 
 /// Paints a region of a volume into a file that holds only the elements, in the chosen order.
@@ -161,4 +198,19 @@ pub fn file_location(path: &Path) -> Result<(Directory, Location)> {
         return Err(Error::io("opening the directory", parent, error));
     }
     Ok((Directory::new("file", directory), location))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_nameless_downloads_are_recognised() {
+        assert!(is_nameless_download(unique().expect("a name").as_str()));
+        for other in
+            ["ndshm-download-1-2", "ndshm-download-1-2-3-4", "ndshm-download-x-2-3", "em", "ndshm-download--2-3"]
+        {
+            assert!(!is_nameless_download(other), "{other}");
+        }
+    }
 }

@@ -16,6 +16,27 @@ pub(crate) fn while_wanted<R>(flags: [&StopFlag; 2], work: impl FnOnce() -> R) -
     work()
 }
 
+impl StopFlag {
+    /// Runs `work` on this thread. While it runs, waits for a server end with an error within a second after this flag was raised.
+    ///
+    /// Downloads and uploads need no such care: they stop by the flag of their options. It is for what has no options, such as
+    /// opening a volume, which would otherwise wait until a silent server times out.
+    ///
+    /// # Examples
+    ///
+    /// ```no_run
+    /// use ndarray_shm_volume::{StopFlag, open_volume};
+    ///
+    /// let stop = StopFlag::new();
+    /// // Another thread may raise the flag meanwhile.
+    /// let volume = stop.run(|| open_volume("precomputed://https://host/em"))?;
+    /// # Ok::<(), ndarray_shm_volume::Error>(())
+    /// ```
+    pub fn run<R>(&self, work: impl FnOnce() -> R) -> R {
+        while_wanted([self, self], work)
+    }
+}
+
 /// Returns whether this thread has flags, and whether one of them is raised.
 #[cfg(feature = "remote")]
 pub(super) fn heeds() -> (bool, bool) {

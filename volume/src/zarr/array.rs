@@ -10,7 +10,7 @@ use zarrs::plugin::PluginCreateError;
 use zarrs::storage::store::MemoryStore;
 
 use crate::bbox::{ranges_text, to_usize};
-use crate::error::{Cause, Error, ErrorKind, Result};
+use crate::error::{Cause, Error, ErrorKind, Result, StoreFailure};
 use crate::gzip;
 use crate::scratch::Scratch;
 use crate::store::{self, Store};
@@ -263,12 +263,28 @@ impl ZarrArray {
             });
         }
         if let Some(range) = range {
-            let bytes = self.store.get_range(key, range).map_err(|error| self.store_failed(error, stored, region))?;
+            let bytes = match self.store.get_range(key, range.clone()) {
+                // A plain web server may send whole objects only, and a chunk is small enough for that.
+                Err(error) if stored.in_shard.is_none() && self.sends_no_parts(&error) => {
+                    return self.fetch_whole(stored, region).map(|bytes| bytes.map(|bytes| part(bytes, &range)));
+                }
+                other => other.map_err(|error| self.store_failed(error, stored, region))?,
+            };
             if bytes.is_none() && stored.in_shard.is_some() {
                 return Err(self.chunk_failed(stored, region)("the shard is gone, though its index was here".into()));
             }
             return Ok(bytes);
         }
+        self.fetch_whole(stored, region)
+    }
+
+    /// Whether this is the error of a server that cannot send a part of an object.
+    fn sends_no_parts(&self, error: &Error) -> bool {
+        self.store.is_remote() && error.store_failure() == Some(StoreFailure::Unserved)
+    }
+
+    fn fetch_whole(&self, stored: &ChunkLocation, region: &[Range<i64>]) -> Result<Option<Vec<u8>>> {
+        let key = &stored.key;
         let (Expected::Exactly(limit) | Expected::AtMost(limit)) = self.chain.packed();
         let object = self.store.get_at_most(key, gzip::most_stored(limit));
         let Some(object) = object.map_err(|error| self.store_failed(error, stored, region))? else {
@@ -276,6 +292,15 @@ impl ZarrArray {
         };
         unwrapped(object, limit).map(Some).map_err(self.chunk_failed(stored, region))
     }
+}
+
+/// Returns these bytes of an object. They are fewer if the object is too short.
+fn part(mut bytes: Vec<u8>, range: &Range<u64>) -> Vec<u8> {
+    let at = |position: u64| usize::try_from(position).unwrap_or(usize::MAX).min(bytes.len());
+    let (start, end) = (at(range.start), at(range.end));
+    bytes.truncate(end);
+    bytes.drain(..start);
+    bytes
 }
 
 impl ChunkSource for ZarrArray {

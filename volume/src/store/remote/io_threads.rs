@@ -35,7 +35,7 @@ pub(super) struct IoThreads {
 static CURRENT: Mutex<Option<&'static IoThreads>> = Mutex::new(None);
 
 /// Time that a request may still take after a stop: an answer that has nearly arrived need not be requested again.
-const GRACE: Duration = Duration::from_secs(1);
+const GRACE: Duration = Duration::from_millis(500);
 
 /// Interval at which a waiting thread checks its flags.
 const LOOK: Duration = Duration::from_millis(50);

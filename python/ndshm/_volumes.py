@@ -1,0 +1,505 @@
+"""Chunked volumes, in directories and behind URLs: downloads into arrays, uploads from arrays."""
+
+from __future__ import annotations
+
+import operator
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+from . import _core, _program
+from ._array import Array
+from ._attach import open as open_array
+from ._dtypes import name_of
+from ._errors import InvalidArgument, Unsupported
+from ._guard import require_numpy
+from ._job import Work, run
+from ._region import RegionLike, slices_of, text_of
+
+if TYPE_CHECKING:
+    import numpy.typing
+
+_ENCODINGS = ("raw", "gzip", "zstd", "blosc", "jpeg", "png", "compressed_segmentation", "compressed_segmentation_gzip")
+_FORMATS = {"zarr3": ("zarr", 3), "zarr2": ("zarr", 2), "precomputed": ("precomputed", 1)}
+_KINDS = ("image", "segmentation")
+_MISSING = ("stored", "error", "fill")
+
+
+class Scale(NamedTuple):
+    """One scale of a volume, also called mip or level."""
+
+    key: str
+    """The volume's name of the scale."""
+    shape: tuple[int, ...]
+    """Elements along each axis."""
+    origin: tuple[int, ...]
+    """Coordinates of the first element."""
+    chunk: tuple[int, ...]
+    """Elements along each axis of a chunk, the unit of decoding."""
+    stored: tuple[int, ...]
+    """Elements along each axis of a stored object: a chunk, or a shard of many."""
+    dtype: str
+    """The element type, as in numpy's ``dtype.str``, or ``"bfloat16"``."""
+    axes: tuple[str, ...]
+    """The names of the axes. Empty if the volume does not name them."""
+    resolution: tuple[float, ...]
+    """The size of an element along each axis, in `unit`. Empty if the volume does not say."""
+    unit: str
+    """The unit of the resolution, such as ``"nm"``."""
+    kind: str | None
+    """``"image"`` or ``"segmentation"``, if the volume says."""
+    description: str
+    """The format in a few words."""
+
+    @property
+    def bounds(self) -> tuple[slice, ...]:
+        """The region of all elements."""
+        return tuple(slice(start, start + length) for start, length in zip(self.origin, self.shape, strict=True))
+
+
+class VolumeInfo(NamedTuple):
+    """What a volume is."""
+
+    url: str
+    """Its path or URL, without password."""
+    scales: tuple[Scale, ...]
+    """Its scales, the finest first."""
+
+
+class Volume:
+    """An open volume. Opening it once saves the requests for its description in each download.
+
+    It can be pickled: the receiver opens the same volume. (The pickle has the whole URL, with a password if there is one.)
+
+    Parameters
+    ----------
+    url
+        A path, or a URL: ``file://``, ``http://``, ``https://``, ``s3://``, ``gs://``, ``az://``, with ``precomputed://``, ``zarr://`` or
+        ``n5://`` in front to name the format.
+    mip
+        The number of the scale. 0 is the finest.
+
+    Raises
+    ------
+    NotFound, NotAVolume, Unsupported, InvalidArgument
+        There is no volume, something else is there, it needs what this library lacks, or it has no such scale.
+    StoreError, PermissionDenied
+        The server does not answer, or refuses.
+    """
+
+    __slots__ = ("_raw", "_url")
+
+    def __init__(self, url: str | os.PathLike[str], mip: int = 0) -> None:
+        self._url = _absolute(url)
+        self._raw = _core.RawVolume(self._url, _number(mip, "mip"))
+        run(self._raw.open())
+
+    @property
+    def mip(self) -> int:
+        """The number of the scale."""
+        return self._raw.mip
+
+    @property
+    def url(self) -> str:
+        """The path or URL, without password and query."""
+        return self._raw.url
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Volume, (self._url, self.mip)
+
+    def __repr__(self) -> str:
+        return f"<ndshm.Volume {self.url!r}: mip {self.mip}>"
+
+
+#: What `download` and `upload` accept: a path or URL, an open volume, or a ``CloudVolume``.
+VolumeLike: TypeAlias = str | os.PathLike[str] | Volume | Any
+
+
+class DownloadReport(NamedTuple):
+    """What a download did."""
+
+    chunks: int
+    """Chunks that the region touches."""
+    painted: int
+    """Chunks that this call painted."""
+    filled: int
+    """Those of them that are not stored."""
+    resumed: int
+    """Chunks that earlier calls had painted."""
+    nbytes: int
+    """Bytes of the array."""
+    fetched: int
+    """Bytes that were fetched, as they are stored. 0 if the volume is fetched and decoded in one step."""
+
+
+class UploadReport(NamedTuple):
+    """What an upload did."""
+
+    region: tuple[slice, ...]
+    """The region that was written."""
+    stored: int
+    """Objects that were stored."""
+    background: int
+    """Objects of only background, which were left out or removed."""
+    nbytes: int
+    """Bytes of the array that were written."""
+    stored_nbytes: int
+    """Bytes that were stored."""
+
+
+class Download(Work[Array]):
+    """A download that runs in the background. ``await`` it, or call `result`: both give the array.
+
+    It goes on if no caller waits for it. When the program ends, it is cancelled.
+    """
+
+    _report: DownloadReport | None = None
+
+    def _converted(self, taken: tuple[_core.Attachment, Sequence[Any]]) -> Array:
+        attachment, (*numbers, _warnings) = taken  # they have been given as warnings
+        self._report = DownloadReport(*numbers)
+        return Array(attachment)
+
+    @property
+    def report(self) -> DownloadReport:
+        """What was done. Waits for the end."""
+        self.result()
+        assert self._report is not None
+        return self._report
+
+
+class Upload(Work[UploadReport]):
+    """An upload that runs in the background. ``await`` it, or call `result`: both give an `UploadReport`.
+
+    It goes on if no caller waits for it. When the program ends, it is cancelled; a repeated upload stores the same objects again.
+    """
+
+    def _converted(self, taken: Sequence[Any]) -> UploadReport:
+        ends, *numbers, _warnings = taken  # they have been given as warnings
+        return UploadReport(slices_of(ends), *numbers)
+
+
+def download(
+    volume: VolumeLike,
+    bbox: RegionLike = None,
+    *,
+    name: str | None = None,
+    path: str | os.PathLike[str] | None = None,
+    mip: int | None = None,
+    order: str = "C",
+    workers: int | None = None,
+    processes: bool = False,
+    requests: int | None = None,
+    missing: str | float | None = None,
+    replace: bool = False,
+    keep_partial: bool = False,
+    progress: bool = False,
+) -> Download:
+    """Download a region of a volume into an array in shared memory, with all processors.
+
+    Parameters
+    ----------
+    volume
+        A path or URL, a `Volume`, or a ``CloudVolume``, which is asked for its path, scale, and value for missing chunks.
+    bbox
+        The region in the volume's coordinates: text such as ``"0:512,0:512,:"``, a slice for each axis (``numpy.s_[0:512, 0:512, :]``), or
+        a ``Bbox`` of CloudVolume. Open ends are the volume's bounds, negative numbers are coordinates, and a last axis of channels may be
+        left out. None is all of the volume.
+    name
+        The name of the array, which other processes open. Until the download is finished, no array has it. Without a name no
+        other process can open the array, and its memory is freed with it.
+    path
+        Instead of a name: the path of a file that gets the elements and nothing else.
+    mip
+        The number of the scale, 0 is the finest. By default 0, or the scale of the `Volume` or ``CloudVolume``.
+    order
+        The order of the array in memory.
+    workers
+        The number of threads or processes that decode. By default one for each processor.
+    processes
+        Decode in worker processes of the program `ndshm`, which comes with the package: a worker that crashes or is killed costs only
+        the chunk that it was painting.
+    requests
+        How many requests a server gets at a time. By default 16.
+    missing
+        The elements of chunks that are not stored: ``"stored"`` (the default) takes the volume's fill value, and is an error in a volume
+        without one; ``"error"``; ``"fill"`` takes the volume's fill value or 0; a number is the value.
+    replace
+        Replace the array or file that has the name, if any.
+    keep_partial
+        Keep what was painted when the download fails or is cancelled. The same call resumes there.
+    progress
+        Show a progress bar in `Download.result`. Needs the package tqdm.
+
+    Returns
+    -------
+    Download
+        Its result is the array: shape and dtype are those of the region.
+
+    Raises
+    ------
+    InvalidArgument
+        An argument is not valid. All other errors are raised by `Download.result`: those of `Volume` and `create`, `InvalidArgument` for
+        a region that is not in the volume, `ChunkError`, `MissingChunk`, `StoreError`, `PaintError`, `Cancelled`.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> path = tempfile.mkdtemp() + "/em.zarr"
+    >>> _ = ndshm.create_volume(path, (64, 64, 64), (32, 32, 32), "uint8")
+    >>> array = ndshm.download(path, "0:32,:,10:20").result()
+    >>> array.shape
+    (32, 64, 10)
+    """
+    if name is not None and path is not None:
+        raise InvalidArgument("give either name or path")
+    target, of_cloudvolume = _target(volume, mip)
+    program = None
+    if processes:
+        program = _program.path()
+        if program is None:
+            raise Unsupported("processes=True needs the program `ndshm`, which comes with the wheel: install the wheel, or use threads")
+    if missing is None:
+        missing = of_cloudvolume or "stored"
+    job = _core.download(
+        target,
+        text_of(bbox),
+        name=name,
+        path=None if path is None else os.path.abspath(path),
+        order=order,
+        workers=_number(workers or 0, "workers"),
+        program=program,
+        requests=_number(requests or 0, "requests"),
+        missing=_missing(missing),
+        replace=replace,
+        keep_partial=keep_partial,
+    )
+    return Download(job, f"download {name or path or ''}".rstrip(), progress)
+
+
+def upload(
+    volume: VolumeLike,
+    x: Any,
+    bbox: RegionLike = None,
+    *,
+    mip: int | None = None,
+    cutout: RegionLike = None,
+    partial: bool = False,
+    skip_background: bool = False,
+    workers: int | None = None,
+    requests: int | None = None,
+    encoding: str | None = None,
+    progress: bool = False,
+) -> Upload:
+    """Write an array into a region of a volume, with all processors.
+
+    Parameters
+    ----------
+    volume
+        A path or URL, a `Volume`, or a ``CloudVolume``. `create_volume` creates one. Zarr and Precomputed volumes can be written.
+    x
+        An `Array`, which is locked for reading meanwhile; the name of one; or a numpy array with any strides, which is not copied
+        if its strides are positive, and must not change until the upload has ended. Its shape is that of the region; the last axis of a
+        volume of one channel may be left out. Its dtype is that of the volume.
+    bbox
+        The region, as for `download`.
+    mip
+        The number of the scale, as for `download`.
+    cutout
+        Write only this part of the array's region. The region may then reach beyond the volume.
+    partial
+        Where the region cuts through stored objects, read them, change them and write them back, each under a lock that all uploads of
+        this machine take. Otherwise such a region is an error.
+    skip_background
+        Do not store objects that hold only the volume's fill value or 0, and remove those that were stored before.
+    workers, requests, progress
+        As for `download`.
+    encoding
+        For Precomputed volumes, the encoding with which the volume was created, if it is ``"gzip"`` or ``"compressed_segmentation_gzip"``
+        and no chunk is stored yet: its description does not tell.
+
+    Returns
+    -------
+    Upload
+        Its result is an `UploadReport`.
+
+    Raises
+    ------
+    InvalidArgument
+        An argument is not valid. All other errors are raised by `Upload.result`.
+    WouldDeadlock
+        This thread itself has a write guard of the array.
+    """
+    target, _ = _target(volume, mip)
+    if encoding is not None and encoding not in _ENCODINGS:
+        raise InvalidArgument(f"encoding={encoding!r}: give one of {', '.join(_ENCODINGS)}")
+    region, part = text_of(bbox), text_of(cutout)
+    if part is not None and region is None:
+        raise InvalidArgument("a cutout is a part of bbox: give bbox too")
+    dtype: str | None = None
+    elements: Any = open_array(x, readonly=True) if isinstance(x, str) else x
+    if not isinstance(elements, Array):
+        elements, dtype = _buffer(elements)
+    job = _core.upload(
+        target,
+        elements,
+        dtype,
+        region,
+        cutout=part,
+        partial=partial,
+        skip_background=skip_background,
+        workers=_number(workers or 0, "workers"),
+        requests=_number(requests or 0, "requests"),
+        encoding=encoding,
+    )
+    return Upload(job, "upload", progress)
+
+
+def _buffer(x: Any) -> tuple[Any, str]:
+    """Return a numpy array whose elements can be read where they are, and its dtype."""
+    numpy = require_numpy("uploading what is not an Array")
+    x = numpy.asarray(x)
+    dtype = name_of(x.dtype)
+    if not x.flags.aligned or any(stride <= 0 or stride % x.itemsize for stride in x.strides):
+        x = x.copy()
+    # bfloat16 has no format in the buffer protocol.
+    return x.view("u2") if dtype == "bfloat16" else x, dtype
+
+
+def info(volume: VolumeLike) -> VolumeInfo:
+    """Return the scales of a volume.
+
+    Raises
+    ------
+    NotFound, NotAVolume, Unsupported, StoreError, PermissionDenied
+        As for `Volume`.
+    """
+    target, _ = _target(volume, None)
+    return VolumeInfo(target.url, tuple(map(_scale, run(target.scales()))))
+
+
+def _scale(row: Sequence[Any]) -> Scale:
+    key, resolution, unit, origin, shape, chunk, stored, dtype, kind, _fill, axes, description = row
+    return Scale(
+        key, tuple(shape), tuple(origin), tuple(chunk), tuple(stored), dtype, tuple(axes), tuple(resolution), unit, kind, description
+    )
+
+
+def create_volume(
+    url: str | os.PathLike[str],
+    shape: Sequence[int],
+    chunk: Sequence[int],
+    dtype: numpy.typing.DTypeLike,
+    *,
+    format: str | None = None,
+    encoding: str = "raw",
+    shard: Sequence[int] | None = None,
+    origin: Sequence[int] | None = None,
+    resolution: Sequence[float] | None = None,
+    kind: str | None = None,
+    quality: int | None = None,
+    exist_ok: bool = False,
+) -> Volume:
+    """Create a volume without chunks.
+
+    Parameters
+    ----------
+    url
+        Where: as for `Volume`.
+    shape, chunk
+        Elements along each axis, of the volume and of a chunk. A Precomputed volume has the axes x, y, z and, if there are several,
+        channels.
+    dtype
+        The element type.
+    format
+        ``"zarr3"``, ``"zarr2"`` or ``"precomputed"``. By default what the URL says, or ``"zarr3"``.
+    encoding
+        ``"raw"``, ``"gzip"``; for Zarr ``"zstd"``, ``"blosc"``; for Precomputed ``"jpeg"``, ``"png"``, ``"compressed_segmentation"``,
+        ``"compressed_segmentation_gzip"``.
+    shard
+        Elements along each axis of a shard, for Zarr 3.
+    origin
+        Coordinates of the first element, for Precomputed.
+    resolution
+        The size of an element along each axis in nanometres.
+    kind
+        ``"image"`` or ``"segmentation"``, for Precomputed. Needed for ``uint32`` and ``uint64``, unless the encoding says it.
+    quality
+        Quality of JPEG chunks, 1 to 100.
+    exist_ok
+        If a volume with the same description exists, open it.
+
+    Raises
+    ------
+    AlreadyExists
+        The place is not empty.
+    InvalidArgument
+        The format does not support what is asked for.
+    """
+    place = _absolute(url)
+    if format is None:
+        format = "precomputed" if place.startswith("precomputed://") else "zarr2" if place.startswith("zarr2://") else "zarr3"
+    for what, value, known in (("format", format, tuple(_FORMATS)), ("encoding", encoding, _ENCODINGS), ("kind", kind, (*_KINDS, None))):
+        if value not in known:
+            raise InvalidArgument(f"{what}={value!r}: give one of {', '.join(map(str, known))}")
+    family, version = _FORMATS[format]
+    run(
+        _core.new_volume(
+            place,
+            family,
+            version,
+            list(shape),
+            list(chunk),
+            name_of(dtype),
+            origin=None if origin is None else list(origin),
+            shard=None if shard is None else list(shard),
+            encoding=encoding,
+            quality=quality,
+            resolution=list(resolution or ()),
+            kind=kind,
+            exist_ok=exist_ok,
+        )
+    )
+    return Volume(place)
+
+
+def _target(volume: VolumeLike, mip: int | None) -> tuple[_core.RawVolume, str | float | None]:
+    """Return the volume, and what a ``CloudVolume`` says about missing chunks."""
+    if isinstance(volume, Volume):
+        if mip is None or mip == volume.mip:
+            return volume._raw, None
+        return _core.RawVolume(volume._url, _number(mip, "mip")), None
+    if hasattr(volume, "__fspath__") or isinstance(volume, str):
+        place: Any = volume
+        return _core.RawVolume(_absolute(place), _number(mip or 0, "mip")), None
+    other: Any = volume
+    cloudpath = getattr(other, "cloudpath", None)
+    if not isinstance(cloudpath, str):
+        raise InvalidArgument(f"{volume!r} is no volume: give a path, a URL, an ndshm.Volume or a CloudVolume")
+    # CloudVolume takes a path without a format for a Precomputed volume.
+    formats = ("precomputed://", "zarr://", "zarr2://", "zarr3://", "n5://")
+    url = cloudpath if cloudpath.startswith(formats) else f"precomputed://{cloudpath}"
+    missing = getattr(other, "background_color", 0) or "fill" if getattr(other, "fill_missing", False) else None
+    return _core.RawVolume(url, _number(other.mip if mip is None else mip, "mip")), missing
+
+
+def _absolute(url: str | os.PathLike[str]) -> str:
+    """Return a URL as it is, and a path so that it leads to the same place from every working directory."""
+    text = os.fspath(url)
+    return text if "://" in text else os.path.abspath(text)
+
+
+def _number(value: Any, what: str) -> int:
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = -1
+    if number < 0:
+        raise InvalidArgument(f"{what}={value!r}: give a whole number, 0 or more")
+    return number
+
+
+def _missing(value: str | float) -> str:
+    if isinstance(value, str) and value not in _MISSING:
+        raise InvalidArgument(f"missing={value!r}: give one of {', '.join(map(repr, _MISSING))}, or a number")
+    return value if isinstance(value, str) else str(value)

@@ -1,0 +1,502 @@
+"""Volumes: downloads and uploads, how they are stopped, and what is left then."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ndshm
+from conftest import shared_files
+from servers import serving
+
+SHAPE, CHUNK = (20, 30, 40), (8, 16, 16)
+
+
+def wait_until(met: Callable[[], Any]) -> None:
+    end = time.monotonic() + 60
+    while not met():
+        assert time.monotonic() < end, "waited for a minute in vain"
+        time.sleep(0.01)
+
+
+def elements(dtype: str = "uint16", shape: tuple[int, ...] = SHAPE) -> Any:
+    return np.random.default_rng(7).integers(0, 2 if dtype == "bool" else 100, shape).astype(dtype)
+
+
+def volume_of(path: Path, x: Any, **how: Any) -> ndshm.Volume:
+    volume = ndshm.create_volume(path, x.shape, CHUNK, x.dtype, **how)
+    ndshm.upload(volume, x).result()
+    return volume
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize(
+    ("how", "dtype"),
+    [
+        ({}, "uint8"),
+        ({"format": "zarr3", "encoding": "zstd"}, "float64"),
+        ({"format": "zarr3", "encoding": "gzip", "shard": (16, 32, 32)}, "int32"),
+        ({"format": "zarr2", "encoding": "blosc"}, "complex64"),
+        ({"format": "precomputed"}, "float32"),
+        ({"format": "precomputed", "encoding": "png"}, "uint16"),
+        ({"format": "precomputed", "encoding": "compressed_segmentation", "origin": (100, -7, 3)}, "uint64"),
+    ],
+)
+def test_downloaded_region_has_the_uploaded_elements(tmp_path: Path, name: str, how: Any, dtype: str, order: str) -> None:
+    x = elements(dtype)
+    volume = volume_of(tmp_path / "volume", x, **how)
+    origin = how.get("origin", (0, 0, 0))
+    part = (slice(3, 20), slice(0, 17), slice(9, 33))
+    region = tuple(slice(axis.start + at, axis.stop + at) for axis, at in zip(part, origin, strict=True))
+    array = ndshm.download(volume, region, name=name, order=order).result()
+    want = x[part] if volume_axes(volume) == 3 else x[part][..., None]
+    np.testing.assert_array_equal(array[...], want)
+    assert (array.order, array.dtype, array.shape) == (order, x.dtype, want.shape)
+    np.testing.assert_array_equal(ndshm.open(name)[...], want)
+
+
+def volume_axes(volume: ndshm.Volume) -> int:
+    return len(ndshm.info(volume).scales[0].shape)
+
+
+def test_info_describes_each_scale(tmp_path: Path) -> None:
+    volume = ndshm.create_volume(
+        f"precomputed://{tmp_path}/em", SHAPE, CHUNK, "uint32", kind="segmentation", resolution=(4, 4, 40), origin=(1, 2, 3)
+    )
+    info = ndshm.info(volume)
+    (scale,) = info.scales
+    assert info.url == volume.url == f"precomputed://{tmp_path}/em"
+    assert (scale.shape, scale.origin, scale.chunk, scale.stored) == ((*SHAPE, 1), (1, 2, 3, 0), (*CHUNK, 1), (*CHUNK, 1))
+    assert (scale.dtype, scale.kind, scale.unit, scale.resolution[:3]) == ("<u4", "segmentation", "nm", (4.0, 4.0, 40.0))
+    assert scale.axes == ("x", "y", "z", "channel") and "Precomputed" in scale.description
+    assert scale.bounds == np.s_[1:21, 2:32, 3:43, 0:1]
+    same = pickle.loads(pickle.dumps(volume))
+    assert (same.url, same.mip) == (volume.url, 0) and repr(same) == repr(volume)
+
+
+def test_volume_is_created_once(tmp_path: Path) -> None:
+    make = lambda **how: ndshm.create_volume(tmp_path / "v", SHAPE, CHUNK, "uint8", **how)  # noqa: E731
+    make()
+    make(exist_ok=True)
+    with pytest.raises(ndshm.AlreadyExists):
+        make()
+    with pytest.raises(ndshm.AlreadyExists):
+        make(exist_ok=True, encoding="gzip")
+
+
+@pytest.mark.parametrize(
+    "region",
+    ["2:9,:,30:", np.s_[2:9, :, 30:], np.s_[2:9, None:None, 30:40], [slice(2, 9), slice(0, 30), slice(30, 40)]],
+)
+def test_regions_are_text_slices_or_boxes(tmp_path: Path, region: Any) -> None:
+    x = elements()
+    volume = volume_of(tmp_path / "v", x)
+    np.testing.assert_array_equal(ndshm.download(volume, region).result()[...], x[2:9, :, 30:])
+    box = SimpleNamespace(minpt=np.array([2, 0, 30]), maxpt=np.array([9, 30, 40]))
+    np.testing.assert_array_equal(ndshm.download(volume, box).result()[...], x[2:9, :, 30:])
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "says"),
+    [
+        (lambda v: ndshm.download(v, np.s_[3, :, :]), ndshm.InvalidArgument, "not a slice"),
+        (lambda v: ndshm.download(v, np.s_[0:9:2, :, :]), ndshm.InvalidArgument, "step"),
+        (lambda v: ndshm.download(v, ":,:").result(), ndshm.InvalidArgument, "2 axes"),
+        (lambda v: ndshm.download(v, "0:21,:,:").result(), ndshm.InvalidArgument, "ends at 20"),
+        (lambda v: ndshm.download(v, "5:5,:,:").result(), ndshm.InvalidArgument, "empty"),
+        (lambda v: ndshm.download(v, mip=2).result(), ndshm.InvalidArgument, "no scale 2"),
+        (lambda v: ndshm.download(v, mip=-1), ndshm.InvalidArgument, "mip=-1"),
+        (lambda v: ndshm.download(v, missing="zero"), ndshm.InvalidArgument, "missing="),
+        (lambda v: ndshm.download(v, missing=1e9).result(), ndshm.InvalidArgument, "fill value"),
+        (lambda v: ndshm.download(v, name="a", path="b"), ndshm.InvalidArgument, "either"),
+        (lambda v: ndshm.download(v, name="a/b"), ndshm.InvalidArgument, "a/b"),
+        (lambda v: ndshm.download(v, order="K"), ValueError, "order="),
+        (lambda v: ndshm.download(v, path="/nowhere/file").result(), ndshm.NotFound, "nowhere"),
+        (lambda v: ndshm.download("/nowhere/at/all").result(), ndshm.NotFound, "no such directory"),
+        (lambda v: ndshm.download("ftp://host/em"), ndshm.InvalidArgument, "ftp"),
+        (lambda v: ndshm.download(7), ndshm.InvalidArgument, "no volume"),
+        (lambda v: ndshm.Volume(Path(__file__).parent), ndshm.NotFound, "no volume"),
+        (lambda v: ndshm.Volume(__file__), ndshm.NotAVolume, "a file"),
+        (lambda v: ndshm.upload(v, np.zeros(SHAPE, "u1")).result(), ndshm.Mismatch, "elements of type"),
+        (lambda v: ndshm.upload(v, np.zeros((20, 30), "u2")).result(), ndshm.Mismatch, "shape"),
+        (lambda v: ndshm.upload(v, np.zeros(SHAPE, ">u2")), ndshm.InvalidArgument, "big-endian"),
+        (lambda v: ndshm.upload(v, np.zeros((4, 30, 40), "u2"), "0:4,:,:").result(), ndshm.InvalidArgument, "cuts through"),
+        (lambda v: ndshm.upload(v, "py-no-such-array"), ndshm.NotFound, "py-no-such-array"),
+        (lambda v: ndshm.upload(v, np.zeros(SHAPE, "u2"), cutout=":,:,:"), ndshm.InvalidArgument, "bbox"),
+        (lambda v: ndshm.upload(v, np.zeros(SHAPE, "u2"), encoding="zip"), ndshm.InvalidArgument, "encoding="),
+        (lambda v: ndshm.create_volume("x", SHAPE, CHUNK, "u2", format="n5"), ndshm.InvalidArgument, "format="),
+        (lambda v: ndshm.create_volume("x", SHAPE, CHUNK, "u2", encoding="jpeg"), ndshm.InvalidArgument, "jpeg"),
+        (lambda v: ndshm.create_volume("precomputed://x", SHAPE, CHUNK, "u8"), ndshm.InvalidArgument, "labels|segmentation"),
+    ],
+)
+def test_bad_arguments_are_errors_that_say_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Callable[[Any], Any], error: type[Exception], says: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    volume = volume_of(tmp_path / "v", elements())
+    with pytest.raises(error, match=says):
+        call(volume)
+    assert os.listdir(tmp_path) == ["v"]
+
+
+def test_missing_chunks_are_filled_as_the_caller_says(tmp_path: Path) -> None:
+    volume = ndshm.create_volume(tmp_path / "v", SHAPE, CHUNK, "int16", format="precomputed")
+    with pytest.raises(ndshm.MissingChunk, match="not stored"):
+        ndshm.download(volume).result()
+    with pytest.warns(ndshm.TransferWarning, match="none of the chunks"):
+        assert (ndshm.download(volume, missing="fill").result()[...] == 0).all()
+    with pytest.warns(ndshm.TransferWarning, match="none of the chunks"):
+        download = ndshm.download(volume, missing=-3)
+        assert (download.result()[...] == -3).all()
+    assert download.report.filled == download.report.chunks == 18
+    with pytest.raises(ndshm.MissingChunk):
+        ndshm.download(volume, missing="error").result()
+
+
+def test_damaged_chunk_is_an_error_that_names_it(tmp_path: Path, name: str) -> None:
+    volume = volume_of(tmp_path / "v", elements(), format="zarr2", encoding="gzip")
+    (tmp_path / "v" / "1/0/2").write_bytes(b"not gzip")
+    with pytest.raises(ndshm.ChunkError, match="1/0/2"):
+        ndshm.download(volume, name=name).result()
+    assert not {file for file in shared_files() if name in file}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda x: x,
+        np.asfortranarray,
+        lambda x: np.repeat(x, 2, axis=1)[:, ::2],
+        lambda x: x[::-1, :, ::-1].copy()[::-1, :, ::-1],
+        lambda x: np.frombuffer(b"1" + x.tobytes(), x.dtype, offset=1).reshape(x.shape),
+        lambda x: ndshm.share(x),
+        lambda x: x.tolist() and np.moveaxis(np.moveaxis(x, 0, 2).copy(), 2, 0),
+    ],
+)
+def test_array_with_any_strides_is_uploaded(tmp_path: Path, change: Callable[[Any], Any]) -> None:
+    x = elements()
+    volume = ndshm.create_volume(tmp_path / "v", SHAPE, CHUNK, x.dtype)
+    report = ndshm.upload(volume, change(x)).result()
+    assert report.region == np.s_[0:20, 0:30, 0:40] and report.stored == 18 and report.nbytes == x.nbytes
+    np.testing.assert_array_equal(ndshm.download(volume).result()[...], x)
+
+
+def test_part_of_an_object_is_changed_only_when_asked(tmp_path: Path, name: str) -> None:
+    x = elements()
+    volume = volume_of(tmp_path / "v", x)
+    ndshm.from_array(name, np.full((3, 5, 7), 9, "uint16"))
+    ndshm.upload(volume, name, "1:4,2:7,30:37", partial=True).result()
+    x[1:4, 2:7, 30:37] = 9
+    # Only the cutout, of a region that reaches beyond the volume.
+    ndshm.upload(volume, np.full((8, 16, 16), 8, "uint16"), "16:24,0:16,0:16", cutout="16:20,0:16,0:16").result()
+    x[16:20, 0:16, 0:16] = 8
+    np.testing.assert_array_equal(ndshm.download(volume).result()[...], x)
+
+
+def test_background_is_left_out_when_asked(tmp_path: Path) -> None:
+    volume = volume_of(tmp_path / "v", elements())
+    report = ndshm.upload(volume, np.zeros(SHAPE, "uint16"), skip_background=True).result()
+    assert (report.stored, report.background) == (0, 18)
+    assert not [file for file in (tmp_path / "v" / "c").rglob("*") if file.is_file()]
+
+
+def test_upload_waits_for_writers_of_the_array(tmp_path: Path, name: str) -> None:
+    volume = ndshm.create_volume(tmp_path / "v", (8,), (8,), "uint8")
+    array = ndshm.create(name, 8, "uint8")
+    with array.write():
+        with pytest.raises(ndshm.WouldDeadlock):
+            ndshm.upload(volume, array)
+    code = f"""
+import sys, ndshm
+with ndshm.open({name!r}).write() as x:
+    print("locked", flush=True)
+    sys.stdin.readline()
+    x[:] = 5
+"""
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdin is not None and child.stdout is not None
+        assert child.stdout.readline() == "locked\n"
+        upload = ndshm.upload(volume, array)
+        cancelled = ndshm.upload(volume, array)
+        with pytest.raises(TimeoutError):
+            upload.result(0.2)
+        cancelled.cancel()
+        with pytest.raises(ndshm.Cancelled):
+            cancelled.result()
+        child.stdin.write("\n")
+        child.stdin.flush()
+        upload.result(30)
+    assert (ndshm.download(volume).result()[...] == 5).all()
+    with array.write(timeout=0) as x:
+        x[:] = 0
+
+
+def test_booleans_stay_booleans(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "v"
+    ndshm.create_volume(path, SHAPE, CHUNK, "uint8", format="zarr2")
+    description = (path / ".zarray").read_text(encoding="utf-8")
+    (path / ".zarray").write_text(description.replace('"|u1"', '"|b1"').replace('"fill_value": 0', '"fill_value": false'), encoding="utf-8")
+    x = elements("bool")
+    ndshm.upload(path, x).result()
+    array = ndshm.download(path, name=name).result()
+    assert array.dtype == bool and ndshm.open(name).dtype == bool
+    np.testing.assert_array_equal(array[...], x)
+
+
+def test_nameless_array_is_not_pickled(tmp_path: Path) -> None:
+    volume = volume_of(tmp_path / "v", elements())
+    array = ndshm.download(volume).result()
+    assert not {file for file in shared_files() if f"ndshm-download-{os.getpid()}-" in file}
+    assert array.name == "" and "nameless" in repr(array) and not array.unlink()
+    with pytest.raises(ndshm.NdshmError, match="no name"):
+        pickle.dumps(array)
+    with array.write() as x:
+        x[0] = 1
+    array.close()
+    with pytest.raises(ValueError, match="download it again"):
+        array.read().__enter__()
+
+
+def test_file_holds_the_elements_and_nothing_else(tmp_path: Path) -> None:
+    x = elements("float32")
+    volume = volume_of(tmp_path / "v", x)
+    array = ndshm.download(volume, path=tmp_path / "x.raw", order="F").result()
+    np.testing.assert_array_equal(np.fromfile(tmp_path / "x.raw", "float32").reshape(SHAPE, order="F"), x)
+    np.testing.assert_array_equal(pickle.loads(pickle.dumps(array))[...], x)
+    with pytest.raises(ndshm.AlreadyExists):
+        ndshm.download(volume, path=tmp_path / "x.raw").result()
+
+
+def test_progress_bar_counts_bytes(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    x = elements()
+    volume = volume_of(tmp_path / "v", x)
+    download = ndshm.download(volume, progress=True)
+    download.result()
+    assert download.progress[:4] == (18, 18, x.nbytes, x.nbytes)
+    assert "46.9k/46.9k" in capfd.readouterr().err
+    assert "18 of 18, ended" in repr(download)
+
+
+def is_chunk(path: str) -> bool:
+    return "/c/" in path
+
+
+def test_interpreter_is_free_while_a_server_is_silent(tmp_path: Path) -> None:
+    volume_of(tmp_path / "v", elements())
+    with serving(tmp_path, is_chunk) as server:
+        download = ndshm.download(f"{server.url}/v")
+        waiter = threading.Thread(target=download.result)
+        waiter.start()
+        assert server.stalled.wait(30)
+        begin, count = time.monotonic(), 0
+        while time.monotonic() < begin + 0.3:
+            count += 1
+        assert count > 10_000
+        server.release.set()
+        waiter.join(30)
+        np.testing.assert_array_equal(download.result()[...], elements())
+
+
+@pytest.mark.parametrize(
+    ("call", "stalls"),
+    [*((call, stalls) for call in ("result", "await", "exit") for stalls in ("zarr.json", "/c/")), ("info", "zarr.json")],
+)
+def test_interrupt_ends_the_wait_for_a_silent_server(tmp_path: Path, name: str, call: str, stalls: str) -> None:
+    volume_of(tmp_path / "v", elements())
+    with serving(tmp_path, lambda path: stalls in path) as server:
+        code = f"""
+import asyncio, sys, time, ndshm
+async def wait(download):
+    await download
+try:
+    if {call!r} == "info":
+        ndshm.info("{server.url}/v")
+    download = ndshm.download("{server.url}/v", name={name!r})
+    if {call!r} == "exit":
+        time.sleep(3600)
+    elif {call!r} == "await":
+        asyncio.run(wait(download))
+    else:
+        download.result()
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+"""
+        with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as child:
+            assert server.stalled.wait(60)
+            time.sleep(0.1)
+            begin = time.monotonic()
+            child.send_signal(signal.SIGINT)
+            out, _ = child.communicate(timeout=60)
+            seconds = time.monotonic() - begin
+        assert (out, child.returncode) == ("interrupted\n", 0)
+        print(f"{call}, {stalls}: ended {seconds:.2f} s after SIGINT")
+        assert seconds < 5  # a server's silence is borne for minutes
+    assert not {file for file in shared_files() if name in file}
+
+
+def test_cancelled_download_keeps_its_chunks_when_asked(tmp_path: Path, name: str) -> None:
+    x = elements()
+    volume_of(tmp_path / "v", x)
+    with serving(tmp_path, lambda path: "c/2/1/2" in path) as server:
+        for keep in (False, True):
+            download = ndshm.download(f"{server.url}/v", name=name, keep_partial=keep)
+            wait_until(lambda: download.progress.done == 17)  # noqa: B023
+            with pytest.raises(TimeoutError, match="goes on"):
+                download.result(0)
+            assert not download.done()
+            download.cancel()
+            for _ in range(2):
+                with pytest.raises(ndshm.Cancelled):
+                    download.result()
+            assert bool([file for file in shared_files() if name in file]) == keep
+        server.release.set()
+        download = ndshm.download(f"{server.url}/v", name=name)
+        np.testing.assert_array_equal(download.result()[...], x)
+        assert (download.report.resumed, download.report.painted) == (17, 1)
+
+
+def test_coroutines_wait_together_and_are_cancelled(tmp_path: Path, name: str) -> None:
+    x = elements()
+    volume = volume_of(tmp_path / "v", x)
+
+    async def together() -> None:
+        parts = ["0:8,:,:", "8:16,:,:", "16:,:,:"]
+        arrays = await asyncio.gather(*(ndshm.download(volume, part) for part in parts))
+        np.testing.assert_array_equal(np.concatenate([array[...] for array in arrays]), x)
+
+    async def too_slow(url: str) -> None:
+        await asyncio.wait_for(asyncio.ensure_future(_await(ndshm.download(url, name=name))), 0.5)
+
+    asyncio.run(together())
+    with serving(tmp_path, is_chunk) as server:
+        with pytest.raises(TimeoutError):
+            asyncio.run(too_slow(f"{server.url}/v"))
+    assert not {file for file in shared_files() if name in file}
+
+
+async def _await(download: ndshm.Download) -> ndshm.Array:
+    return await download
+
+
+def test_end_of_the_program_cancels_downloads(tmp_path: Path, name: str) -> None:
+    volume_of(tmp_path / "v", elements())
+    with serving(tmp_path, is_chunk) as server:
+        code = f"""
+import time, ndshm
+download = ndshm.download("{server.url}/v", name={name!r})
+while download.progress.total == 0:
+    time.sleep(0.01)
+"""
+        subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    assert not {file for file in shared_files() if name in file}
+
+
+def test_killed_worker_is_a_warning_and_another_paints_its_chunk(tmp_path: Path, name: str) -> None:
+    x = elements()
+    volume_of(tmp_path / "v", x)
+    with serving(tmp_path, is_chunk) as server:
+        download = ndshm.download(f"{server.url}/v", name=name, processes=True, workers=2)
+        assert server.stalled.wait(60)
+        wait_until(lambda: len(children("worker")) == 2)
+        os.kill(children("worker")[0], signal.SIGKILL)
+        time.sleep(0.2)
+        server.release.set()
+        with pytest.warns(ndshm.TransferWarning, match="worker . ended"):
+            array = download.result()
+    np.testing.assert_array_equal(array[...], x)
+    assert not children("worker")
+
+
+def children(word: str) -> list[int]:
+    """Return the processes that this one started with this argument."""
+    found: list[int] = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            parent = int((process / "stat").read_text().rsplit(")", 1)[1].split()[1])
+            if parent == os.getpid() and word.encode() in (process / "cmdline").read_bytes().split(b"\0"):
+                found.append(int(process.name))
+        except (OSError, IndexError):
+            continue
+    return found
+
+
+def test_killed_program_leaves_only_what_gc_removes(tmp_path: Path, name: str) -> None:
+    volume_of(tmp_path / "v", elements())
+    with serving(tmp_path, lambda path: "c/2/1/2" in path) as server:
+        code = f"""
+import ndshm
+named = ndshm.download("{server.url}/v", name={name!r})
+ndshm.download("{server.url}/v").result()
+"""
+        with subprocess.Popen([sys.executable, "-c", code]) as child:
+            left = lambda: [file for file in shared_files() if name in file or f"ndshm-download-{child.pid}-" in file]  # noqa: E731
+            wait_until(lambda: len(left()) == 4)
+            child.kill()
+        # The named one can be resumed; no process knows the name of the other.
+        ndshm.RenderBuffer.join(name, "uint16").discard()
+        assert len(left()) == 2
+        ndshm.gc()
+    assert not left()
+
+
+def test_forked_child_opens_volumes_for_itself(tmp_path: Path) -> None:
+    x = elements()
+    volume_of(tmp_path / "v", x)
+    with serving(tmp_path) as server:
+        volume = ndshm.Volume(f"{server.url}/v")
+        download = ndshm.download(volume)
+        download.result()
+        child = os.fork()
+        if child == 0:
+            try:
+                np.testing.assert_array_equal(ndshm.download(volume).result()[...], x)
+                try:
+                    download.progress  # of the parent, and still readable  # noqa: B018
+                    download.done()
+                except RuntimeError as error:
+                    assert "parent" in str(error)
+                    os._exit(0)
+            finally:
+                os._exit(1)
+        assert os.waitpid(child, 0)[1] == 0
+
+
+def test_parts_are_planned_and_marked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    volume = volume_of(tmp_path / "v", elements())
+    bounds = ndshm.info(volume).scales[0].bounds
+    parts = ndshm.shards.plan(volume, None, 4)
+    covered = np.zeros(SHAPE, int)
+    for part in parts:
+        assert part is not None
+        covered[part] += 1
+    assert (covered == 1).all()
+    assert ndshm.shards.plan(volume, "0:8,0:16,0:16", 2) == [np.s_[0:8, 0:16, 0:16], None]
+    with pytest.raises(ndshm.InvalidArgument):
+        ndshm.shards.plan(volume, None, 0)
+
+    markers = ndshm.shards.Markers(tmp_path / "markers", "v to nowhere", bounds)
+    assert len(markers.missing(4)) == 4
+    markers.write(ndshm.shards.Shard(1, 4), parts[1], 100)
+    assert [shard.part for shard in markers.missing(4)] == [0, 2, 3]
+    other = ndshm.shards.Markers(tmp_path / "markers", "another work", bounds)
+    assert len(other.missing(4)) == 4
+    with pytest.raises(ndshm.InvalidArgument, match="whole region"):
+        ndshm.shards.Markers(tmp_path / "markers", "w", None)
+
+    with pytest.raises(ndshm.InvalidArgument, match="SLURM"):
+        ndshm.shards.from_environment()
+    monkeypatch.setenv("JOB_COMPLETION_INDEX", "2")
+    assert ndshm.shards.from_environment(5) == (2, 5)
