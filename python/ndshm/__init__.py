@@ -15,6 +15,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from . import _core, _program, in_flight
+from . import torch as torch
 from ._array import Array
 from ._attach import create, from_array, open
 from ._core import attached, unlink

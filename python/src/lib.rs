@@ -2,7 +2,7 @@
 //!
 //! Memory of a type known at run time (`memory`), counted arrays (`shared`), the class that Python's `Array` derives from (`array`),
 //! renderbuffers (`render`), views that live as long as a lock (`guard`), the buffer protocol for both (`export`), DLPack (`dlpack`), and
-//! exceptions (`errors`). What can be written in Python is written there.
+//! exceptions (`errors`), and calls that are made later (`soon`). What can be written in Python is written there.
 
 mod array;
 mod dlpack;
@@ -12,6 +12,7 @@ mod guard;
 mod memory;
 mod render;
 mod shared;
+mod soon;
 
 use pyo3::prelude::*;
 
@@ -22,7 +23,10 @@ mod _core {
     #[pymodule_export]
     use super::guard::{Lock, View};
     #[pymodule_export]
+    #[pymodule_export]
     use super::render::{RawBuffer, RawClaim, join_render, render};
     #[pymodule_export]
-    use super::shared::{expire, receive, revoke, set_manager, share, strategies};
+    use super::shared::{Loan, expire, open_counted, receive, revoke, set_manager, share, strategies};
+    #[pymodule_export]
+    use super::soon::Soon;
 }
