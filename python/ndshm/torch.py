@@ -83,29 +83,40 @@ def as_tensor(array: Array) -> Tensor:
         torch is not installed.
     """
     torch = _torch()
-    if not isinstance(array, Array):
+    if not isinstance(array, Array):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(f"as_tensor needs an ndshm.Array, not {type(array).__name__}: ndshm.share(x) makes one")
+    if array.closed:
+        raise ValueError("the array is closed: open, receive or share it again")
     _settle(8)
     dtype = getattr(torch, _DTYPES[array.dtype_name], None)
     if dtype is None:
         raise Unsupported(f"torch {torch.__version__} has no dtype {_DTYPES[array.dtype_name]}")
+    strides = [stride // array.itemsize for stride in array.strides]
+    tensor: Tensor
     if array.readonly:
         text = f"`{array.name}` is read-only: the tensor is not shared, and what is written to it stays in this process"
         warnings.warn(text, PrivateTensor, stacklevel=2)
-        return torch.from_dlpack(array)
-    strides = [stride // array.itemsize for stride in array.strides]
-    # A descriptor of its own, with a lease of its own: torch duplicates it, sends it on, and closes it without a word.
+        tensor = torch.from_dlpack(array)
+    elif array.size == 0:
+        # There is nothing to keep, and torch would lose its duplicate of the descriptor.
+        tensor = torch.empty_strided(array.shape, strides, dtype=dtype).share_memory_()
+    else:
+        tensor = torch.empty(0, dtype=dtype).set_(_storage(torch, array), 0, array.shape, strides)
+    return tensor
+
+
+def _storage(torch: Any, array: Array) -> Any:
+    """Let torch map an array, through a descriptor of its own with a lease of its own, which torch sends on and closes without a word."""
     number, loan = array.leased_descriptor()
     try:
-        # Not more bytes than the elements: torch would lengthen the file.
+        # It is duplicated. Not more bytes than the elements: torch would lengthen the file.
         storage = torch.UntypedStorage._new_shared_fd_cpu(number, array.nbytes)
     finally:
         os.close(number)  # without unlocking, which would end torch's lease too
-    if array.nbytes > 0:
-        os.set_inheritable(storage._get_shared_fd(), False)  # a program that is run would keep the array
+    os.set_inheritable(storage._get_shared_fd(), False)  # a program that is run would keep the array
     if loan is not None:
         _watch(storage, loan)
-    return torch.empty(0, dtype=dtype).set_(storage, 0, array.shape, strides)
+    return storage
 
 
 def from_tensor(tensor: Tensor, *, copy: bool | None = None) -> Array:
@@ -138,7 +149,8 @@ def from_tensor(tensor: Tensor, *, copy: bool | None = None) -> Array:
     name = str(tensor.dtype).removeprefix("torch.")
     known = {torch_name: name for name, torch_name in _DTYPES.items()}
     if name not in known or tensor.layout != torch.strided:
-        raise InvalidArgument(f"a tensor of dtype {name} and layout {tensor.layout} cannot be shared: use one of {', '.join(known)}, strided")
+        text = f"a tensor of dtype {name} and layout {tensor.layout} cannot be shared: use torch.strided and one of {', '.join(known)}"
+        raise InvalidArgument(text)
     if not copy:
         array = _array_of(tensor, known[name])
         if array is not None:
