@@ -197,7 +197,7 @@ impl<T: Element, D: Dimension> SharedArray<T, D> {
     ///
     /// # Errors
     ///
-    /// - [`Unsupported`](Error::Unsupported): off Linux, and in a forked child whose parent can recycle the memory.
+    /// - [`Unsupported`](Error::Unsupported): off Linux, and in a forked child if its parent can recycle the memory.
     /// - [`Unlinked`](Error::Unlinked): the name was removed, or now belongs to another array. An array that
     ///   [keeps its descriptor](crate::AttachOptions::keep_fd) needs no name for this.
     /// - [`SizeMismatch`](Error::SizeMismatch): another program changed the length of the file.

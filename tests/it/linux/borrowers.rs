@@ -50,7 +50,7 @@ const LENGTH: usize = 5000;
 /// Maps the beginning of a file, as a library does that has only the descriptor.
 #[allow(unsafe_code)]
 fn map(file: &File, bytes: usize) -> Mmap {
-    // SAFETY: no process shortens the file. Writes by others are what the tests look for.
+    // SAFETY: no process shortens the file. Writes by other processes are what the tests look for.
     unsafe { MmapOptions::new().len(bytes).map(file) }.unwrap()
 }
 
@@ -270,7 +270,7 @@ fn refused_descriptor_keeps_no_lease(place: &Place) {
     eventually("it is free", || !place.backend.attached(name.location()).unwrap());
 }
 
-/// A process whose forked children lend the arrays that they inherited.
+/// A process with forked children that lend the arrays that they inherited.
 fn lend_in_forks(arguments: &[String]) {
     let (backend, name) = (backend_of_child(), arguments[0].as_str());
     let create = |keep| {
