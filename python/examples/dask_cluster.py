@@ -50,7 +50,7 @@ def main(place: str) -> None:
         ndshm.upload(ndshm.create_volume(source, x.shape, (16, 32, 32), x.dtype), x).result()
     dask.config.set(temporary_directory=place)
     # With a cluster that runs already: distributed.Client("tcp://scheduler:8786")
-    with distributed.Client(n_workers=3, threads_per_worker=1, dashboard_address=None) as client:
+    with distributed.Client(n_workers=3, threads_per_worker=1, dashboard_address=":0") as client:
         print(f"{run(client, source, target, markers)} of {PARTS} parts were missing and are done")
     if not sys.argv[1:]:
         assert (ndshm.download(target).result()[...] == 255 - x).all()

@@ -1,6 +1,7 @@
 //! The class that Python's `Array` derives from, and the functions that work on names.
 
 use std::ffi::c_int;
+use std::fs::File;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -20,7 +21,7 @@ use crate::errors::{exception, named};
 use crate::export::{self, Elements};
 use crate::guard::Lock;
 use crate::memory::{self, Creation, ElementType, Memory, Opening, Shape};
-use crate::shared::Counted;
+use crate::shared::{Counted, Loan};
 
 /// The maximum number of axes: numpy's.
 const MOST_AXES: usize = 64;
@@ -287,6 +288,22 @@ impl RawArray {
         self.counted(py, |counted| Ok(counted.renew(&handle.parse()?, grace)))
     }
 
+    /// Device and number of the file, as in `os.stat_result`. No other file has them while the array is attached.
+    #[getter]
+    fn file_id(&self, py: Python<'_>) -> PyResult<(u64, u64)> {
+        let id = self.memory(py)?.file_id();
+        Ok((id.device, id.number))
+    }
+
+    /// Opens a descriptor that keeps the array attached, and returns its number, which the caller closes. The second value is for a
+    /// counted array with a name, which must be looked at when the descriptor and its duplicates are closed.
+    fn leased_descriptor(&self, py: Python<'_>) -> PyResult<(i32, Option<Loan>)> {
+        let memory = self.memory(py)?;
+        let opened = py.detach(|| memory.leased_descriptor()).and_then(number_of);
+        let number = opened.map_err(|error| exception(py, &error))?;
+        Ok((number, memory.counted().and_then(Counted::loan)))
+    }
+
     /// Removes the name, and returns whether it still led to this array.
     fn unlink(&self, py: Python<'_>) -> PyResult<bool> {
         let memory = self.memory(py)?;
@@ -369,6 +386,18 @@ impl RawArray {
         // SAFETY: the interpreter releases each buffer that `__getbuffer__` filled once.
         unsafe { export::release(view) };
     }
+}
+
+#[cfg(unix)]
+#[allow(clippy::unnecessary_wraps)] // see below
+fn number_of(file: File) -> Result<i32> {
+    Ok(std::os::fd::IntoRawFd::into_raw_fd(file))
+}
+
+/// Files have no numbers here. Never called, because the library opens no such descriptor here.
+#[cfg(not(unix))]
+fn number_of(_: File) -> Result<i32> {
+    Err(Error::Unsupported { location: String::new(), what: "descriptors".into() })
 }
 
 fn is_main_thread(py: Python<'_>) -> PyResult<bool> {
