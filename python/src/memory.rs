@@ -24,6 +24,8 @@ pub(crate) trait Memory: Send + Sync {
     fn is_readonly(&self) -> bool;
     fn file_id(&self) -> FileId;
     /// Opens a descriptor that keeps the array attached.
+    ///
+    /// What Python code does with it is that code's promise, as with every view without a lock.
     fn leased_descriptor(&self) -> Result<File>;
     fn unlink(&self) -> Result<bool>;
     fn lock(
@@ -61,7 +63,11 @@ impl<T: Element, D: Dimension> Memory for SharedArray<T, D> {
     }
 
     fn leased_descriptor(&self) -> Result<File> {
-        SharedArray::leased_descriptor(self)
+        #[allow(unsafe_code)]
+        // SAFETY: Python code gets the descriptor, and promises what a caller of `view_mut` promises.
+        unsafe {
+            SharedArray::leased_descriptor(self)
+        }
     }
 
     fn unlink(&self) -> Result<bool> {

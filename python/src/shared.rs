@@ -89,7 +89,11 @@ impl<T: Element> Memory for RefcountedArray<T, IxDyn> {
     }
 
     fn leased_descriptor(&self) -> Result<File> {
-        RefcountedArray::leased_descriptor(self)
+        #[allow(unsafe_code)]
+        // SAFETY: Python code gets the descriptor, and promises what a caller of `view_mut` promises.
+        unsafe {
+            RefcountedArray::leased_descriptor(self)
+        }
     }
 
     fn unlink(&self) -> Result<bool> {

@@ -192,8 +192,13 @@ impl<T: Element, D: Dimension> SharedArray<T, D> {
     /// memory again, also after this handle was dropped. The elements are the whole file. The descriptor is open for writing unless
     /// the array was opened read-only.
     ///
-    /// The library reads and writes without the locks of guards. Close the descriptor and its duplicates, and do not unlock: unlocking
-    /// one ends the lease of all. Do not change the length of the file.
+    /// Close the descriptor and its duplicates, and do not unlock: unlocking one ends the lease of all.
+    ///
+    /// # Safety
+    ///
+    /// - What reads or writes through the descriptor, a duplicate or a mapping of it takes no lock. The caller ensures that it does so only
+    ///   when no other code reads or writes the same elements.
+    /// - The length of the file is not changed.
     ///
     /// # Errors
     ///
@@ -209,7 +214,8 @@ impl<T: Element, D: Dimension> SharedArray<T, D> {
     /// use ndarray_shm::{Error, SharedArray, attached, unlink};
     ///
     /// let array = SharedArray::<u8, _>::create("leased-descriptor-example", 10)?;
-    /// match array.leased_descriptor() {
+    /// // SAFETY: the elements are not used.
+    /// match unsafe { array.leased_descriptor() } {
     ///     Ok(descriptor) => {
     ///         drop(array);
     ///         assert!(attached("leased-descriptor-example")?);
@@ -222,7 +228,8 @@ impl<T: Element, D: Dimension> SharedArray<T, D> {
     /// unlink("leased-descriptor-example")?;
     /// # Ok::<(), Error>(())
     /// ```
-    pub fn leased_descriptor(&self) -> Result<File> {
+    #[allow(unsafe_code)]
+    pub unsafe fn leased_descriptor(&self) -> Result<File> {
         self.segment.refuse_inherited(&self.home)?;
         self.segment.leased_descriptor(&self.home, self.segment.access(), LEASE)
     }

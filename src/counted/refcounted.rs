@@ -311,13 +311,19 @@ impl<T: Element, D: Dimension> RefcountedArray<T, D> {
     /// handle that is dropped, by [`reclaim`](crate::counted::reclaim()), by `ndshm gc` or by the manager. An array without a name
     /// leaves nothing to remove.
     ///
+    /// # Safety
+    ///
+    /// As for [`SharedArray::leased_descriptor`](crate::SharedArray::leased_descriptor). When the array is frozen, nothing writes through
+    /// the descriptor any more.
+    ///
     /// # Errors
     ///
     /// - [`Unsupported`](Error::Unsupported): off Linux.
     /// - [`Unlinked`](Error::Unlinked): the name was removed, and this handle keeps no descriptor.
     /// - [`TooManyHandles`](Error::TooManyHandles): 2^32 - 1 handles are counted.
     /// - [`TooManyOpenFiles`](Error::TooManyOpenFiles): there is no descriptor left.
-    pub fn leased_descriptor(&self) -> Result<File> {
+    #[allow(unsafe_code)]
+    pub unsafe fn leased_descriptor(&self) -> Result<File> {
         self.memory.leased_descriptor()
     }
 

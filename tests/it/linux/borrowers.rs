@@ -44,6 +44,17 @@ pub fn trials(place: &Place) -> Vec<Trial> {
 pub const ROLES: &[(&str, Role)] =
     &[("borrower", borrower), ("lend-and-leave", lend_and_leave), ("lend-in-forks", lend_in_forks)];
 
+/// Lends an array.
+macro_rules! lent {
+    ($array:expr) => {{
+        #[allow(unsafe_code)]
+        // SAFETY: the tests do not use the elements in two ways at once.
+        unsafe {
+            $array.leased_descriptor()
+        }
+    }};
+}
+
 /// Elements of an array of `u32`: more than one page.
 const LENGTH: usize = 5000;
 
@@ -98,7 +109,7 @@ fn pool_keeps_the_memory_until_the_last_borrower_closes(place: &Place) {
     let mut draft = pool.take::<u32, _>(LENGTH).unwrap();
     draft.view_mut().fill(7);
     let array = draft.publish(name.location()).unwrap();
-    let ours = array.leased_descriptor().unwrap();
+    let ours = lent!(array).unwrap();
     let theirs = ours.try_clone().unwrap();
     drop(ours); // closed, not unlocked
     let borrowed = map(&theirs, 4 * LENGTH);
@@ -129,7 +140,7 @@ fn pool_keeps_the_memory_until_the_last_borrower_closes(place: &Place) {
 fn borrowed_plain_array_is_attached(place: &Place) {
     let name = place.location("plain");
     let array = place.options::<u32, _>().create_with(name.location(), LENGTH, |mut view| view.fill(7)).unwrap();
-    let descriptor = array.leased_descriptor().unwrap();
+    let descriptor = lent!(array).unwrap();
     assert_eq!(descriptor.metadata().unwrap().len(), 4 * LENGTH as u64);
     drop(array);
     let attached = || place.backend.attached(name.location()).unwrap();
@@ -152,7 +163,7 @@ fn borrowed_counted_array_keeps_its_name(place: &Place) {
     let name = place.location("counted");
     let array = create(place, &name);
     array.write().unwrap().fill(7);
-    let descriptor = array.leased_descriptor().unwrap();
+    let descriptor = lent!(array).unwrap();
     assert_eq!((array.refcount(), descriptor.metadata().unwrap().len()), (2, 8192));
     drop(array);
     let is_kept = || {
@@ -180,7 +191,7 @@ fn lend_and_leave(arguments: &[String]) {
     let options = CreateOptions::<RefcountedArray<u32, Ix1>>::new().backend(backend_of_child());
     let array = options.create(arguments[0].as_str(), 4).unwrap();
     for _ in 0..3 {
-        drop(array.leased_descriptor().unwrap());
+        drop(lent!(array).unwrap());
     }
     assert_eq!(array.refcount(), 4, "no process subtracts what was lent");
     drop(array);
@@ -201,7 +212,7 @@ fn borrowed_nameless_array_leaves_nothing(place: &Place) {
     let before = place.everything();
     let array =
         place.counted::<u32, _>().share_with(SharingStrategy::FileDescriptor, 4, |mut view| view.fill(7)).unwrap();
-    let descriptor = array.leased_descriptor().unwrap();
+    let descriptor = lent!(array).unwrap();
     drop(array);
     let mut child = lend(place, &descriptor, 16);
     drop(descriptor);
@@ -216,9 +227,9 @@ fn borrower_of_a_read_only_array_cannot_write(place: &Place) {
     let _creator = place.options::<u32, _>().create(plain.location(), LENGTH).unwrap();
     let reader = place.attach::<u32, Ix1>().access(Access::Read).open(plain.location(), LENGTH).unwrap();
     let frozen = create(place, &counted);
-    assert!(frozen.leased_descriptor().unwrap().write_at(&[7, 0, 0, 0], 0).is_ok());
+    assert!(lent!(frozen).unwrap().write_at(&[7, 0, 0, 0], 0).is_ok());
     frozen.freeze().unwrap();
-    for descriptor in [reader.leased_descriptor(), frozen.leased_descriptor()] {
+    for descriptor in [lent!(reader), lent!(frozen)] {
         assert!(descriptor.unwrap().write_at(&[8], 0).is_err());
     }
     assert_eq!(frozen.view().unwrap()[0], 7);
@@ -233,7 +244,7 @@ fn refused_descriptor_keeps_no_lease(place: &Place) {
     // The name is lost before the descriptor is opened, or just afterwards.
     let array = create(false);
     rename();
-    assert!(array.leased_descriptor().unwrap_err().is_unlinked());
+    assert!(lent!(array).unwrap_err().is_unlinked());
     drop(array);
     is_free();
     drop(create(false));
@@ -249,14 +260,14 @@ fn refused_descriptor_keeps_no_lease(place: &Place) {
     let options = AttachOptions::<SharedArray<u32, Ix1>>::new().backend(meddling);
     let array = options.open(name.location(), LENGTH).unwrap();
     is_lending.store(true, Ordering::Relaxed);
-    assert!(array.leased_descriptor().unwrap_err().is_unlinked());
+    assert!(lent!(array).unwrap_err().is_unlinked());
     drop(array);
     is_free();
 
     // A kept descriptor needs no name.
     let array = create(true);
     rename();
-    let descriptor = array.leased_descriptor().unwrap();
+    let descriptor = lent!(array).unwrap();
     drop(array);
     assert!(place.backend.attached(moved.location()).unwrap());
     drop(descriptor);
@@ -265,7 +276,7 @@ fn refused_descriptor_keeps_no_lease(place: &Place) {
     // Another program has shortened the file.
     let array = create(false);
     File::options().write(true).open(place.path(&name)).unwrap().set_len(8).unwrap();
-    assert!(matches!(array.leased_descriptor(), Err(Error::SizeMismatch { found: 8, .. })));
+    assert!(matches!(lent!(array), Err(Error::SizeMismatch { found: 8, .. })));
     drop(array);
     eventually("it is free", || !place.backend.attached(name.location()).unwrap());
 }
@@ -279,16 +290,16 @@ fn lend_in_forks(arguments: &[String]) {
     };
     let array = create(false);
     let survives = backend.lock_survives_close().unwrap();
-    in_forked_child(|| match array.leased_descriptor() {
+    in_forked_child(|| match lent!(array) {
         Ok(_) => survives,
         Err(error) => !survives && error.is_unsupported(),
     });
     backend.unlink(name).unwrap();
-    in_forked_child(|| array.leased_descriptor().is_err());
+    in_forked_child(|| lent!(array).is_err());
     drop(array);
     // The parent can give this array to a pool, which recycles the memory although the forked child has it.
     let array = create(true);
-    in_forked_child(|| array.leased_descriptor().unwrap_err().is_unsupported());
+    in_forked_child(|| lent!(array).unwrap_err().is_unsupported());
     say("done");
     hear();
 }
