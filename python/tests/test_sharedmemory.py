@@ -151,6 +151,14 @@ def test_name_that_is_not_valid_is_refused(location: str) -> None:
         shm.ndarray((4,), "u1", location)
 
 
+def test_file_larger_than_the_memory_is_opened_readonly(tmp_path: Path) -> None:
+    path, size = str(tmp_path / "huge"), 1 << 43
+    with open(path, "wb") as file:
+        file.truncate(size)
+    _, x = shm.ndarray_fs((size,), "u1", path, None, readonly=True)
+    assert x[-1] == 0
+
+
 def test_missing_directory_is_named(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="missing"):
         shm.ndarray_fs((4,), "u1", str(tmp_path / "missing" / "file"), None)
