@@ -356,7 +356,7 @@ def upload(
 
 
 def _buffer(x: Any) -> tuple[Any, str]:
-    """Return a numpy array whose elements can be read where they are, and its dtype."""
+    """Return a numpy array with elements that can be read where they are, and its dtype."""
     numpy = require_numpy("uploading what is not an Array")
     x = numpy.asarray(x)
     dtype = name_of(x.dtype)

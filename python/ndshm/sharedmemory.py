@@ -404,7 +404,7 @@ def _map(file: int, size: int, readonly: bool) -> Mapping:
     if size == 0:
         return Mapping(-1, 1)  # nothing can be mapped; the array has no elements
     if readonly and hasattr(mmap, "MAP_PRIVATE"):
-        # Without MAP_NORESERVE, a large file could not be mapped where memory is short.
+        # Without MAP_NORESERVE, a file that is larger than the memory could not be mapped. Python 3.11 has no name for the flag.
         flags = mmap.MAP_PRIVATE | getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)
         return Mapping(file, size, flags=flags, prot=mmap.PROT_READ | mmap.PROT_WRITE)
     return Mapping(file, size, access=mmap.ACCESS_COPY if readonly else mmap.ACCESS_WRITE)

@@ -30,14 +30,11 @@ def installed() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def nothing_is_left() -> Iterator[None]:
-    """Fail if a test leaves a file in shared memory, and remove it."""
-
-    def files() -> set[str]:
-        return {file for file in os.listdir("/dev/shm") if file.startswith((f"py-cv-{os.getpid()}-", "precomputed-shm-", ".ndshm-"))}
-
-    before = files()
+    """Fail if a test leaves an array, or an unfinished one, and remove it."""
     yield
-    left = files() - before
+    # Other processes have files there, too.
+    mine = (f"py-cv-{os.getpid()}-", f"ndshm-download-{os.getpid()}-")
+    left = {file for file in os.listdir("/dev/shm") if any(part in file for part in mine)}
     for file in left:
         Path("/dev/shm", file).unlink(missing_ok=True)
     assert not left

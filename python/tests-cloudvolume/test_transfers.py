@@ -8,6 +8,8 @@ import itertools
 import os
 import re
 import stat
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -303,6 +305,27 @@ def test_default_location_is_that_of_the_volume(tmp_path: Path) -> None:
     found.close()
     assert found.handle.closed and found[0, 0, 0, 0] == 2
     assert vol.unlink_shared_memory() and not vol.unlink_shared_memory()
+
+
+def test_array_is_where_cloudvolume_looks_for_it_although_this_package_emulates(name: str, tmp_path: Path) -> None:
+    write(tmp_path, ("raw", None, "uint8", 1))
+    program = f"""
+import os, ndshm.cloudvolume, ndshm.sharedmemory
+from cloudvolume import CloudVolume
+import cloudvolume.sharedmemory as shm
+ndshm.cloudvolume.install()
+vol = CloudVolume("file://{tmp_path}/volume", parallel=2)
+x = vol.download_to_shared_memory(vol.bounds, "{name}")
+_, y = shm.ndarray(x.shape, "u1", "{name}", readonly=True)
+assert ndshm.sharedmemory.EMULATE_SHM and (x == y).all() and os.path.exists("/dev/shm/{name}")
+vol[vol.bounds] = x + 1  # by worker processes
+assert (vol[vol.bounds] == x + 1).all() and shm.unlink("{name}")
+"""
+    script = tmp_path / "program.py"
+    script.write_text("if __name__ == '__main__':\n" + program.replace("\n", "\n    "))
+    environment = {**os.environ, "EMULATE_SHM": "1", "NDSHM_EMULATED_DIR": str(tmp_path / "emulated")}
+    subprocess.run([sys.executable, script], env=environment, check=True)
+    assert os.listdir(tmp_path / "emulated") == []
 
 
 def test_file_has_the_permissions_of_other_files(tmp_path: Path) -> None:

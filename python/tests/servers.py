@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 class StallingServer:
-    """Serves a directory. Requests whose path `stalls` accepts get no answer until `release` is set."""
+    """Serves a directory. Requests with a path that `stalls` accepts get no answer until `release` is set."""
 
     def __init__(self, directory: Path, stalls: Callable[[str], bool]) -> None:
         self.release = threading.Event()
