@@ -16,6 +16,7 @@ class StallingServer:
         self.release = threading.Event()
         self.stalled = threading.Event()
         self.asked: list[str] = []
+        self.stalls = stalls
         server = self
 
         class Handler(SimpleHTTPRequestHandler):

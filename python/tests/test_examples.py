@@ -50,8 +50,8 @@ def place() -> Iterator[Path]:
 
 
 def possible_leftovers() -> set[str]:
-    """Return the arrays and drafts without a chosen name, and multiprocessing's semaphores: the examples make no other shared files."""
-    return {file for file in shared_files() if file.startswith(("ndshm-", "sem.mp-"))}
+    """Return the shared files of the kinds that examples make: arrays and drafts without a chosen name, multiprocessing's semaphores."""
+    return {file for file in shared_files() if re.match(r"\.ndshm-|ndshm-download-|ndshm-[0-9a-f]{16}$|sem\.mp-", file)}
 
 
 @pytest.fixture(autouse=True)
@@ -60,7 +60,10 @@ def no_new_shared_files() -> Iterator[None]:
     before = possible_leftovers()
     yield
     new = possible_leftovers() - before
-    wait_until(lambda: not new & shared_files(), lambda: f"left in /dev/shm: {new & shared_files()}")
+    try:
+        wait_until(lambda: not new & shared_files(), lambda: f"left in /dev/shm: {new & shared_files()}")
+    finally:
+        ndshm.gc()
 
 
 def wait_until(met: Callable[[], Any], why: Callable[[], str]) -> None:
@@ -112,13 +115,14 @@ def test_part_of_a_killed_worker_is_done_by_another(place: Path, name: str) -> N
     # Each part's download waits for its last chunk.
     with serving(place, lambda path: path.endswith("/1/1")) as server:
         with started(place, name, f"{server.url}/source", place / "target", place / "markers") as program:
-            wait_until(lambda: len(downloading(place)) == 3, lambda: "three workers did not begin")
+            wait_until(lambda: len(stalled(server)) == len(downloading(place)) == 3, lambda: "three workers did not begin")
             victim = downloading(place)[0]
             os.kill(victim, signal.SIGKILL)
             wait_until(lambda: victim not in processes(place), lambda: "the worker did not die")
             server.release.set()
             assert f"{PARTS} of {PARTS} parts" in finish(program, place)
         check(place, x)
+        assert not drafts([victim])
         again = [slab(path) for path, count in Counter(chunks(server)).items() if count > 1]
         assert len(again) in range(1, 5) and len(set(again)) == 1, "only the part of the killed worker was downloaded twice"
 
@@ -130,7 +134,7 @@ def test_killed_cluster_continues_with_the_missing_parts(place: Path, name: str)
     with serving(place, lambda path: re.search(r"/c/[25]/1/1$", path) is not None) as server:
         urls = f"{server.url}/source", place / "target", place / "markers"
         with started(place, name, *urls):
-            wait_until(lambda: len(marked(place)) == 6 and len(downloading(place)) == 2, lambda: f"only {marked(place)} are done")
+            wait_until(lambda: len(marked(place)) == 6 and len(stalled(server)) == 2, lambda: f"only {marked(place)} are done")
             killed = downloading(place)
             kill_all(place)
         assert marked(place) == [0, 1, 3, 4, 6, 7]
@@ -166,6 +170,11 @@ def marked(place: Path) -> list[int]:
 
 def chunks(server: StallingServer) -> list[str]:
     return [path for path in server.asked if "/c/" in path]
+
+
+def stalled(server: StallingServer) -> list[str]:
+    """Return the requests for chunks that got no answer, before the server is released."""
+    return [path for path in chunks(server) if server.stalls(path)]
 
 
 def slab(path: str) -> int:
