@@ -197,4 +197,5 @@ def main() -> None:
     )
 
 
-main()
+if __name__ == "__main__":  # CloudVolume spawns processes that import this file
+    main()

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from . import _core, _program, in_flight, shards
 from . import multiprocessing as multiprocessing
+from . import torch as torch
 from ._array import Array
 from ._attach import create, from_array, open
 from ._core import attached, unlink

@@ -28,7 +28,7 @@ class Array(_core.RawArray):
             x[:] = 1
 
     ``numpy.asarray(array)`` and ``memoryview(array)`` give the same memory **without** a lock: the caller must ensure that
-    nothing else writes. Exported memory stays attached until the last view of it is gone, also after `close`.
+    nothing else writes. Exported memory stays attached until the last view of it and this object are gone, also after `close`.
 
     A pickle of an array leads to the same memory, and not to a copy. `copy.copy` and ``array[...]`` copy the elements.
     """

@@ -1,6 +1,7 @@
 //! The class that Python's `Array` derives from, and the functions that work on names.
 
 use std::ffi::c_int;
+use std::fs::File;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -20,7 +21,7 @@ use crate::errors::{exception, named};
 use crate::export::{self, Elements};
 use crate::guard::Lock;
 use crate::memory::{self, Creation, ElementType, Memory, Opening, Shape};
-use crate::shared::Counted;
+use crate::shared::{Counted, Loan};
 
 /// The maximum number of axes: numpy's.
 const MOST_AXES: usize = 64;
@@ -42,6 +43,9 @@ impl Attachment {
 pub(crate) struct RawArray {
     /// `None` after `close`.
     attached: Mutex<Option<Attached>>,
+    /// Every memory of which this object has exported a buffer. It stays mapped as long as the object lives, because libraries release
+    /// the buffer at once, keep the object, and use the address: `numpy.ndarray(buffer=array)`, `torch.frombuffer(array)`.
+    exported: Mutex<Vec<Arc<dyn Memory>>>,
     shape: Shape,
     /// The name and directory when the array was attached.
     name: String,
@@ -170,7 +174,8 @@ impl RawArray {
             content.ok_or_else(|| PyValueError::new_err("this attachment belongs to another array"))?;
         let (name, directory) = (memory.name().to_owned(), memory.directory().path().to_owned());
         let is_counted = memory.counted().is_some();
-        Ok(Self { attached: Mutex::new(Some(Attached::new(memory))), shape, name, directory, is_counted })
+        let attached = Mutex::new(Some(Attached::new(memory)));
+        Ok(Self { attached, exported: Mutex::default(), shape, name, directory, is_counted })
     }
 
     #[getter]
@@ -245,7 +250,7 @@ impl RawArray {
         self.counted(py, |counted| Ok(format!("{:032x}", counted.id())))
     }
 
-    /// Detaches. Memory that is still exported stays attached until the exports end.
+    /// Detaches. Memory that was exported stays attached until the exports end; that of a buffer also until this object is gone.
     fn close(&self, py: Python<'_>) {
         let attached = self.attached().take();
         py.detach(|| drop(attached));
@@ -281,6 +286,22 @@ impl RawArray {
     fn renew(&self, py: Python<'_>, handle: &str, grace: f64) -> PyResult<bool> {
         let grace = seconds(grace)?;
         self.counted(py, |counted| Ok(counted.renew(&handle.parse()?, grace)))
+    }
+
+    /// Device and number of the file, as in `os.stat_result`. No other file has them while the array is attached.
+    #[getter]
+    fn file_id(&self, py: Python<'_>) -> PyResult<(u64, u64)> {
+        let id = self.memory(py)?.file_id();
+        Ok((id.device, id.number))
+    }
+
+    /// Opens a descriptor that keeps the array attached, and returns its number, which the caller closes. The second value is for a
+    /// counted array with a name, which must be looked at when the descriptor and its duplicates are closed.
+    fn leased_descriptor(&self, py: Python<'_>) -> PyResult<(i32, Option<Loan>)> {
+        let memory = self.memory(py)?;
+        let opened = py.detach(|| memory.leased_descriptor()).and_then(number_of);
+        let number = opened.map_err(|error| exception(py, &error))?;
+        Ok((number, memory.counted().and_then(Counted::loan)))
     }
 
     /// Removes the name, and returns whether it still led to this array.
@@ -351,7 +372,12 @@ impl RawArray {
         let memory = this.memory(slf.py()).map_err(|closed| PyBufferError::new_err(closed.to_string()))?;
         let elements = Elements::of(&memory, &this.shape);
         // SAFETY: the interpreter calls this with a buffer to fill, and `__releasebuffer__` releases it.
-        unsafe { export::fill(view, flags, slf.as_any(), &elements, memory.is_readonly()) }
+        unsafe { export::fill(view, flags, slf.as_any(), &elements, memory.is_readonly()) }?;
+        let mut exported = this.exported.lock().unwrap_or_else(PoisonError::into_inner);
+        if !exported.iter().any(|before| Arc::ptr_eq(before, &memory)) {
+            exported.push(memory);
+        }
+        Ok(())
     }
 
     #[allow(unsafe_code)]
@@ -360,6 +386,18 @@ impl RawArray {
         // SAFETY: the interpreter releases each buffer that `__getbuffer__` filled once.
         unsafe { export::release(view) };
     }
+}
+
+#[cfg(unix)]
+#[allow(clippy::unnecessary_wraps)] // see below
+fn number_of(file: File) -> Result<i32> {
+    Ok(std::os::fd::IntoRawFd::into_raw_fd(file))
+}
+
+/// Files have no numbers here. Never called, because the library opens no such descriptor here.
+#[cfg(not(unix))]
+fn number_of(_: File) -> Result<i32> {
+    Err(Error::Unsupported { location: String::new(), what: "descriptors".into() })
 }
 
 fn is_main_thread(py: Python<'_>) -> PyResult<bool> {

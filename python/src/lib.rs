@@ -2,8 +2,8 @@
 //!
 //! Memory of a type known at run time (`memory`), counted arrays (`shared`), the class that Python's `Array` derives from (`array`),
 //! renderbuffers (`render`), views that live as long as a lock (`guard`), the buffer protocol for both (`export`), DLPack (`dlpack`), work in
-//! threads of its own (`job`), volumes (`volume`), downloads and uploads (`transfer`), and exceptions (`errors`). What can be written in
-//! Python is written there.
+//! threads of its own (`job`), volumes (`volume`), downloads and uploads (`transfer`), calls that are made later (`soon`), and exceptions
+//! (`errors`). What can be written in Python is written there.
 
 mod array;
 mod dlpack;
@@ -14,6 +14,7 @@ mod job;
 mod memory;
 mod render;
 mod shared;
+mod soon;
 mod transfer;
 mod volume;
 
@@ -32,7 +33,9 @@ mod _core {
     #[pymodule_export]
     use super::render::{RawBuffer, RawClaim, join_render, render};
     #[pymodule_export]
-    use super::shared::{expire, receive, revoke, set_manager, share, strategies};
+    use super::shared::{Loan, expire, open_counted, receive, revoke, set_manager, share, strategies};
+    #[pymodule_export]
+    use super::soon::Soon;
     #[pymodule_export]
     use super::transfer::{download, upload};
     #[pymodule_export]

@@ -1,11 +1,13 @@
 //! An attached array with an element type that is known at run time.
 
 use std::ffi::CStr;
+use std::fs::File;
 use std::sync::Arc;
 use std::time::Duration;
 
 use ndarray::{Dimension, Ix1, IxDyn, ShapeBuilder};
 use ndarray_shm::array::{ArrayLock, Description, with_element};
+use ndarray_shm::backend::FileId;
 use ndarray_shm::{
     Access, AttachOptions, CreateOptions, CreationMode, DType, Directory, Element, Error, Order, Pages, Result,
     SharedArray, default_backend,
@@ -20,6 +22,11 @@ pub(crate) trait Memory: Send + Sync {
     fn name(&self) -> &str;
     fn directory(&self) -> &Directory;
     fn is_readonly(&self) -> bool;
+    fn file_id(&self) -> FileId;
+    /// Opens a descriptor that keeps the array attached.
+    ///
+    /// What Python code does with it is that code's promise, as with every view without a lock.
+    fn leased_descriptor(&self) -> Result<File>;
     fn unlink(&self) -> Result<bool>;
     fn lock(
         &self,
@@ -49,6 +56,18 @@ impl<T: Element, D: Dimension> Memory for SharedArray<T, D> {
 
     fn is_readonly(&self) -> bool {
         SharedArray::is_readonly(self)
+    }
+
+    fn file_id(&self) -> FileId {
+        SharedArray::file_id(self)
+    }
+
+    fn leased_descriptor(&self) -> Result<File> {
+        #[allow(unsafe_code)]
+        // SAFETY: Python code gets the descriptor, and promises what a caller of `view_mut` promises.
+        unsafe {
+            SharedArray::leased_descriptor(self)
+        }
     }
 
     fn unlink(&self) -> Result<bool> {
@@ -83,6 +102,14 @@ impl<T: Element> Memory for Nameless<T> {
 
     fn is_readonly(&self) -> bool {
         Memory::is_readonly(&self.0)
+    }
+
+    fn file_id(&self) -> FileId {
+        Memory::file_id(&self.0)
+    }
+
+    fn leased_descriptor(&self) -> Result<File> {
+        Memory::leased_descriptor(&self.0)
     }
 
     fn unlink(&self) -> Result<bool> {

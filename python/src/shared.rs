@@ -1,14 +1,18 @@
 //! Counted arrays: shared with other processes by a handle, and removed by their last user.
 
+use std::fs::File;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use ndarray::{IxDyn, ShapeBuilder};
 use ndarray_shm::array::{ArrayLock, with_element};
+use ndarray_shm::backend::FileId;
 use ndarray_shm::counted::{Handle, HandleOptions, SharingStrategy};
 use ndarray_shm::manager::Program;
-use ndarray_shm::{Access, AttachOptions, CreateOptions, Directory, Element, Error, Order, RefcountedArray, Result};
+use ndarray_shm::{
+    Access, AttachOptions, CreateOptions, Directory, Element, Error, Location, Order, RefcountedArray, Result,
+};
 use pyo3::buffer::PyBuffer;
 use pyo3::prelude::*;
 
@@ -31,6 +35,35 @@ pub(crate) trait Counted: Memory {
     fn again(&self) -> Result<Arc<dyn Memory>>;
     /// Attaches once more through a private copy-on-write mapping. An array without a name gets its name first.
     fn private(&self) -> Result<Arc<dyn Memory>>;
+    /// Returns what removes the array when only borrowers had it and all of them are done; `None` if it has no name.
+    fn loan(&self) -> Option<Loan>;
+}
+
+/// A counted array that a library has borrowed by descriptor. The library closes that without a word, so the array must be looked at.
+#[pyclass(frozen, module = "ndshm._core")]
+pub(crate) struct Loan(Box<dyn Fn() -> Result<bool> + Send + Sync>);
+
+#[pymethods]
+impl Loan {
+    /// Removes the array, unless a process has it. Returns whether it is settled: the array is gone, or a handle in flight keeps it.
+    fn settle(&self, py: Python<'_>) -> PyResult<bool> {
+        py.detach(&self.0).map_err(|error| exception(py, &error))
+    }
+}
+
+/// Attaches to a counted array and leaves it: the last handle to leave removes an array that no process has.
+fn settle<T: Element>(directory: &Directory, location: &Location, id: u128) -> Result<bool> {
+    let gone = |error: &Error| matches!(error, Error::NotFound { .. } | Error::NotCounted { .. });
+    match AttachOptions::<RefcountedArray<T, IxDyn>>::new().backend(directory.clone()).open(location.clone()) {
+        Ok(same) if same.id() == id => drop(same),
+        Ok(_) => return Ok(true), // another array has the name by now
+        Err(error) if gone(&error) => return Ok(true),
+        Err(error) => return Err(error),
+    }
+    match directory.attached(location.clone()) {
+        Err(error) if gone(&error) => Ok(true),
+        attached => attached.map(|attached| !attached),
+    }
 }
 
 impl<T: Element> Memory for RefcountedArray<T, IxDyn> {
@@ -49,6 +82,18 @@ impl<T: Element> Memory for RefcountedArray<T, IxDyn> {
 
     fn is_readonly(&self) -> bool {
         RefcountedArray::is_readonly(self)
+    }
+
+    fn file_id(&self) -> FileId {
+        RefcountedArray::file_id(self)
+    }
+
+    fn leased_descriptor(&self) -> Result<File> {
+        #[allow(unsafe_code)]
+        // SAFETY: Python code gets the descriptor, and promises what a caller of `view_mut` promises.
+        unsafe {
+            RefcountedArray::leased_descriptor(self)
+        }
     }
 
     fn unlink(&self) -> Result<bool> {
@@ -119,6 +164,11 @@ impl<T: Element> Counted for RefcountedArray<T, IxDyn> {
             Err(error) => Err(error),
         }
     }
+
+    fn loan(&self) -> Option<Loan> {
+        let (directory, location, id) = (self.backend().clone(), self.location()?.clone(), self.id());
+        Some(Loan(Box::new(move || settle::<T>(&directory, &location, id))))
+    }
 }
 
 fn strategy_of(py: Python<'_>, strategy: &str) -> PyResult<SharingStrategy> {
@@ -168,6 +218,21 @@ fn create(shape: &Shape, strategy: SharingStrategy, fill: impl FnOnce(&mut [u8])
         })?;
         Ok(Arc::new(array))
     }, else => unreachable!("all features of elements are enabled"))
+}
+
+/// Attaches to the counted array of this name.
+#[pyfunction]
+pub(crate) fn open_counted(py: Python<'_>, name: &str, directory: PathBuf, dtype: &str) -> PyResult<Attachment> {
+    let directory = Directory::new(directory.display().to_string(), directory);
+    let opened = || -> Result<Attachment> {
+        let element = ElementType::parse(dtype)?;
+        with_element!(element.dtype, T => {
+            let array = AttachOptions::<RefcountedArray<T, IxDyn>>::new().backend(directory).open(name)?;
+            let shape = Shape { element, lengths: array.shape().to_vec(), order: array.order() };
+            Ok(Attachment::new(Arc::new(array), shape))
+        }, else => unreachable!("all features of elements are enabled"))
+    };
+    py.detach(opened).map_err(|error| exception(py, &error))
 }
 
 /// Attaches to the array of a handle, which uses up one of its uses.

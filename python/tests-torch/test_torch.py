@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import gc
-import os
 import pickle
 import warnings
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -15,13 +13,6 @@ import torch
 import torch.multiprocessing
 
 import ndshm
-
-
-@pytest.fixture
-def name() -> Iterator[str]:
-    name = f"py-torch-{os.getpid()}"
-    yield name
-    ndshm.unlink(name)
 
 
 def tensors(array: ndshm.Array) -> list[torch.Tensor]:

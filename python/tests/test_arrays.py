@@ -9,6 +9,7 @@ import struct
 import subprocess
 import sys
 import zlib
+from typing import Any
 
 import numpy as np
 import pytest
@@ -142,7 +143,7 @@ def test_closed_array_refuses_access_and_keeps_exports(name: str) -> None:
             use()
     with pytest.raises(BufferError):
         memoryview(array)
-    del array
+    del array, use
     gc.collect()
     x[:] = 9
     assert ndshm.open(name)[0] == 9
@@ -217,3 +218,21 @@ except ImportError as error:
     assert 'pip install numpy' in str(error)
 """
     subprocess.run([sys.executable, "-W", "error", "-c", program], check=True)
+
+
+def test_buffer_that_a_library_keeps_without_exporting_stays_valid(name: str) -> None:
+    """numpy keeps the object and the address alone, and no buffer."""
+    array = ndshm.create(name, 100_000, "f8")
+    array[...] = 3
+    x: np.ndarray[Any, Any] = np.ndarray((100_000,), "f8", buffer=array)  # type: ignore[arg-type]
+    array.close()
+    assert x.sum() == 300_000
+    counted = ndshm.share(np.ones(100_000))
+    y: np.ndarray[Any, Any] = np.ndarray((100_000,), "f8", buffer=counted)  # type: ignore[arg-type]
+    counted.freeze()  # attaches through another mapping
+    assert counted[0] == 1 and y.sum() == 100_000
+    counted.close()
+    assert y.sum() == 100_000
+    del array, x
+    gc.collect()
+    assert not ndshm.attached(name)

@@ -132,7 +132,7 @@ def test_dask_carries_the_memory() -> None:
     import distributed
 
     array = ndshm.share_zeros((2, 3), "i4")
-    with distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster:
+    with distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0") as cluster:
         with distributed.Client(cluster) as client:
             for future in [client.submit(add_one_in_place, array, pure=False) for _ in range(3)]:
                 future.result()

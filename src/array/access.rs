@@ -11,7 +11,7 @@ macro_rules! guarded {
 
             use crate::array::{ArrayLock, CellGuard, DType, Element, Order, ReadGuard, WriteGuard, view};
             use crate::backend::lock_space::{ALL_CELLS, cell};
-            use crate::backend::{Access, Directory, PageUse};
+            use crate::backend::{Access, Directory, FileId, PageUse};
             use crate::error::{Error, Result};
             use crate::os::LockKind;
             use crate::segment::locks::{KeepWaiting, Wait};
@@ -52,6 +52,13 @@ macro_rules! guarded {
                 /// Other programs map `array.backend().path().join(location.as_str())`, where `location` is the array's location.
                 pub fn backend(&self) -> &Directory {
                     &self.home().backend
+                }
+
+                /// Returns the identity of the array's file, to compare with that of an open file.
+                ///
+                /// No other file has this identity while the array is attached.
+                pub fn file_id(&self) -> FileId {
+                    self.segment().id()
                 }
 
                 /// Returns whether the array was attached for reading only.

@@ -1,5 +1,6 @@
 //! `SharedArray`: the array that processes share by name.
 
+use std::fs::File;
 use std::marker::PhantomData;
 
 use ndarray::{ArrayRef, ArrayView, ArrayViewMut, Dimension, ShapeBuilder};
@@ -7,6 +8,7 @@ use ndarray::{ArrayRef, ArrayView, ArrayViewMut, Dimension, ShapeBuilder};
 use super::access::guarded;
 use super::layout::{Layout, shape_like};
 use super::{AttachOptions, Attachable, CreateOptions, Element, view};
+use crate::backend::lock_space::LEASE;
 use crate::backend::{Access, IntoLocation, Location};
 use crate::error::{Error, Result};
 use crate::os::{LockKind, LockRange};
@@ -181,6 +183,55 @@ impl<T: Element, D: Dimension> SharedArray<T, D> {
     /// Returns the name under which the array was attached. The name may have been removed since.
     pub fn location(&self) -> &Location {
         &self.home.location
+    }
+
+    /// Opens a descriptor that keeps the array attached, for a library that maps the file by itself, such as torch.
+    ///
+    /// The descriptor has an open file description of its own with a lease of its own. The lease lasts until the last duplicate of the
+    /// descriptor is closed, in whatever process: until then the array counts as attached, and no [`Pool`](crate::Pool) uses the
+    /// memory again, also after this handle was dropped. The elements are the whole file. The descriptor is open for writing unless
+    /// the array was opened read-only.
+    ///
+    /// Close the descriptor and its duplicates, and do not unlock: unlocking one ends the lease of all.
+    ///
+    /// # Safety
+    ///
+    /// - What reads or writes through the descriptor, a duplicate or a mapping of it takes no lock. The caller ensures that it does so only
+    ///   when no other code reads or writes the same elements.
+    /// - The length of the file is not changed.
+    ///
+    /// # Errors
+    ///
+    /// - [`Unsupported`](Error::Unsupported): off Linux, and in a forked child if its parent can recycle the memory.
+    /// - [`Unlinked`](Error::Unlinked): the name was removed, or now belongs to another array. An array that
+    ///   [keeps its descriptor](crate::AttachOptions::keep_fd) needs no name for this.
+    /// - [`SizeMismatch`](Error::SizeMismatch): another program changed the length of the file.
+    /// - [`TooManyOpenFiles`](Error::TooManyOpenFiles): there is no descriptor left.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use ndarray_shm::{Error, SharedArray, attached, unlink};
+    ///
+    /// let array = SharedArray::<u8, _>::create("leased-descriptor-example", 10)?;
+    /// // SAFETY: the elements are not used.
+    /// match unsafe { array.leased_descriptor() } {
+    ///     Ok(descriptor) => {
+    ///         drop(array);
+    ///         assert!(attached("leased-descriptor-example")?);
+    ///         drop(descriptor);
+    ///         assert!(!attached("leased-descriptor-example")?);
+    ///     }
+    ///     Err(Error::Unsupported { .. }) => {} // off Linux
+    ///     Err(error) => return Err(error),
+    /// }
+    /// unlink("leased-descriptor-example")?;
+    /// # Ok::<(), Error>(())
+    /// ```
+    #[allow(unsafe_code)]
+    pub unsafe fn leased_descriptor(&self) -> Result<File> {
+        self.segment.refuse_inherited(&self.home)?;
+        self.segment.leased_descriptor(&self.home, self.segment.access(), LEASE)
     }
 
     /// Returns a view of the elements, without a lock.

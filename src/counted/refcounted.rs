@@ -1,6 +1,7 @@
 //! `RefcountedArray`: an array that stores its type and shape, and loses its name with its last handle.
 
 use std::fmt;
+use std::fs::File;
 use std::marker::PhantomData;
 use std::time::Duration;
 
@@ -121,7 +122,7 @@ impl<T: Element, D: Dimension> RefcountedArray<T, D> {
     }
 
     /// Attaches through a received descriptor.
-    pub(super) fn of_descriptor(file: &std::fs::File, home: &Home, access: Access) -> Result<Self> {
+    pub(super) fn of_descriptor(file: &File, home: &Home, access: Access) -> Result<Self> {
         let how = Attach { keep_descriptor: true, farewell: Some(manager_client::remind), ..Attach::new(access) };
         let (memory, (layout, id)) =
             CountedSegment::attach_descriptor(file, home, how, |trailer| read::<T, D>(trailer, home))?;
@@ -299,6 +300,33 @@ impl<T: Element, D: Dimension> RefcountedArray<T, D> {
         reader_of_descriptor(&file, self.home())
     }
 
+    /// Opens a descriptor that keeps the array attached, for a library that maps the file by itself, such as torch.
+    ///
+    /// As [`SharedArray::leased_descriptor`](crate::SharedArray::leased_descriptor), with the lease of counted arrays. The elements are
+    /// at the beginning of the file, and the library must map no more than those: the bytes behind them are the trailer. The
+    /// descriptor is open for writing unless the array is frozen or was opened read-only.
+    ///
+    /// The descriptor counts as one more handle, so that the array keeps its name until the last duplicate is closed. The kernel closes
+    /// it without telling this crate, so the handle stays counted, like that of a killed process. The array is then removed by the next
+    /// handle that is dropped, by [`reclaim`](crate::counted::reclaim()), by `ndshm gc` or by the manager. An array without a name
+    /// leaves nothing to remove.
+    ///
+    /// # Safety
+    ///
+    /// As for [`SharedArray::leased_descriptor`](crate::SharedArray::leased_descriptor). When the array is frozen, nothing writes through
+    /// the descriptor any more.
+    ///
+    /// # Errors
+    ///
+    /// - [`Unsupported`](Error::Unsupported): off Linux.
+    /// - [`Unlinked`](Error::Unlinked): the name was removed, and this handle keeps no descriptor.
+    /// - [`TooManyHandles`](Error::TooManyHandles): 2^32 - 1 handles are counted.
+    /// - [`TooManyOpenFiles`](Error::TooManyOpenFiles): there is no descriptor left.
+    #[allow(unsafe_code)]
+    pub unsafe fn leased_descriptor(&self) -> Result<File> {
+        self.memory.leased_descriptor()
+    }
+
     /// Detaches, and reports errors. Dropping detaches too, and ignores them.
     ///
     /// # Errors
@@ -314,16 +342,13 @@ impl<T: Element, D: Dimension> RefcountedArray<T, D> {
 
     /// Opens a new descriptor for a receiver.
     #[cfg(feature = "channel")]
-    pub(super) fn descriptor_to_send(&self) -> Result<std::fs::File> {
+    pub(super) fn descriptor_to_send(&self) -> Result<File> {
         self.memory.descriptor_to_send()
     }
 }
 
 /// Attaches through a descriptor, with a read lock on the mapping's own description, and keeps no descriptor.
-pub(super) fn reader_of_descriptor<T: Element, D: Dimension>(
-    file: &std::fs::File,
-    home: &Home,
-) -> Result<ArrayReader<T, D>> {
+pub(super) fn reader_of_descriptor<T: Element, D: Dimension>(file: &File, home: &Home) -> Result<ArrayReader<T, D>> {
     let how = Attach {
         held: Some((LockKind::Shared, None)),
         farewell: Some(manager_client::remind),

@@ -219,10 +219,7 @@ impl<R, F: Fn(&Trailer) -> Result<R>> Subject for Counted<F> {
             }
             // The last handle left while the descriptor was in flight: the bytes can be attached, the name is gone for ever.
             Err(CountRefusal::Dead) => {}
-            Err(CountRefusal::Full) => {
-                let (location, limit) = (name.to_owned(), u32::MAX.into());
-                return Err(Error::TooManyHandles { location, limit, doing: "attached" });
-            }
+            Err(CountRefusal::Full) => return Err(too_many(name)),
         }
         if !trailer.is_original() {
             memory.counts().keep(); // a copy, perhaps, which must not be removed
@@ -375,6 +372,24 @@ impl CountedSegment {
         self.segment.open_again(&self.home, Access::ReadWrite)
     }
 
+    /// Opens a descriptor with the lease of an attachment, and counts one handle for it, so that the last handle of this crate does not
+    /// remove the name.
+    ///
+    /// Nothing runs when the last duplicate of the descriptor is closed, so that handle is never subtracted, like one of a killed
+    /// process: afterwards the lease decides.
+    pub(crate) fn leased_descriptor(&self) -> Result<File> {
+        let (home, access) = (&self.home, if self.is_frozen() { Access::Read } else { self.segment.access });
+        let file = self.segment.leased_descriptor(home, access, COUNTED)?;
+        match self.counts().acquire() {
+            // Dead: the bytes were attached by descriptor, and the name is gone already.
+            Ok(()) | Err(CountRefusal::Dead) => Ok(file),
+            Err(CountRefusal::Full) => {
+                let _ = os::unlock(&file, COUNTED); // closing is not enough: see attach.rs
+                Err(too_many(home.location.as_str()))
+            }
+        }
+    }
+
     /// Subtracts this handle from the count and, if it was the last, removes the name.
     ///
     /// What remains is done when the segment is dropped, or by [`CountedSegment::close`].
@@ -424,6 +439,10 @@ impl CountedSegment {
             _ => left,
         }
     }
+}
+
+fn too_many(name: &str) -> Error {
+    Error::TooManyHandles { location: name.to_owned(), limit: u32::MAX.into(), doing: "attached" }
 }
 
 fn spent(name: &str) -> Error {

@@ -242,6 +242,33 @@ impl Segment {
         })
     }
 
+    /// Opens a descriptor with a lease of its own, which lasts until the last duplicate of the descriptor is closed, in whatever process.
+    ///
+    /// The description is a new one. On a duplicate of ours, unlocking here would end the borrower's lease too, and a pool that converts
+    /// its own lease would not see the borrower.
+    pub(crate) fn leased_descriptor(&self, home: &Home, access: Access, lease: LockRange) -> Result<File> {
+        let location = &home.location;
+        if !os::DESCRIPTORS_CAN_BE_SHARED {
+            let what = "a descriptor with a lease of its own, because this platform was not shown to keep a lock when a duplicate \
+                        of its descriptor is closed";
+            return Err(Error::Unsupported { location: location.to_string(), what: what.into() });
+        }
+        let file = self.open_again(home, access)?;
+        attach::lease_own(&file, lease, location.as_str())?;
+        // In a forked child, the parent's pool may have recycled the memory between opening and leasing: see attach.rs.
+        let checked = look(&file, location).and_then(|facts| {
+            if !self.guards_by_descriptor && !is_named(&facts, home)? {
+                return Err(unlinked(home));
+            }
+            self.check_length(&facts, location)
+        });
+        if let Err(error) = checked {
+            let _ = os::unlock(&file, lease); // closing is not enough: see attach.rs
+            return Err(error);
+        }
+        Ok(file)
+    }
+
     fn open_by_name(&self, home: &Home, access: Access) -> Result<File> {
         let file = match home.backend.open(&home.location, access) {
             Err(Error::NotFound { .. } | Error::NotAnArray { .. }) => return Err(unlinked(home)),

@@ -1,6 +1,7 @@
 //! Behaviour that only Linux can show: descriptors, permission bits, limits of memory and mounts, forks.
 
 mod arena;
+mod borrowers;
 mod counted;
 mod descriptors;
 mod limits;
@@ -19,6 +20,7 @@ use crate::support::child::Role;
 pub fn trials(place: &Place) -> Vec<Trial> {
     [
         arena::trials,
+        borrowers::trials,
         counted::trials,
         descriptors::trials,
         limits::trials,
@@ -35,6 +37,7 @@ pub fn trials(place: &Place) -> Vec<Trial> {
 
 pub const ROLES: &[&[(&str, Role)]] = &[
     arena::ROLES,
+    borrowers::ROLES,
     counted::ROLES,
     descriptors::ROLES,
     limits::ROLES,

@@ -29,6 +29,7 @@ pub const TABLE: &[(&[&str], &[&str])] = &[
             "conformance::pool",
             "conformance::races",
             "conformance::render",
+            "linux::borrowers",
             "linux::counted",
             "linux::descriptors",
             "linux::limits",

@@ -1,0 +1,40 @@
+"""xarray names the axes of an array in shared memory, and selects by coordinates in nanometres. No elements are copied."""
+
+from __future__ import annotations
+
+import tempfile
+
+import numpy
+import xarray
+
+import ndshm
+
+
+def dataset(volume: ndshm.Volume, bbox: tuple[slice, ...]) -> xarray.Dataset:
+    """Download a region into shared memory. The dataset keeps the memory attached."""
+    scale = ndshm.info(volume).scales[0]
+    x = numpy.asarray(ndshm.download(volume, bbox).result())  # without a lock: nothing else writes
+    coordinates = {
+        axis: (axis, numpy.arange(part.start, part.stop) * size, {"units": scale.unit})
+        for axis, part, size in zip(scale.axes, bbox, scale.resolution)  # channels have no resolution
+    }
+    result = xarray.Dataset({"em": (scale.axes, x)}, coordinates)
+    assert numpy.shares_memory(result.em.values, x)
+    return result
+
+
+def main(url: str) -> None:
+    x = numpy.random.default_rng(0).integers(0, 256, (128, 128, 32), "uint8")
+    volume = ndshm.create_volume(url, x.shape, (64, 64, 16), x.dtype, resolution=(4, 4, 40))
+    ndshm.upload(volume, x).result()
+
+    em = dataset(volume, numpy.s_[32:128, 0:128, 0:32]).em.squeeze("channel")
+    print(f"{em.dtype} {dict(em.sizes)}, from x = {em.x[0].item()} {em.x.units}")
+    part = em.sel(x=slice(200, 300), z=400)  # nanometres; the end belongs to it
+    assert (part.values == x[50:76, :, 10]).all()
+    print(f"from x = 200 nm to 300 nm, at z = 400 nm, the mean is {part.mean().item():.1f}")
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as directory:
+        main(f"precomputed://{directory}/em")

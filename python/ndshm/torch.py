@@ -1,0 +1,247 @@
+"""torch tensors that are the memory of arrays, and stay so when torch sends them to other processes.
+
+>>> import ndshm.torch
+>>> array = ndshm.share_zeros((2, 3), "float32")
+>>> tensor = ndshm.torch.as_tensor(array)
+>>> tensor[1, 2] = 7
+>>> float(array[1, 2]), tensor.is_shared()
+(7.0, True)
+
+torch is imported by the first call. It is no dependency of this package.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import warnings
+import weakref
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from . import _core
+from ._array import Array
+from ._errors import InvalidArgument, Mismatch, NdshmError, NotAnArray, NotFound, Unsupported
+from ._share import _shared, get_sharing_strategy
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["PrivateTensor", "as_tensor", "from_tensor"]
+
+_DTYPES = {
+    "|u1": "uint8",
+    "<u2": "uint16",
+    "<u4": "uint32",
+    "<u8": "uint64",
+    "|i1": "int8",
+    "<i2": "int16",
+    "<i4": "int32",
+    "<i8": "int64",
+    "<f2": "float16",
+    "<f4": "float32",
+    "<f8": "float64",
+    "bfloat16": "bfloat16",
+    "<c8": "complex64",
+    "<c16": "complex128",
+    "|b1": "bool",
+}
+
+
+class PrivateTensor(UserWarning):
+    """The array is read-only or frozen, so the tensor is not shared: what is written to it stays in this process."""
+
+
+def as_tensor(array: Array) -> Tensor:
+    """Return a tensor that is the memory of an array, without a copy and without a lock.
+
+    The tensor is shared as torch's own are: ``is_shared()`` is True, and queues of ``torch.multiprocessing`` send the memory itself while
+    torch's strategy is ``"file_descriptor"``, the default on Linux. (Under ``"file_system"``, torch moves a tensor that is sent to a
+    file of its own: neither the sender's tensor nor the receiver's is the array any more.)
+
+    The tensor keeps the array attached, in each process that has it, also after `array` was closed: no pool uses the memory again, and
+    a counted array keeps its name. It does not keep a plain array's name from being unlinked. torch cannot resize it.
+
+    A process that writes to the tensor takes no lock: the callers must ensure that nothing else reads or writes meanwhile, or write
+    inside ``with array.write()``.
+
+    Parameters
+    ----------
+    array
+        An attached array. Order, dtype and shape are kept. A read-only or frozen one gives a tensor that is not shared: it is a
+        copy-on-write view, since torch ignores that memory is read-only. A `PrivateTensor` warning tells of it.
+
+    Raises
+    ------
+    Unlinked
+        The name was removed, and the array keeps no descriptor (see `open`).
+    Unsupported
+        Not Linux, or this torch lacks the dtype.
+    ValueError
+        The array is closed.
+    ImportError
+        torch is not installed.
+    """
+    torch = _torch()
+    if not isinstance(array, Array):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(f"as_tensor needs an ndshm.Array, not {type(array).__name__}: ndshm.share(x) makes one")
+    if array.closed:
+        raise ValueError("the array is closed: open, receive or share it again")
+    _settle(8)
+    dtype = getattr(torch, _DTYPES[array.dtype_name], None)
+    if dtype is None:
+        raise Unsupported(f"torch {torch.__version__} has no dtype {_DTYPES[array.dtype_name]}")
+    strides = [stride // array.itemsize for stride in array.strides]
+    tensor: Tensor
+    if array.readonly:
+        text = f"`{array.name}` is read-only: the tensor is not shared, and what is written to it stays in this process"
+        warnings.warn(text, PrivateTensor, stacklevel=2)
+        tensor = torch.from_dlpack(array)
+    elif array.size == 0:
+        # There is nothing to keep, and torch would lose its duplicate of the descriptor.
+        tensor = torch.empty_strided(array.shape, strides, dtype=dtype).share_memory_()
+    else:
+        tensor = torch.empty(0, dtype=dtype).set_(_storage(torch, array), 0, array.shape, strides)
+    return tensor
+
+
+def _storage(torch: Any, array: Array) -> Any:
+    """Let torch map an array, through a descriptor of its own with a lease of its own, which torch sends on and closes without a word."""
+    number, loan = array.leased_descriptor()
+    try:
+        # It is duplicated. Not more bytes than the elements: torch would lengthen the file.
+        storage = torch.UntypedStorage._new_shared_fd_cpu(number, array.nbytes)
+    finally:
+        os.close(number)  # without unlocking, which would end torch's lease too
+    os.set_inheritable(storage._get_shared_fd(), False)  # a program that is run would keep the array
+    if loan is not None:
+        _watch(storage, loan)
+    return storage
+
+
+def from_tensor(tensor: Tensor, *, copy: bool | None = None) -> Array:
+    """Return an array of a tensor.
+
+    A tensor from `as_tensor`, made in this process or received from another one, gives an array that is the same memory. Every other
+    tensor is copied into a new counted array, as by `share`.
+
+    Parameters
+    ----------
+    tensor
+        A tensor of any device. C and Fortran order are kept; every other order of axes becomes C. Gradients are not.
+    copy
+        None: copy if the tensor is not the memory of an array, or is only a part of it, or if the name of that array is gone.
+        False: raise an error then. True: always copy.
+
+    Raises
+    ------
+    InvalidArgument
+        The dtype or layout cannot be shared; or with ``copy=False``, the tensor would have to be copied.
+    NoSpace
+        There is not enough memory. Nothing was created.
+    ImportError
+        torch is not installed.
+    """
+    torch = _torch()
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(f"from_tensor needs a torch.Tensor, not {type(tensor).__name__}")
+    _settle(8)
+    name = str(tensor.dtype).removeprefix("torch.")
+    known = {torch_name: name for name, torch_name in _DTYPES.items()}
+    if name not in known or tensor.layout != torch.strided:
+        text = f"a tensor of dtype {name} and layout {tensor.layout} cannot be shared: use torch.strided and one of {', '.join(known)}"
+        raise InvalidArgument(text)
+    if not copy:
+        array = _array_of(tensor, known[name])
+        if array is not None:
+            return array
+    if copy is False:
+        raise InvalidArgument("the tensor is not the memory of a whole array that can be opened: give copy=None to copy it")
+    order = _order_of(tensor) or "C"
+    array = _shared(_core.share(list(tensor.shape), known[name], order, get_sharing_strategy()))
+    torch.from_dlpack(array).copy_(tensor.detach())  # no other process knows the array yet
+    return array
+
+
+def _torch() -> Any:
+    try:
+        import torch
+    except ImportError as error:
+        raise ImportError("ndshm.torch needs torch: https://pytorch.org says how to install it") from error
+    return torch
+
+
+def _order_of(tensor: Any) -> str | None:
+    """Return the order in which the elements follow one another, or None."""
+    if tensor.is_contiguous():
+        return "C"
+    return "F" if tensor.permute(*reversed(range(tensor.ndim))).is_contiguous() else None
+
+
+def _array_of(tensor: Any, dtype: str) -> Array | None:
+    """Attach to the array that has the tensor's memory, shape, dtype and order. Return None if there is none."""
+    order = _order_of(tensor)
+    if order is None or tensor.device.type != "cpu" or tensor.is_conj() or tensor.is_neg() or tensor.numel() == 0:
+        return None
+    storage = tensor.untyped_storage()
+    if tensor.storage_offset() != 0 or storage.nbytes() != tensor.numel() * tensor.element_size():
+        return None
+    try:
+        number = storage._get_shared_fd()  # `_share_fd_cpu_` would move a private tensor to shared memory
+    except RuntimeError:
+        return None  # private, or shared by name
+    if number < 0:
+        return None
+    directory, name = os.path.split(os.readlink(f"/proc/self/fd/{number}"))
+    try:
+        try:
+            opened = _core.open(name, lengths=tensor.shape, dtype=dtype, order=order, directory=directory, reinterpret=True)
+        except NotAnArray:  # not a plain one
+            opened = _core.open_counted(name, directory, dtype)
+        array = Array(opened)
+    except (InvalidArgument, Mismatch, NotAnArray, NotFound):
+        return None  # the file is torch's own, or the name is gone, or it is an array of another dtype
+    facts = os.fstat(number)
+    # A name can lead to another file by now. A counted array has its own shape and order, and length 1 has any stride.
+    steps = zip(array.shape, array.strides, tensor.stride(), strict=True) if array.shape == tensor.shape else None
+    if array.file_id == (facts.st_dev, facts.st_ino) and steps is not None:
+        if all(length == 1 or step == array.itemsize * stride for length, step, stride in steps):
+            return array
+    array.close()
+    return None
+
+
+# Counted arrays that torch has freed in this process, but perhaps not in another one. Nothing tells when that one frees them, so this
+# process looks again from time to time, and at its end. The manager looks too.
+_unsettled: deque[_core.Loan] = deque()
+_references: dict[int, weakref.ref[Any]] = {}
+
+
+def _watch(storage: Any, loan: _core.Loan) -> None:
+    """Look at a counted array as soon as torch has freed the storage."""
+
+    def freed() -> None:
+        del _references[id(loan)]
+        _unsettled.appendleft(loan)
+        _settle(8)
+
+    # torch keeps the storage's object as long as the storage itself. When the reference dies, the descriptor is still open.
+    _references[id(loan)] = weakref.ref(storage, _core.Soon(freed))
+
+
+def _settle(most: int) -> None:
+    """Remove some of the arrays that no process has any more."""
+    for _ in range(min(most, len(_unsettled))):
+        try:
+            loan = _unsettled.popleft()
+        except IndexError:  # another thread was quicker
+            return
+        try:
+            is_settled = loan.settle()
+        except NdshmError:
+            is_settled = False
+        if not is_settled:
+            _unsettled.append(loan)
+
+
+atexit.register(lambda: _settle(len(_unsettled)))
