@@ -79,7 +79,7 @@ def left_out() -> dict[str, str]:
     memory, room = psutil.virtual_memory().available, shutil.disk_usage("/dev/shm").free
     if room > 0.45 * memory:
         return LEFT_OUT
-    why = "needs a shared memory of 45 % of the free memory, since this package reserves it (python/tests/test_sharedmemory.py needs less)"
+    why = "needs a shared memory of 45 % of the free memory, since this package reserves it (python/tests/test_sharedmemory_module.py needs less)"
     return {**LEFT_OUT, "test_ndarray_sh": why}
 
 

@@ -136,7 +136,8 @@ impl<T: Element, D: Dimension> RefcountedArray<T, D> {
 
     /// Returns the number of attached handles in all processes.
     ///
-    /// Handles of killed processes stay counted. [`inspect`](crate::counted::inspect()) returns whether any process is attached.
+    /// Handles of killed processes stay counted, and [leased descriptors](Self::leased_descriptor) that are closed.
+    /// [`inspect`](crate::counted::inspect()) returns whether any process is attached.
     pub fn refcount(&self) -> u32 {
         self.memory.counts().state().handles()
     }
