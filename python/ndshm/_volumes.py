@@ -43,7 +43,7 @@ class Scale(NamedTuple):
     axes: tuple[str, ...]
     """The names of the axes. Empty if the volume does not name them."""
     resolution: tuple[float, ...]
-    """The size of an element along each axis, in `unit`. Empty if the volume does not say."""
+    """The size of an element along each axis, in `unit`; a Precomputed volume has none for channels. Empty if the volume does not say."""
     unit: str
     """The unit of the resolution, such as ``"nm"``."""
     kind: str | None
@@ -410,7 +410,7 @@ def create_volume(
         Elements along each axis, of the volume and of a chunk. A Precomputed volume has the axes x, y, z and, if there are several,
         channels.
     dtype
-        The element type.
+        The element type. Volumes of ``bool`` can be read and written, but not created.
     format
         ``"zarr3"``, ``"zarr2"`` or ``"precomputed"``. By default what the URL says, or ``"zarr3"``.
     encoding
@@ -442,6 +442,9 @@ def create_volume(
     for what, value, known in (("format", format, tuple(_FORMATS)), ("encoding", encoding, _ENCODINGS), ("kind", kind, (*_KINDS, None))):
         if value not in known:
             raise InvalidArgument(f"{what}={value!r}: give one of {', '.join(map(str, known))}")
+    element = name_of(dtype)
+    if element == "|b1":
+        raise Unsupported("a volume of bool cannot be created: create one of uint8, which takes bool arrays too")
     family, version = _FORMATS[format]
     run(
         _core.new_volume(
@@ -450,7 +453,7 @@ def create_volume(
             version,
             list(shape),
             list(chunk),
-            name_of(dtype),
+            element,
             origin=None if origin is None else list(origin),
             shard=None if shard is None else list(shard),
             encoding=encoding,

@@ -138,6 +138,7 @@ def test_regions_are_text_slices_or_boxes(tmp_path: Path, region: Any) -> None:
         (lambda v: ndshm.upload(v, np.zeros(SHAPE, "u2"), cutout=":,:,:"), ndshm.InvalidArgument, "bbox"),
         (lambda v: ndshm.upload(v, np.zeros(SHAPE, "u2"), encoding="zip"), ndshm.InvalidArgument, "encoding="),
         (lambda v: ndshm.create_volume("x", SHAPE, CHUNK, "u2", format="n5"), ndshm.InvalidArgument, "format="),
+        (lambda v: ndshm.create_volume("x", SHAPE, CHUNK, bool), ndshm.Unsupported, "uint8"),
         (lambda v: ndshm.create_volume("x", SHAPE, CHUNK, "u2", encoding="jpeg"), ndshm.InvalidArgument, "jpeg"),
         (lambda v: ndshm.create_volume("precomputed://x", SHAPE, CHUNK, "u8"), ndshm.InvalidArgument, "labels|segmentation"),
     ],
