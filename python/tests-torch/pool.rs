@@ -11,7 +11,7 @@ const LENGTH: usize = 5000;
 fn main() -> Result<(), ndarray_shm::Error> {
     let name = std::env::args().nth(1).expect("usage: pool NAME");
     // On a slow machine a test takes longer than pools keep memory by default.
-    let pool = PoolOptions::new().max_age(Duration::from_secs(600)).create()?;
+    let pool = PoolOptions::new().max_age(Duration::from_mins(10)).create()?;
     let mut draft = pool.take::<i32, _>(LENGTH)?;
     draft.view_mut().fill(7);
     let mut array = Some(draft.publish(name)?);
