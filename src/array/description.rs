@@ -172,7 +172,8 @@ fn in_words(dtype: DType, shape: &[usize], order: Order) -> String {
     format!("{dtype} of shape {shape:?} in {order} order")
 }
 
-fn bytes_of(dtype: DType, shape: &[usize]) -> Option<u64> {
+/// Returns the size of an array's elements, or `None` if they fit no address space.
+pub(crate) fn bytes_of(dtype: DType, shape: &[usize]) -> Option<u64> {
     // As in `Layout::checked`, the product of the non-empty axes must fit even if another axis is empty.
     let span =
         shape.iter().filter(|length| **length > 0).try_fold(dtype.size(), |so_far, length| so_far.checked_mul(*length));

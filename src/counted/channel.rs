@@ -8,6 +8,7 @@
 //!         {"strategy": "file_descriptor", "dtype": "<f4", "shape": [2, 3], "order": "C",
 //!          "backend": "shm", "directory": "/dev/shm", "location": "ndshm-.."}, with the directory escaped as in a handle
 //!         {"strategy": "sealed",          "dtype": "<f4", "shape": [2, 3], "order": "C"}
+//!         {"strategy": "foreign",         "dtype": "<f4", "shape": [2, 3], "order": "C", "kind": "cuda", "note": ".."}
 //! ```
 
 use std::path::Path;
@@ -28,8 +29,8 @@ const UNNAMED: &str = "(channel)";
 /// One end of a connection over which two processes exchange messages with arrays.
 ///
 /// A message is any value that `serde` can serialize as JSON, together with any number of arrays: [frozen](crate::FrozenArray) ones,
-/// and counted ones, which are sent by descriptor or by name according to their [strategy](crate::counted::SharingStrategy).
-/// Elements are not copied. Both ends can send and receive. Any number of threads can use one end. A message arrives whole or not
+/// and counted ones, which are sent by descriptor or by name according to their [strategy](crate::counted::SharingStrategy). A
+/// [foreign](crate::counted::Foreign) descriptor of another library can take the place of an array. Elements are not copied. Both ends can send and receive. Any number of threads can use one end. A message arrives whole or not
 /// at all.
 ///
 /// An array sent by descriptor lives at least until its message is received, because the socket holds the descriptor. An array sent
@@ -172,6 +173,8 @@ impl Channel {
     /// - [`Closed`](Error::Closed): the other end was closed.
     /// - [`Protocol`](Error::Protocol): the message is longer than 64 MiB, not counting the elements of arrays, or JSON cannot
     ///   express it; or an earlier message was sent only in part.
+    /// - [`Unsupported`](Error::Unsupported): this platform cannot send descriptors.
+    /// - [`TooManyOpenFiles`](Error::TooManyOpenFiles): each descriptor that is sent needs another one until the kernel has taken it.
     /// - those of making a handle: [`RefcountedArray::handle`](crate::RefcountedArray::handle).
     pub fn send<M: Serialize + ?Sized>(&self, message: &M, arrays: &[&dyn Shareable]) -> Result<()> {
         self.send_timeout(message, arrays, Duration::MAX)

@@ -23,6 +23,7 @@
 //! |---|---|
 //! | send an array to another process as text | [`RefcountedArray::handle`], [`Handle`] |
 //! | send arrays in messages over a socket | `Channel`, with the feature `channel` |
+//! | send a descriptor of another library with them | `Foreign`, with the feature `channel` |
 //! | choose between descriptors and names, per array or for the program | [`SharingStrategy`] |
 //! | read an array's properties without attaching | [`inspect()`], [`inspect_in`] |
 //! | remove the files that killed processes left | [`reclaim()`], [`Reclaim`] |
@@ -38,6 +39,8 @@
 #[cfg(feature = "channel")]
 mod channel;
 pub(crate) mod fields;
+#[cfg(feature = "channel")]
+mod foreign;
 mod handle;
 mod inspect;
 mod options;
@@ -54,6 +57,8 @@ mod wire;
 
 #[cfg(feature = "channel")]
 pub use self::channel::{Channel, ChannelListener, Received};
+#[cfg(feature = "channel")]
+pub use self::foreign::Foreign;
 pub use self::handle::{Handle, HandleOptions};
 pub use self::inspect::{Inspection, inspect, inspect_in};
 #[cfg(feature = "channel")]

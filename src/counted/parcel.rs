@@ -6,6 +6,7 @@ use ndarray::Dimension;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use super::foreign::{FOREIGN, Foreign, Label, require_size};
 use super::handle::{Handle, address, backend_at, path_of_text, path_to_text};
 use super::refcounted::{RefcountedArray, reader_of_descriptor};
 use super::strategy::SharingStrategy;
@@ -40,6 +41,7 @@ enum Way {
         location: Location,
     },
     Sealed {},
+    Foreign(Label),
 }
 
 impl Parcel {
@@ -47,9 +49,10 @@ impl Parcel {
         Self { dtype: T::DTYPE, shape: shape.to_vec(), order, way }
     }
 
-    /// Returns whether a descriptor belongs to the parcel, even if this version cannot decode the rest of it.
+    /// Returns whether a descriptor belongs to the parcel. Every strategy but one has a descriptor, unknown ones too: otherwise a
+    /// parcel of a later version would leave its descriptor in the stream, where the next message should begin.
     pub(super) fn comes_with_descriptor(parcel: &Value) -> bool {
-        matches!(parcel.get("strategy").and_then(Value::as_str), Some("file_descriptor" | "sealed"))
+        parcel.get("strategy").and_then(Value::as_str).is_some_and(|strategy| strategy != "file_system")
     }
 
     /// Revokes the handle in a parcel that could not be sent.
@@ -60,14 +63,14 @@ impl Parcel {
     }
 }
 
-/// Arrays that a [`Channel`](super::Channel) can send: counted arrays, by their own strategy or [another](RefcountedArray::by), and
-/// frozen arrays.
+/// What a [`Channel`](super::Channel) can send: counted arrays, by their own strategy or [another](RefcountedArray::by), frozen arrays,
+/// and [foreign](Foreign) descriptors.
 pub trait Shareable: private::Pack {}
 
 mod private {
     use super::{File, Parcel, Result};
 
-    /// Seals [`Shareable`](super::Shareable): only arrays of this crate can be packed.
+    /// Seals [`Shareable`](super::Shareable): only types of this crate can be packed.
     pub trait Pack {
         /// Returns the array's parcel, with a new handle in it or a new descriptor beside it.
         #[allow(private_interfaces)]
@@ -137,7 +140,19 @@ impl<T: Element, D: Dimension> Pack for FrozenArray<T, D> {
 
 impl<T: Element, D: Dimension> Shareable for FrozenArray<T, D> {}
 
-/// A received array that is not attached yet.
+impl Pack for Foreign {
+    /// The descriptor is duplicated, not opened again: that is impossible for many kinds of files.
+    #[allow(private_interfaces)]
+    fn pack(&self) -> Result<(Parcel, Option<File>)> {
+        let file = self.descriptor().try_clone().map_err(|error| Error::os("send", FOREIGN, error))?;
+        let way = Way::Foreign(self.label.clone());
+        Ok((Parcel { dtype: self.dtype, shape: self.shape.clone(), order: self.order, way }, Some(file)))
+    }
+}
+
+impl Shareable for Foreign {}
+
+/// A received array that is not attached yet, or a foreign descriptor.
 ///
 /// Dropping it unattached revokes its handle or closes its descriptor.
 #[derive(Debug)]
@@ -171,17 +186,25 @@ impl ReceivedArray {
         self.parcel.order
     }
 
-    /// Returns the strategy by which it was sent. A frozen array is always sent by descriptor.
+    /// Returns the strategy by which it was sent. A frozen array and a foreign descriptor are always sent by descriptor.
     pub fn strategy(&self) -> SharingStrategy {
         match self.parcel.way {
             Way::FileSystem { .. } => SharingStrategy::FileSystem,
-            Way::FileDescriptor { .. } | Way::Sealed {} => SharingStrategy::FileDescriptor,
+            Way::FileDescriptor { .. } | Way::Sealed {} | Way::Foreign(_) => SharingStrategy::FileDescriptor,
         }
     }
 
     /// Returns whether it is a [`FrozenArray`].
     pub fn is_sealed(&self) -> bool {
         matches!(self.parcel.way, Way::Sealed {})
+    }
+
+    /// Returns the kind of a [foreign](Foreign) descriptor, or `None` for an array.
+    pub fn kind(&self) -> Option<&str> {
+        match &self.parcel.way {
+            Way::Foreign(label) => Some(label.kind.as_str()),
+            _ => None,
+        }
     }
 
     /// Uses this backend instead of the one that the sender names. Both must be of the same directory.
@@ -198,7 +221,7 @@ impl ReceivedArray {
     ///
     /// The error gives the received array back.
     ///
-    /// - [`Unsupported`](Error::Unsupported): it is a frozen array.
+    /// - [`Unsupported`](Error::Unsupported): it is a frozen array or a foreign descriptor.
     /// - those of [`RefcountedArray::open`] and [`Handle::attach`].
     pub fn attach<T: Element, D: Dimension>(self) -> Result<RefcountedArray<T, D>, IntoError<Self>> {
         self.take(|received| match &received.parcel.way {
@@ -212,6 +235,7 @@ impl ReceivedArray {
                 RefcountedArray::of_descriptor(file, &home, Access::ReadWrite)
             }
             Way::Sealed {} => Err(unsupported("it is a frozen array; take it with frozen()")),
+            Way::Foreign(label) => Err(is_foreign(label)),
         })
     }
 
@@ -234,6 +258,7 @@ impl ReceivedArray {
                 reader_of_descriptor(file, &home)
             }
             Way::Sealed {} => Err(unsupported("it is a frozen array; take it with frozen()")),
+            Way::Foreign(label) => Err(is_foreign(label)),
         })
     }
 
@@ -249,13 +274,42 @@ impl ReceivedArray {
     /// - [`SizeMismatch`](Error::SizeMismatch): the memory does not have the size of an array of this type and shape.
     pub fn frozen<T: Element, D: Dimension>(self) -> Result<FrozenArray<T, D>, IntoError<Self>> {
         self.take(|received| {
-            let (Way::Sealed {}, Some(file)) = (&received.parcel.way, &received.file) else {
-                return Err(unsupported("it is not a frozen array; take it with attach() or reader()"));
+            let file = match (&received.parcel.way, &received.file) {
+                (Way::Sealed {}, Some(file)) => file,
+                (Way::Foreign(label), _) => return Err(is_foreign(label)),
+                _ => return Err(unsupported("it is not a frozen array; take it with attach() or reader()")),
             };
             let layout = received.layout::<T, D>()?;
             let file = file.try_clone().map_err(|error| Error::os("take", NAMELESS, error))?;
             FrozenArray::of_sealed(file, layout)
         })
+    }
+
+    /// Takes a [foreign](Foreign) descriptor of this kind. For the library that understands the kind.
+    ///
+    /// # Errors
+    ///
+    /// The error gives the received value back.
+    ///
+    /// - [`Unsupported`](Error::Unsupported): it is an array of this crate, or a descriptor of another kind.
+    /// - [`TooLarge`](Error::TooLarge): an array of this type and shape fits no address space.
+    pub fn foreign(mut self, kind: &str) -> Result<Foreign, IntoError<Self>> {
+        let Parcel { dtype, ref shape, order, ref way } = self.parcel;
+        let checked = match way {
+            Way::Foreign(label) if label.kind.as_str() == kind => {
+                require_size(dtype, shape).map(|()| (shape.clone(), label.clone()))
+            }
+            Way::Foreign(label) => Err(is_foreign(label)),
+            _ => Err(unsupported("it is not a foreign descriptor; take it with attach(), reader() or frozen()")),
+        };
+        match (checked, self.file.take()) {
+            (Ok((shape, label)), Some(descriptor)) => Ok(Foreign { dtype, shape, order, label, descriptor }),
+            (checked, file) => {
+                self.file = file;
+                let error = checked.err().unwrap_or_else(|| unsupported("it arrived without a descriptor"));
+                Err(IntoError::new(error, self))
+            }
+        }
     }
 
     /// Runs `attach`, and returns the received array in the error if it fails.
@@ -298,4 +352,12 @@ impl Drop for ReceivedArray {
 
 fn unsupported(what: &'static str) -> Error {
     Error::Unsupported { location: NAMELESS.to_owned(), what: what.into() }
+}
+
+fn is_foreign(label: &Label) -> Error {
+    let kind = label.kind.as_str();
+    let what = format!(
+        "it is a foreign descriptor of the kind {kind}; the library of this kind takes it with foreign({kind:?})"
+    );
+    Error::Unsupported { location: FOREIGN.to_owned(), what: what.into() }
 }

@@ -85,6 +85,7 @@ pub use self::failure::{ChildError, Ending};
 pub use self::options::SpawnOptions;
 pub use self::processes::Processes;
 use crate::error::Result;
+use crate::os;
 
 /// Runs an entry of this program in `count` processes, with the default options.
 ///
@@ -164,4 +165,36 @@ pub fn spawn(count: usize, entry: &str, arguments: &[&str]) -> Result<Processes>
 /// ```
 pub fn spawn_workers(count: usize, entry: &str, arguments: &[&str]) -> Result<Processes> {
     SpawnOptions::new().keep_going(true).spawn(count, entry, arguments)
+}
+
+/// Returns a number that tells a forked child from its ancestors.
+///
+/// For values that must not be used, or freed, in a forked child: such a value keeps the number of the process that created it, and
+/// compares it with the current one. The number never changes in the life of a process. It differs between a process and every
+/// child that the process forks after its first call; children of one parent may have the same number. The call costs two loads of memory.
+///
+/// Forks are noticed by handlers of `pthread_atfork`, which fork(3) calls and a bare clone(2) does not. Where there are no forks,
+/// the number is 0. Processes of [`spawn`] are started anew, and inherit no values.
+///
+/// # Examples
+///
+/// ```
+/// use ndarray_shm::process;
+///
+/// struct Session {
+///     generation: u64,
+/// }
+///
+/// impl Drop for Session {
+///     fn drop(&mut self) {
+///         if self.generation == process::fork_generation() {
+///             // ends the session, which a forked child leaves to its parent
+///         }
+///     }
+/// }
+///
+/// drop(Session { generation: process::fork_generation() });
+/// ```
+pub fn fork_generation() -> u64 {
+    os::fork_generation()
 }
