@@ -1,0 +1,316 @@
+//! `DeviceArray`: an array in a GPU's memory, which other processes can attach.
+
+#![allow(unsafe_code)]
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use cudarc::driver::sys::CUdeviceptr;
+use ndarray::{Array, ArrayRef, Axis, Dimension, RemoveAxis, ShapeBuilder};
+use ndarray_shm::{DType, Element, Order};
+
+use crate::copies;
+use crate::device::Device;
+use crate::error::{Error, Result};
+use crate::layout::Layout;
+use crate::memory::Mapping;
+use crate::stream::{Event, Pending, Stream};
+
+/// A typed n-dimensional array in the memory of a GPU, contiguous in C or Fortran order.
+///
+/// The memory is an allocation of its own, of at least 2 MiB: [`Chunk`](crate::Chunk) shares one allocation among many arrays. It can be
+/// [sent](Self::parcel) to other processes, which attach it without a copy. It is freed with the last process that has it, in whatever order
+/// they end, and whether they are killed: the driver counts, in the kernel.
+///
+/// Safe code writes elements only before the array is shared: with [`zeroed`](Self::zeroed), [`from_host`](Self::from_host) and
+/// [`write`](Self::write). Kernels get the [address](Self::device_pointer); running one is `unsafe` in every library, and its caller
+/// promises that it does not race. [`written_on`](Self::written_on) and [`wait_on`](Self::wait_on) bring work of several streams and
+/// processes in order.
+///
+/// ```no_run
+/// use ndarray::array;
+/// use ndarray_shm::counted::Channel;
+/// use ndarray_shm_cuda::{Device, DeviceArray, KIND};
+///
+/// let (here, there) = Channel::pair()?;
+/// let array = DeviceArray::from_host(Device::new(0)?, &array![1.0f32, 2.0, 3.0])?;
+/// here.send("weights", &[&array.parcel()?])?;
+/// drop(array);
+///
+/// // in another process
+/// let received = there.receive::<String>()?.arrays.remove(0);
+/// let same = DeviceArray::<f32, ndarray::Ix1>::attach(&received.foreign(KIND)?)?;
+/// assert_eq!(same.to_host()?, array![1.0, 2.0, 3.0]);
+/// # Ok::<(), ndarray_shm_cuda::Error>(())
+/// ```
+pub struct DeviceArray<T, D> {
+    memory: Arc<Memory>,
+    /// Where the elements begin, in bytes from the start of the memory.
+    offset: usize,
+    layout: Layout<D>,
+    elements: PhantomData<T>,
+}
+
+/// One allocation, of which several arrays of this process can be parts.
+pub(crate) struct Memory {
+    pub(crate) mapping: Mapping,
+    /// Whether other code may read it: it was sent, received, exported or split.
+    shared: AtomicBool,
+    /// Work that still writes to it.
+    pending: Mutex<Pending>,
+}
+
+impl Memory {
+    pub(crate) fn new(mapping: Mapping, shared: bool) -> Self {
+        Self { mapping, shared: AtomicBool::new(shared), pending: Mutex::default() }
+    }
+
+    pub(crate) fn pending(&self) -> MutexGuard<'_, Pending> {
+        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn share(&self) {
+        self.shared.store(true, Ordering::Relaxed);
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        // Unmapping under work that still writes would be an error of the GPU, for the whole context. A failure is one of that work.
+        let _ = self.pending().synchronize();
+    }
+}
+
+impl<T: Element, D: Dimension> DeviceArray<T, D> {
+    /// Creates an array of zeros.
+    ///
+    /// # Errors
+    ///
+    /// - [`NoSpace`](Error::NoSpace): the GPU has too little free memory; none was taken.
+    /// - [`TooLarge`](Error::TooLarge), [`Unsupported`](Error::Unsupported), [`ForkedChild`](Error::ForkedChild), and failures of the driver.
+    pub fn zeroed(device: Device, shape: impl ShapeBuilder<Dim = D>) -> Result<Self> {
+        let array = Self::undefined(device, Layout::new::<T>(shape)?)?;
+        copies::fill(device, array.start(), 0, array.layout.bytes::<T>())?;
+        Ok(array)
+    }
+
+    /// Creates a copy of an array of the host. Fortran order is kept; every other order of axes becomes C.
+    ///
+    /// The copy is fastest from [page-locked](crate::PageLocked) memory.
+    ///
+    /// # Errors
+    ///
+    /// As [`zeroed`](Self::zeroed).
+    pub fn from_host(device: Device, array: &ArrayRef<T, D>) -> Result<Self> {
+        let copy = Self::undefined(device, Layout::like(array)?)?;
+        copies::upload(device, copy.start(), &copy.layout, array)?;
+        Ok(copy)
+    }
+
+    fn undefined(device: Device, layout: Layout<D>) -> Result<Self> {
+        let mapping = Mapping::create(device, layout.bytes::<T>())?;
+        Ok(Self { memory: Arc::new(Memory::new(mapping, false)), offset: 0, layout, elements: PhantomData })
+    }
+
+    /// Makes an array of a part of memory, which the caller has checked to be long enough.
+    pub(crate) fn of_parts(memory: Arc<Memory>, offset: usize, layout: Layout<D>) -> Self {
+        Self { memory, offset, layout, elements: PhantomData }
+    }
+
+    pub(crate) fn memory(&self) -> &Arc<Memory> {
+        &self.memory
+    }
+
+    pub(crate) fn offset(&self) -> usize {
+        self.offset
+    }
+
+    pub(crate) fn layout(&self) -> &Layout<D> {
+        &self.layout
+    }
+
+    fn start(&self) -> CUdeviceptr {
+        self.memory.mapping.start() + self.offset as u64
+    }
+
+    /// Returns the GPU.
+    pub fn device(&self) -> Device {
+        self.memory.mapping.device()
+    }
+
+    /// Returns the lengths of the axes.
+    pub fn shape(&self) -> &[usize] {
+        self.layout.dim.slice()
+    }
+
+    /// Returns the order of the axes in memory.
+    pub fn order(&self) -> Order {
+        self.layout.order
+    }
+
+    /// Returns the number of elements.
+    pub fn len(&self) -> usize {
+        self.layout.len
+    }
+
+    /// Returns whether the array has no elements.
+    pub fn is_empty(&self) -> bool {
+        self.layout.len == 0
+    }
+
+    /// Returns the type of the elements.
+    pub fn dtype(&self) -> DType {
+        T::DTYPE
+    }
+
+    /// Returns whether other code may read the elements: the array was sent, received, exported or split. That never ends.
+    pub fn is_shared(&self) -> bool {
+        self.memory.shared.load(Ordering::Relaxed)
+    }
+
+    /// Returns the address of the first element on the GPU, for kernels and other libraries.
+    ///
+    /// The address is valid while this array, or a part of it, lives. Code that uses it must [wait](Self::wait_on) for earlier writes, and
+    /// [say](Self::written_on) what it has written.
+    pub fn device_pointer(&self) -> u64 {
+        self.start()
+    }
+
+    /// Lets a GPU other than the array's own read and write the elements.
+    ///
+    /// # Errors
+    ///
+    /// [`NoPeerAccess`](Error::NoPeerAccess), and failures of the driver.
+    pub fn allow_access(&self, device: Device) -> Result<()> {
+        self.memory.mapping.allow(device)
+    }
+
+    /// Copies the elements to the host, after all writes that this process knows of.
+    ///
+    /// # Errors
+    ///
+    /// Failures of the driver.
+    pub fn to_host(&self) -> Result<Array<T, D>> {
+        self.ready()?;
+        copies::download(self.device(), self.start(), &self.layout)
+    }
+
+    /// Replaces the elements by those of an array of the same shape.
+    ///
+    /// # Errors
+    ///
+    /// - [`Shared`](Error::Shared): other code may read the array. [`overwrite`](Self::overwrite) leaves that to the caller.
+    /// - [`Shape`](Error::Shape): the shapes differ.
+    /// - failures of the driver.
+    pub fn write(&mut self, array: &ArrayRef<T, D>) -> Result<()> {
+        if self.is_shared() {
+            return Err(Error::Shared);
+        }
+        self.replace(array)
+    }
+
+    /// Replaces the elements of an array that is shared.
+    ///
+    /// # Safety
+    ///
+    /// No process and no kernel reads or writes the elements until this returns, except in streams that wait for it.
+    ///
+    /// # Errors
+    ///
+    /// [`Shape`](Error::Shape), and failures of the driver.
+    pub unsafe fn overwrite(&self, array: &ArrayRef<T, D>) -> Result<()> {
+        self.replace(array)
+    }
+
+    fn replace(&self, array: &ArrayRef<T, D>) -> Result<()> {
+        if array.shape() != self.shape() {
+            return Err(Error::Shape { expected: format!("{:?}", self.shape()), found: array.shape().to_vec() });
+        }
+        self.ready()?;
+        copies::upload(self.device(), self.start(), &self.layout, array)
+    }
+
+    /// Lets this crate's own stream wait for what was said to write to the array.
+    fn ready(&self) -> Result<()> {
+        self.wait_on(self.device().stream())
+    }
+
+    /// Lets the work that is enqueued on the stream from now on wait for everything that is known to write to the array: what its sender
+    /// had enqueued, and what was [said](Self::written_on) in this process.
+    ///
+    /// # Errors
+    ///
+    /// Failures of the driver.
+    pub fn wait_on(&self, stream: &Stream) -> Result<()> {
+        let mut pending = self.memory.pending();
+        if pending.forget_complete()? {
+            return Ok(());
+        }
+        pending.wait_on(stream)
+    }
+
+    /// Says that the work that the stream has now writes to the array. Copies to the host, and receivers that the array is sent to, wait
+    /// for it; so does the end of the memory.
+    ///
+    /// # Errors
+    ///
+    /// Failures of the driver.
+    pub fn written_on(&self, stream: &Stream) -> Result<()> {
+        self.memory.pending().add(stream)
+    }
+
+    /// Waits until everything that is known to write to the array is done. After that the sender may end.
+    ///
+    /// # Errors
+    ///
+    /// Failures of the driver.
+    pub fn synchronize(&self) -> Result<()> {
+        let mut pending = self.memory.pending();
+        pending.synchronize()?;
+        pending.forget_complete().map(drop)
+    }
+
+    pub(crate) fn push_pending(&self, event: Event) {
+        self.memory.pending().push(event);
+    }
+}
+
+impl<T: Element, D: RemoveAxis> DeviceArray<T, D> {
+    /// Returns a part of the array without a copy: a range along the axis that is outermost in memory, the first in C order and the last
+    /// in Fortran order.
+    ///
+    /// Both arrays count as [shared](Self::is_shared) from then on.
+    ///
+    /// # Errors
+    ///
+    /// [`Shape`](Error::Shape): the range is beyond the axis.
+    pub fn part(&self, range: Range<usize>) -> Result<Self> {
+        let axis = if self.order() == Order::C { 0 } else { self.shape().len() - 1 };
+        let length = self.shape()[axis];
+        if range.start > range.end || range.end > length {
+            return Err(Error::Shape {
+                expected: format!("one with {range:?} along axis {axis}"),
+                found: self.shape().to_vec(),
+            });
+        }
+        let inner = self.layout.dim.remove_axis(Axis(axis)).size() * size_of::<T>();
+        let mut layout = self.layout.clone();
+        layout.dim[axis] = range.len();
+        layout.len = layout.dim.size();
+        self.memory.share();
+        Ok(Self::of_parts(Arc::clone(&self.memory), self.offset + range.start * inner, layout))
+    }
+}
+
+impl<T: Element, D: Dimension> fmt::Debug for DeviceArray<T, D> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DeviceArray")
+            .field("device", &self.device())
+            .field("dtype", &T::DTYPE)
+            .field("shape", &self.shape())
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,311 @@
+//! GPUs: found by number or UUID, each with its primary context and one stream for this crate's copies.
+
+#![allow(unsafe_code)]
+
+use std::collections::BTreeMap;
+use std::ffi::{CStr, c_char, c_int};
+use std::fmt;
+use std::marker::PhantomData;
+use std::str::FromStr;
+use std::sync::{Mutex, PoisonError};
+
+use cudarc::driver::sys::{CUcontext, CUdevice, CUdevice_attribute, CUuuid};
+
+use crate::driver::{self, Functions, call, functions};
+use crate::error::{Error, Result};
+use crate::stream::Stream;
+
+/// The identity of a GPU, or of a part of one (MIG). It is the same in all processes, unlike the number, which depends on `CUDA_VISIBLE_DEVICES`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Uuid(pub [u8; 16]);
+
+/// `GPU-` and 32 hexadecimal digits in groups of 8, 4, 4, 4 and 12, as `nvidia-smi -L` prints it.
+impl fmt::Display for Uuid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("GPU")?;
+        for (at, byte) in self.0.iter().enumerate() {
+            let dash = if matches!(at, 0 | 4 | 6 | 8 | 10) { "-" } else { "" };
+            write!(f, "{dash}{byte:02x}")?;
+        }
+        Ok(())
+    }
+}
+
+impl FromStr for Uuid {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let invalid = || Error::malformed(format_args!("`{text:.60}` is not the UUID of a GPU"));
+        let digits: String = text.strip_prefix("GPU-").ok_or_else(invalid)?.chars().filter(|c| *c != '-').collect();
+        if digits.len() != 32 || !digits.bytes().all(|digit| digit.is_ascii_hexdigit()) {
+            return Err(invalid());
+        }
+        let mut bytes = [0; 16];
+        for (byte, at) in bytes.iter_mut().zip((0..32).step_by(2)) {
+            *byte = u8::from_str_radix(&digits[at..at + 2], 16).map_err(|_| invalid())?;
+        }
+        Ok(Self(bytes))
+    }
+}
+
+/// A GPU.
+///
+/// The first use of a GPU retains its primary context, which is shared with the CUDA runtime and therefore with torch and `CuPy`, until the
+/// process ends.
+///
+/// ```no_run
+/// use ndarray_shm_cuda::Device;
+///
+/// let gpu = Device::new(0)?;
+/// println!("{}: {} of {} bytes are free", gpu.name()?, gpu.memory()?.free, gpu.memory()?.total);
+/// # Ok::<(), ndarray_shm_cuda::Error>(())
+/// ```
+#[derive(Clone, Copy)]
+pub struct Device(&'static State);
+
+struct State {
+    ordinal: usize,
+    raw: CUdevice,
+    uuid: Uuid,
+    context: CUcontext,
+    /// All copies and fills of this crate on the GPU, so that they take effect in the order of the calls.
+    stream: Stream,
+}
+
+// SAFETY: a context may be used by any number of threads at once; the other fields are plain values.
+unsafe impl Send for State {}
+// SAFETY: as above.
+unsafe impl Sync for State {}
+
+/// Bytes of a GPU's memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MemoryInfo {
+    /// Bytes that no process uses.
+    pub free: u64,
+    /// Bytes that the GPU has.
+    pub total: u64,
+}
+
+/// The GPUs that were used, by number. They are never removed: see [`Device`].
+static USED: Mutex<BTreeMap<usize, &'static State>> = Mutex::new(BTreeMap::new());
+
+impl Device {
+    /// Returns how many GPUs this process sees: 0 where no driver is installed.
+    ///
+    /// # Errors
+    ///
+    /// [`ForkedChild`](Error::ForkedChild), and failures of the driver.
+    pub fn count() -> Result<usize> {
+        let functions = match functions() {
+            Ok(functions) => functions,
+            Err(Error::NoDriver) => return Ok(0),
+            Err(error) => return Err(error),
+        };
+        let mut count = 0;
+        // SAFETY: `count` is valid for the write of an int.
+        match unsafe { call!(functions, cuDeviceGetCount(&raw mut count)) } {
+            Ok(()) => Ok(usize::try_from(count).unwrap_or(0)),
+            // The driver is there, and no GPU: cuInit answers the same, and the rest of the driver is then not initialised.
+            Err(error) if matches!(error.driver_code(), Some(3 | driver::code::NO_DEVICE)) => Ok(0),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Returns the GPU with this number, from 0, among those that this process sees.
+    ///
+    /// # Errors
+    ///
+    /// [`NoDriver`](Error::NoDriver), [`DriverTooOld`](Error::DriverTooOld), [`NoDevice`](Error::NoDevice),
+    /// [`ForkedChild`](Error::ForkedChild), and failures of the driver.
+    pub fn new(ordinal: usize) -> Result<Self> {
+        let functions = functions()?;
+        // Held while the context is made, so that a GPU is retained once. A forked child never comes here.
+        let mut used = USED.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(state) = used.get(&ordinal) {
+            return Ok(Self(state));
+        }
+        let count = Self::count()?;
+        if ordinal >= count {
+            return Err(Error::NoDevice { ordinal, count });
+        }
+        let raw = raw_device(functions, ordinal)?;
+        let uuid = uuid_of(functions, raw)?;
+        let mut context = std::ptr::null_mut();
+        // SAFETY: `context` is valid for the write of a handle; `raw` is a device.
+        unsafe { call!(functions, cuDevicePrimaryCtxRetain(&raw mut context, raw)) }?;
+        let stream = Stream::create_in(context).inspect_err(|_| {
+            // SAFETY: the context was retained above, and nothing uses it. The first error is the one to report.
+            let _ = unsafe { call!(functions, cuDevicePrimaryCtxRelease_v2(raw)) };
+        })?;
+        let state: &'static State = Box::leak(Box::new(State { ordinal, raw, uuid, context, stream }));
+        used.insert(ordinal, state);
+        Ok(Self(state))
+    }
+
+    /// Returns the GPU with this UUID.
+    ///
+    /// # Errors
+    ///
+    /// [`DeviceNotVisible`](Error::DeviceNotVisible), and those of [`new`](Self::new).
+    pub fn with_uuid(uuid: Uuid) -> Result<Self> {
+        let functions = functions()?;
+        for ordinal in 0..Self::count()? {
+            if uuid_of(functions, raw_device(functions, ordinal)?)? == uuid {
+                return Self::new(ordinal);
+            }
+        }
+        Err(Error::DeviceNotVisible { device: uuid })
+    }
+
+    /// Returns the GPU's number in this process.
+    pub fn ordinal(self) -> usize {
+        self.0.ordinal
+    }
+
+    /// Returns the GPU's identity.
+    pub fn uuid(self) -> Uuid {
+        self.0.uuid
+    }
+
+    /// Returns the GPU's name.
+    ///
+    /// # Errors
+    ///
+    /// Failures of the driver.
+    pub fn name(self) -> Result<String> {
+        let mut name = [0; 256];
+        // SAFETY: `name` has room for 256 bytes, the last of which the driver leaves for the zero at the end.
+        unsafe { call!(functions()?, cuDeviceGetName(name.as_mut_ptr(), 256, self.0.raw)) }?;
+        let bytes = name.map(c_char::cast_unsigned);
+        let name = CStr::from_bytes_until_nul(&bytes).unwrap_or_default();
+        Ok(name.to_string_lossy().into_owned())
+    }
+
+    /// Returns how much memory the GPU has, and how much of it no process uses.
+    ///
+    /// # Errors
+    ///
+    /// Failures of the driver.
+    pub fn memory(self) -> Result<MemoryInfo> {
+        let current = self.enter()?;
+        let (mut free, mut total) = (0, 0);
+        // SAFETY: both are valid for the write of a size.
+        unsafe { call!(current.functions, cuMemGetInfo_v2(&raw mut free, &raw mut total)) }?;
+        Ok(MemoryInfo { free: free as u64, total: total as u64 })
+    }
+
+    /// Returns whether this GPU can access memory of another one.
+    ///
+    /// # Errors
+    ///
+    /// Failures of the driver.
+    pub fn can_access(self, other: Self) -> Result<bool> {
+        if self == other {
+            return Ok(true);
+        }
+        let mut answer = 0;
+        // SAFETY: `answer` is valid for the write of an int; both are devices.
+        unsafe { call!(functions()?, cuDeviceCanAccessPeer(&raw mut answer, self.0.raw, other.0.raw)) }?;
+        Ok(answer != 0)
+    }
+
+    /// Makes a stream, on which work is done in order and beside that of other streams.
+    ///
+    /// # Errors
+    ///
+    /// Failures of the driver.
+    pub fn new_stream(self) -> Result<Stream> {
+        let _current = self.enter()?;
+        Stream::create_in(self.0.context)
+    }
+
+    /// Waits until the GPU has done all work of this process.
+    ///
+    /// # Errors
+    ///
+    /// Failures of the driver, those of earlier asynchronous work included.
+    pub fn synchronize(self) -> Result<()> {
+        let current = self.enter()?;
+        // SAFETY: a context is current.
+        unsafe { call!(current.functions, cuCtxSynchronize()) }
+    }
+
+    pub(crate) fn attribute(self, attribute: CUdevice_attribute) -> Result<c_int> {
+        let mut answer = 0;
+        // SAFETY: `answer` is valid for the write of an int.
+        unsafe { call!(functions()?, cuDeviceGetAttribute(&raw mut answer, attribute, self.0.raw)) }?;
+        Ok(answer)
+    }
+
+    /// Returns the number that the driver's structures want.
+    pub(crate) fn raw(self) -> CUdevice {
+        self.0.raw
+    }
+
+    /// Returns the stream of this crate's own copies.
+    pub(crate) fn stream(self) -> &'static Stream {
+        &self.0.stream
+    }
+
+    pub(crate) fn context(self) -> CUcontext {
+        self.0.context
+    }
+
+    /// Makes the GPU's context the current one of this thread, until the returned value is dropped.
+    pub(crate) fn enter(self) -> Result<Current> {
+        Current::of(self.0.context)
+    }
+}
+
+impl PartialEq for Device {
+    fn eq(&self, other: &Self) -> bool {
+        self.0.uuid == other.0.uuid
+    }
+}
+
+impl Eq for Device {}
+
+impl fmt::Debug for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Device").field("ordinal", &self.0.ordinal).field("uuid", &self.0.uuid.to_string()).finish()
+    }
+}
+
+/// A context that is current in this thread. Dropping it restores the one before.
+pub(crate) struct Current {
+    pub(crate) functions: &'static Functions,
+    /// The current context belongs to the thread.
+    of_thread: PhantomData<*mut ()>,
+}
+
+impl Current {
+    pub(crate) fn of(context: CUcontext) -> Result<Self> {
+        let functions = functions()?;
+        // SAFETY: the context is a primary one, which is never released.
+        unsafe { call!(functions, cuCtxPushCurrent_v2(context)) }?;
+        Ok(Self { functions, of_thread: PhantomData })
+    }
+}
+
+impl Drop for Current {
+    fn drop(&mut self) {
+        let mut context = std::ptr::null_mut();
+        // SAFETY: the stack of contexts is not empty: `of` has pushed one. A failure leaves the context current, which harms no later call.
+        let _ = unsafe { call!(self.functions, cuCtxPopCurrent_v2(&raw mut context)) };
+    }
+}
+
+fn raw_device(functions: &Functions, ordinal: usize) -> Result<CUdevice> {
+    let mut raw = 0;
+    let ordinal = c_int::try_from(ordinal).unwrap_or(c_int::MAX);
+    // SAFETY: `raw` is valid for the write of a device.
+    unsafe { call!(functions, cuDeviceGet(&raw mut raw, ordinal)) }?;
+    Ok(raw)
+}
+
+fn uuid_of(functions: &Functions, raw: CUdevice) -> Result<Uuid> {
+    let mut uuid = CUuuid { bytes: [0; 16] };
+    // SAFETY: `uuid` is valid for the write of 16 bytes.
+    unsafe { call!(functions, cuDeviceGetUuid_v2(&raw mut uuid, raw)) }?;
+    Ok(Uuid(uuid.bytes.map(c_char::cast_unsigned)))
+}

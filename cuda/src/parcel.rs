@@ -1,0 +1,105 @@
+//! How whole arrays travel: a descriptor of the physical memory in a message of a channel, and what the receiver must know beside it.
+
+use std::os::fd::AsFd;
+use std::sync::Arc;
+
+use ndarray::Dimension;
+use ndarray_shm::Element;
+use ndarray_shm::counted::Foreign;
+use serde::{Deserialize, Serialize};
+
+use crate::array::{DeviceArray, Memory};
+use crate::device::{Device, Uuid};
+use crate::error::{Error, Result};
+use crate::layout::Layout;
+use crate::memory::{Mapping, granularity};
+use crate::stream::Event;
+
+/// The kind of the parcels of this crate, for [`Foreign`].
+pub const KIND: &str = "cuda";
+
+/// What a message says beside type, shape and order.
+#[derive(Debug, Serialize, Deserialize)]
+struct Note {
+    version: u32,
+    /// UUID of the GPU.
+    device: String,
+    /// Bytes of the physical memory, all of which is mapped.
+    bytes: usize,
+    /// Where the elements begin.
+    offset: usize,
+    /// The events that must be complete before the elements are read: the driver's bytes.
+    events: Vec<Vec<u8>>,
+}
+
+const VERSION: u32 = 1;
+
+impl<T: Element, D: Dimension> DeviceArray<T, D> {
+    /// Packs the array for a message of a [`Channel`](ndarray_shm::counted::Channel).
+    ///
+    /// The parcel holds a descriptor, and with it the memory, until it is dropped; so does a message that was not received yet. It can be sent
+    /// any number of times. Received arrays can be sent on.
+    ///
+    /// Work that still [writes](Self::written_on) to the array is named in the parcel, and the receiver waits for it on its GPU. This process
+    /// must live, and keep the array, until it is done: [`synchronize`](Self::synchronize) waits for that.
+    ///
+    /// # Errors
+    ///
+    /// Failures of the driver.
+    pub fn parcel(&self) -> Result<Foreign> {
+        let memory = self.memory();
+        let mut pending = memory.pending();
+        pending.forget_complete()?;
+        let events: Result<Vec<_>> = pending.events().iter().map(|event| Ok(event.handle()?.to_vec())).collect();
+        let note = Note {
+            version: VERSION,
+            device: self.device().uuid().to_string(),
+            bytes: memory.mapping.bytes(),
+            offset: self.offset(),
+            events: events?,
+        };
+        let descriptor = memory.mapping.export()?;
+        memory.share();
+        let note = serde_json::to_string(&note).map_err(Error::malformed)?;
+        Ok(Foreign::new(KIND, T::DTYPE, self.shape(), self.order(), note, descriptor)?)
+    }
+
+    /// Attaches an array that another process has sent, on the GPU that has its memory.
+    ///
+    /// # Errors
+    ///
+    /// - [`Malformed`](Error::Malformed): it is not an array on a GPU, or not one of this version.
+    /// - [`DeviceNotVisible`](Error::DeviceNotVisible): `CUDA_VISIBLE_DEVICES` hides its GPU from this process.
+    /// - [`DType`](Error::DType), [`Shape`](Error::Shape): it has another element type or number of axes.
+    /// - [`SenderGone`](Error::SenderGone): its sender ended before its GPU had finished the array.
+    /// - failures of the driver.
+    pub fn attach(parcel: &Foreign) -> Result<Self> {
+        if parcel.kind() != KIND {
+            return Err(Error::malformed(format_args!("its kind is {}, not {KIND}", parcel.kind())));
+        }
+        let note: Note = serde_json::from_str(parcel.note()).map_err(Error::malformed)?;
+        if note.version != VERSION {
+            return Err(Error::malformed(format_args!(
+                "its version is {}, and this program reads {VERSION}",
+                note.version
+            )));
+        }
+        let layout = Layout::<D>::described::<T>(parcel.dtype(), parcel.shape(), parcel.order())?;
+        let device = Device::with_uuid(note.device.parse::<Uuid>()?)?;
+        let end = note.offset.checked_add(layout.bytes::<T>()).filter(|end| *end <= note.bytes);
+        if end.is_none()
+            || !note.offset.is_multiple_of(align_of::<T>())
+            || note.bytes == 0
+            || !note.bytes.is_multiple_of(granularity(device)?)
+        {
+            return Err(Error::malformed("its shape does not fit its memory"));
+        }
+        let mapping = Mapping::import(device, parcel.descriptor().as_fd(), note.bytes)?;
+        let array = Self::of_parts(Arc::new(Memory::new(mapping, true)), note.offset, layout);
+        for event in note.events {
+            let handle = event.try_into().map_err(|_| Error::malformed("an event has other than 64 bytes"))?;
+            array.push_pending(Event::open(device, handle)?);
+        }
+        Ok(array)
+    }
+}
