@@ -6,6 +6,7 @@
 #![allow(unsafe_code)]
 
 use std::ffi::{c_int, c_void};
+use std::mem::ManuallyDrop;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use cudarc::driver::sys::{
@@ -101,8 +102,8 @@ impl Drop for Reservation {
 #[derive(Debug)]
 pub(crate) struct Mapping {
     device: Device,
-    /// Declared, and so dropped, after the mapping itself, which `Drop` of this type ends.
-    reservation: Reservation,
+    /// Dropped by this type's `Drop`, which first ends the mapping in it.
+    reservation: ManuallyDrop<Reservation>,
     physical: Physical,
 }
 
@@ -128,7 +129,7 @@ impl Mapping {
         let reservation = Reservation::new(bytes)?;
         // SAFETY: the range is reserved and unused, and the handle is one of physical memory.
         unsafe { call!(functions()?, cuMemMap(reservation.start, bytes, 0, physical.raw, 0)) }?;
-        let mapping = Self { device, reservation, physical };
+        let mapping = Self { device, reservation: ManuallyDrop::new(reservation), physical };
         mapping.allow(device)?;
         Ok(mapping)
     }
@@ -142,7 +143,7 @@ impl Mapping {
             location: location(device),
             flags: CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
         };
-        let Reservation { start, bytes } = self.reservation;
+        let Reservation { start, bytes } = *self.reservation;
         // SAFETY: the range is mapped; `access` is valid for the read of one description.
         unsafe { call!(functions()?, cuMemSetAccess(start, bytes, &raw const access, 1)) }
     }
@@ -171,9 +172,14 @@ impl Mapping {
 impl Drop for Mapping {
     fn drop(&mut self) {
         if let Some(functions) = functions_in_drop() {
-            let Reservation { start, bytes } = self.reservation;
-            // SAFETY: the range is mapped. The driver waits for work that uses it.
-            let _ = unsafe { call!(functions, cuMemUnmap(start, bytes)) };
+            let Reservation { start, bytes } = *self.reservation;
+            // SAFETY: the range is mapped, and no work uses it: the owner of the mapping has waited for that.
+            let unmapped = unsafe { call!(functions, cuMemUnmap(start, bytes)) };
+            // Addresses that are still mapped must not be freed.
+            if unmapped.is_ok() {
+                // SAFETY: nothing uses the reservation after this.
+                unsafe { ManuallyDrop::drop(&mut self.reservation) };
+            }
         }
     }
 }

@@ -45,6 +45,7 @@ def look(process: subprocess.Popen[str]) -> str:
     return process.stdout.readline().strip()
 
 
+@pytest.mark.program
 @pytest.mark.parametrize("is_counted", [False, True])
 def test_lent_array_is_attached_in_each_process_that_has_the_descriptor(name: str, is_counted: bool, tmp_path: Path) -> None:
     array = ndshm.share_zeros(16, "u1") if is_counted else ndshm.create(name, 16, "u1")

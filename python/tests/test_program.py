@@ -14,6 +14,8 @@ import pytest
 import ndshm
 from ndshm import _program
 
+pytestmark = pytest.mark.program
+
 
 def test_program_is_found_by_the_place_of_the_package() -> None:
     program = _program.path()

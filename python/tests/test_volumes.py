@@ -405,6 +405,7 @@ while download.progress.total == 0:
     assert not {file for file in shared_files() if name in file}
 
 
+@pytest.mark.program
 def test_killed_worker_is_a_warning_and_another_paints_its_chunk(tmp_path: Path, name: str) -> None:
     x = elements()
     volume_of(tmp_path / "v", x)

@@ -6,7 +6,12 @@
 
 #![allow(unreachable_pub)] // a program has no public interface
 #![allow(unsafe_code)]
+#![allow(clippy::needless_pass_by_value)] // a role owns its channel: it closes with the role
 
+mod failures;
+mod gpus;
+mod kills;
+mod order;
 mod support;
 mod whole;
 
@@ -16,7 +21,7 @@ use libtest_mimic::{Arguments, Trial};
 use support::Role;
 
 fn roles() -> Vec<(&'static str, Role)> {
-    [whole::ROLES].concat()
+    [failures::ROLES, gpus::ROLES, kills::ROLES, order::ROLES, whole::ROLES].concat()
 }
 
 fn main() -> ExitCode {
@@ -25,6 +30,7 @@ fn main() -> ExitCode {
         return code;
     }
     let arguments = Arguments::from_args();
-    let trials: Vec<Trial> = [whole::trials()].into_iter().flatten().collect();
+    let trials = [failures::trials(), gpus::trials(), kills::trials(), order::trials(), whole::trials()];
+    let trials: Vec<Trial> = trials.into_iter().flatten().collect();
     libtest_mimic::run(&arguments, trials).exit_code()
 }

@@ -15,7 +15,7 @@ use ndarray_shm::counted::{Channel, Socket};
 pub type Role = fn(Channel);
 
 /// As long as a test waits for anything.
-pub const LIMIT: Duration = Duration::from_secs(60);
+pub const LIMIT: Duration = Duration::from_mins(1);
 
 /// Starts this program again with the double in the loader's path, unless it is there or the real driver is to be used.
 pub fn find_driver() {
@@ -95,10 +95,6 @@ impl Actor {
             .spawn()
             .expect("a child");
         Self { channel: Channel::from_socket(Socket::from(here)).expect("a channel"), child }
-    }
-
-    pub fn id(&self) -> u32 {
-        self.child.id()
     }
 
     /// Kills the child (SIGKILL), and waits until it is gone.
