@@ -6,8 +6,11 @@
 
 #![allow(unreachable_pub)] // a program has no public interface
 #![allow(unsafe_code)]
+// Tests convert small known numbers to elements of every type.
+#![allow(clippy::cast_possible_truncation, clippy::cast_precision_loss, clippy::float_cmp)]
 #![allow(clippy::needless_pass_by_value)] // a role owns its channel: it closes with the role
 
+mod bench;
 mod failures;
 mod gpus;
 mod kills;
@@ -21,13 +24,17 @@ use libtest_mimic::{Arguments, Trial};
 use support::Role;
 
 fn roles() -> Vec<(&'static str, Role)> {
-    [failures::ROLES, gpus::ROLES, kills::ROLES, order::ROLES, whole::ROLES].concat()
+    [bench::ROLES, failures::ROLES, gpus::ROLES, kills::ROLES, order::ROLES, whole::ROLES].concat()
 }
 
 fn main() -> ExitCode {
     support::find_driver();
     if let Some(code) = support::play(&roles()) {
         return code;
+    }
+    if bench::is_wanted() {
+        bench::run();
+        return ExitCode::SUCCESS;
     }
     let arguments = Arguments::from_args();
     let trials = [failures::trials(), gpus::trials(), kills::trials(), order::trials(), whole::trials()];

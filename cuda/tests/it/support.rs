@@ -140,7 +140,7 @@ pub fn until(what: &str, mut is_true: impl FnMut() -> bool) {
 
 /// Returns how many descriptors this process has open.
 pub fn descriptors() -> usize {
-    std::fs::read_dir("/proc/self/fd").and_then(|entries| entries.collect::<io::Result<Vec<_>>>()).expect("/proc").len()
+    std::fs::read_dir("/proc/self/fd").and_then(Iterator::collect::<io::Result<Vec<_>>>).expect("/proc").len()
 }
 
 /// The functions of the test double that the driver does not have.
