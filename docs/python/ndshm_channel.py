@@ -97,9 +97,12 @@ class Parcel:
         self.length = math.prod(self.shape) * SIZES.get(self.dtype, int(self.dtype[2:] if self.dtype[:1] in "<|" else 0))
 
     def map(self, write=False):
-        """Maps the elements. What is sealed can only be read; what travels by name is found by its handle."""
+        """Maps the elements. What is sealed can only be read; what travels by name is found by its handle. A foreign descriptor
+        is not mapped: `fd` is for the library of its kind."""
         if self.about["strategy"] == "file_system":
             return open_handle(self.about["handle"], write)
+        if self.about["strategy"] not in ("file_descriptor", "sealed"):
+            raise ValueError("not an array of ndarray-shm: " + self.about.get("kind", self.about["strategy"]))
         counted = self.about["strategy"] == "file_descriptor"
         if counted:
             trailer = Trailer(self.fd)
@@ -108,6 +111,13 @@ class Parcel:
         elif os.fstat(self.fd).st_size != self.length:
             raise ValueError("the sealed memory is not what the message says")
         return Mapped(reopen(self.fd, write), self.length, write, counted)
+
+    def copy(self):
+        """A descriptor to send. Of an array it has a description of its own: the receiver's locks must not be ours. What a foreign
+        one leads to can perhaps not be opened again."""
+        if self.about["strategy"] in ("file_descriptor", "sealed"):
+            return reopen(self.fd, self.about["strategy"] != "sealed")
+        return os.dup(self.fd)
 
     def close(self):
         if self.fd is not None:
@@ -154,8 +164,7 @@ class Channel:
         """Sends a message, and arrays that were received before: those with a descriptor by a copy of it."""
         body = json.dumps({"message": message, "arrays": [parcel.about for parcel in parcels]}).encode()
         self.stream.sendall(PREFIX.pack(b"NDSM", len(body)) + body)
-        # A description of their own: the receiver's locks must not be ours.
-        fds = [reopen(parcel.fd, parcel.about["strategy"] != "sealed") for parcel in parcels if parcel.fd is not None]
+        fds = [parcel.copy() for parcel in parcels if parcel.fd is not None]
         try:
             for begin in range(0, len(fds), BATCH):
                 sendfds(self.stream, fds[begin : begin + BATCH])

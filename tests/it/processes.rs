@@ -6,6 +6,8 @@
 mod ending;
 mod entries;
 mod failing;
+#[cfg(target_os = "linux")]
+mod forking;
 mod joining;
 mod keeping_going;
 #[cfg(target_os = "linux")]
@@ -35,6 +37,8 @@ pub fn trials() -> Vec<Trial> {
         failing::trials,
         ending::trials,
         keeping_going::trials,
+        #[cfg(target_os = "linux")]
+        forking::trials,
         #[cfg(unix)]
         painting::trials,
         #[cfg(target_os = "linux")]
@@ -46,6 +50,8 @@ pub fn trials() -> Vec<Trial> {
 pub const ROLES: &[(&str, Role)] = &[
     #[cfg(unix)]
     ("spawn-and-ignore", failing::spawn_and_ignore),
+    #[cfg(target_os = "linux")]
+    ("fork-and-compare", forking::fork_and_compare),
 ];
 
 /// The longest wait before a test fails.

@@ -3,6 +3,7 @@
 //! Every test has its own directory ([`Place::private`]) and checks the whole of it at the end. The promises of torch and Paddle
 //! for their tensors are tested in `torch`, under the names of their tests.
 
+mod foreign;
 mod forks;
 mod kills;
 mod limits;
@@ -24,6 +25,7 @@ pub fn trials(place: &Place) -> Vec<Trial> {
         onward::trials,
         messages::trials,
         troubles::trials,
+        foreign::trials,
         forks::trials,
         limits::trials,
         kills::trials,
@@ -37,6 +39,7 @@ pub const ROLES: &[&[(&str, Role)]] = &[
     onward::ROLES,
     messages::ROLES,
     troubles::ROLES,
+    foreign::ROLES,
     forks::ROLES,
     limits::ROLES,
     kills::ROLES,

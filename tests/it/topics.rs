@@ -81,7 +81,17 @@ pub const TABLE: &[(&[&str], &[&str])] = &[
     (&["shm", "overlayfs", "user"], &["processes"]),
     (&["shm", "tmpfs", "user"], &["selection"]),
     (&["shm", "user"], &["manager"]),
-    (&["shm"], &["conformance::fuzz", "conformance::hostile_arena", "interop::manager", "sharing::managed", "tidy"]),
+    (
+        &["shm"],
+        &[
+            "conformance::fuzz",
+            "conformance::hostile_arena",
+            "interop::manager",
+            "sharing::foreign",
+            "sharing::managed",
+            "tidy",
+        ],
+    ),
 ];
 
 /// The places of a run.

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use libtest_mimic::Trial;
 use ndarray::{Ix1, Ix2, IxDyn, ShapeBuilder};
-use ndarray_shm::counted::{Channel, ChannelListener, Reclaim, Shareable, SharingStrategy, inspect_in};
-use ndarray_shm::{CreateOptions, FrozenArray, Order, RefcountedArray};
+use ndarray_shm::counted::{Channel, ChannelListener, Foreign, Reclaim, Shareable, SharingStrategy, inspect_in};
+use ndarray_shm::{CreateOptions, DType, FrozenArray, Order, RefcountedArray};
 
 use super::peer::{Peer, axes};
 use super::sample::{Sample, sample};
@@ -24,6 +24,7 @@ pub fn trials(place: &Place) -> Vec<Trial> {
             python_receives_every_type_shape_and_order,
             python_receives_descriptors_in_several_batches,
             python_forwards_received_arrays,
+            python_forwards_foreign_descriptors,
             python_sends_messages_of_its_own,
             python_attached_by_handle_holds_an_uncounted_lease,
             python_mapping_prevents_reclaim,
@@ -185,6 +186,34 @@ fn python_forwards_received_arrays(place: &Place) {
     assert!(channel.receive::<String>().unwrap_err().is_closed());
     python.finish();
     assert_eq!(std::fs::read_dir(place.directory()).unwrap().count(), 0);
+}
+
+fn python_forwards_foreign_descriptors(place: &Place) {
+    use std::io::Write;
+    use std::os::fd::OwnedFd;
+    let (place, mut python, channel) = both(place);
+    // A socket, which cannot be opened again through /proc.
+    let (end, other) = std::os::unix::net::UnixStream::pair().unwrap();
+    let foreign = Foreign::new("socket", DType::U8, &[5], Order::C, "\u{1f980}", OwnedFd::from(other)).unwrap();
+    let array = share::<u8>(&place, SharingStrategy::FileDescriptor, (&[2], Order::C), 1);
+    channel.send("take", &[&foreign, &array]).unwrap();
+    drop(foreign);
+    python.expect("receive", "'take' 2");
+    python.expect("about 0", "foreign |u1 5 C");
+    python.expect_error("payload 0", "ValueError");
+    python.expect("payload 1", &bytes_of(&array));
+    python.expect("send back 1 0", "done");
+    python.expect("give_up", "done");
+    let [same, foreign] = <[_; 2]>::try_from(channel.receive::<String>().unwrap().arrays).unwrap();
+    assert_eq!(bytes_of(&same.attach::<u8, IxDyn>().unwrap()), bytes_of(&array));
+    let foreign = foreign.foreign("socket").unwrap();
+    assert_eq!(foreign.note(), "\u{1f980}");
+    (&end).write_all(b"bytes").unwrap();
+    drop(end);
+    let mut text = String::new();
+    std::io::Read::read_to_string(&mut foreign.into_descriptor(), &mut text).unwrap();
+    assert_eq!(text, "bytes");
+    python.finish();
 }
 
 fn python_sends_messages_of_its_own(place: &Place) {

@@ -5,8 +5,8 @@ use std::fs::File;
 
 use libtest_mimic::Trial;
 use ndarray::{Ix1, Ix2};
-use ndarray_shm::counted::{Channel, ChannelListener, Shareable, SharingStrategy};
-use ndarray_shm::{Error, FrozenArray, RefcountedArray};
+use ndarray_shm::counted::{Channel, ChannelListener, Foreign, Shareable, SharingStrategy};
+use ndarray_shm::{DType, Error, FrozenArray, Order, RefcountedArray};
 
 use super::meeting::{LONG, Meeting, all, attach, leaving_nothing, options, share};
 use crate::support::Place;
@@ -189,7 +189,7 @@ fn thousand_frozen_arrays_with_64_descriptors(place: &Place) {
     many(place, "frozen");
 }
 
-/// How many arrays are in the message that needs more descriptors than are free.
+/// How many arrays, the last a foreign descriptor, are in the message that needs more descriptors than are free.
 const SOME: usize = 40;
 
 /// A child that has no free descriptor when a message arrives, then too few, then enough.
@@ -211,8 +211,20 @@ fn take_late(arguments: &[String]) {
             assert!(File::open("/dev/null").is_ok(), "a refused message keeps no descriptor");
         }
         others.clear();
-        let received = channel.receive::<String>().unwrap();
+        let mut received = channel.receive::<String>().unwrap();
         assert_eq!((received.message.as_str(), received.arrays.len()), ("the first", SOME));
+        // Taking a foreign descriptor needs no free one.
+        while let Ok(file) = File::open("/dev/null") {
+            others.push(file);
+        }
+        let foreign = received.arrays.pop().unwrap().foreign("null").unwrap();
+        match channel.send("on", &[&foreign]) {
+            Err(Error::TooManyOpenFiles { limit, .. }) => assert_eq!(limit, LIMIT),
+            other => panic!("{other:?}"),
+        }
+        others.clear();
+        channel.send("on", &[&foreign]).unwrap();
+        drop(foreign);
         // Attaching opens one more descriptor briefly. The attached arrays have closed theirs by then.
         let arrays: Vec<RefcountedArray<f64, Ix2>> = received.arrays.into_iter().map(attach::<f64>).collect();
         assert!(arrays.iter().enumerate().all(|(number, array)| all(array, number as f64)));
@@ -229,10 +241,14 @@ fn receiver_without_descriptors_gets_the_message_later(place: &Place) {
     let meeting = Meeting::new(place);
     let (child, channel) = meeting.child("take-late", &[]);
     let make = |number| meeting.share(SharingStrategy::FileDescriptor, f64::from(number));
-    let arrays: Vec<_> = (0..SOME as u32).map(make).collect();
-    let all: Vec<&dyn Shareable> = arrays.iter().map(|array| array as _).collect();
+    let arrays: Vec<_> = (1..SOME as u32).map(|number| make(number - 1)).collect();
+    let null = File::open("/dev/null").unwrap();
+    let foreign = Foreign::new("null", DType::U8, &[0], Order::C, "empty", null).unwrap();
+    let all: Vec<&dyn Shareable> = arrays.iter().map(|array| array as _).chain([&foreign as _]).collect();
     channel.send("the first", &all).unwrap();
     channel.send("the second", &[&arrays[0]]).unwrap();
+    let [foreign] = <[_; 1]>::try_from(channel.receive_timeout::<String>(LONG).unwrap().arrays).unwrap();
+    assert_eq!(foreign.foreign("null").unwrap().note(), "empty");
     child.finish();
     assert!(arrays.iter().all(|array| array.refcount() == 1));
     drop(arrays);

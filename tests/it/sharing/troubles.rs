@@ -138,12 +138,12 @@ fn partial_message_of_a_killed_sender_never_arrives(place: &Place) {
 }
 
 /// Returns a forged message: a valid header with this body.
-fn forged(body: &str) -> Vec<u8> {
+pub fn forged(body: &str) -> Vec<u8> {
     [b"NDSM", &u32::try_from(body.len()).unwrap().to_le_bytes()[..], body.as_bytes()].concat()
 }
 
 /// Returns a channel, and its other end as a plain socket for forged bytes.
-fn stranger() -> (std::os::unix::net::UnixStream, Channel) {
+pub fn stranger() -> (std::os::unix::net::UnixStream, Channel) {
     let (theirs, ours) = std::os::unix::net::UnixStream::pair().unwrap();
     (theirs, Channel::from_socket(ours).unwrap())
 }
@@ -173,7 +173,6 @@ fn forged_messages_are_refused(place: &Place) {
     // A message with an invalid array is dropped, and the next message arrives.
     for array in [
         "{}",
-        r#"{"strategy":"by_magic","dtype":"<f4","shape":[2],"order":"C"}"#,
         r#"{"strategy":"file_system","dtype":"<f3","shape":[2],"order":"C","handle":"x"}"#,
         r#"{"strategy":"file_system","dtype":"<f4","shape":[-2],"order":"C","handle":"x"}"#,
         r#"{"strategy":"file_system","dtype":"<f4","shape":[2],"order":"C","handle":"x"}"#,
@@ -249,19 +248,26 @@ fn closed_channel_leaves_unread_handles_in_flight(place: &Place) {
     }
 }
 
+/// Sends the descriptors of a forged message: at most four.
+#[cfg(target_os = "linux")]
+pub fn send_descriptors(theirs: &std::os::unix::net::UnixStream, files: &[&std::fs::File]) {
+    use std::os::fd::AsFd;
+    let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
+    let mut control = rustix::net::SendAncillaryBuffer::new(&mut space);
+    let count = [u8::try_from(files.len()).unwrap()];
+    let files: Vec<_> = files.iter().map(|file| file.as_fd()).collect();
+    assert!(control.push(rustix::net::SendAncillaryMessage::ScmRights(&files)));
+    let byte = [std::io::IoSlice::new(&count)];
+    rustix::net::sendmsg(theirs, &byte, &mut control, rustix::net::SendFlags::empty()).unwrap();
+}
+
 /// Receives an array from a forged message with this file as its descriptor.
 #[cfg(target_os = "linux")]
 fn announced(parcel: &str, file: &std::fs::File) -> ReceivedArray {
     use std::io::Write;
-    use std::os::fd::AsFd;
     let (mut theirs, channel) = stranger();
     theirs.write_all(&forged(&format!(r#"{{"message":null,"arrays":[{parcel}]}}"#))).unwrap();
-    let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut control = rustix::net::SendAncillaryBuffer::new(&mut space);
-    let files = [file.as_fd()];
-    assert!(control.push(rustix::net::SendAncillaryMessage::ScmRights(&files)));
-    let byte = [std::io::IoSlice::new(&[1])];
-    rustix::net::sendmsg(&theirs, &byte, &mut control, rustix::net::SendFlags::empty()).unwrap();
+    send_descriptors(&theirs, &[file]);
     channel.receive::<()>().unwrap().arrays.into_iter().next().unwrap()
 }
 
