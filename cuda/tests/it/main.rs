@@ -16,6 +16,7 @@ mod gpus;
 mod kills;
 mod order;
 mod support;
+mod torch;
 mod whole;
 
 use std::process::ExitCode;
@@ -24,7 +25,7 @@ use libtest_mimic::{Arguments, Trial};
 use support::Role;
 
 fn roles() -> Vec<(&'static str, Role)> {
-    [bench::ROLES, failures::ROLES, gpus::ROLES, kills::ROLES, order::ROLES, whole::ROLES].concat()
+    [bench::ROLES, failures::ROLES, gpus::ROLES, kills::ROLES, order::ROLES, torch::ROLES, whole::ROLES].concat()
 }
 
 fn main() -> ExitCode {
@@ -37,7 +38,8 @@ fn main() -> ExitCode {
         return ExitCode::SUCCESS;
     }
     let arguments = Arguments::from_args();
-    let trials = [failures::trials(), gpus::trials(), kills::trials(), order::trials(), whole::trials()];
+    let trials =
+        [failures::trials(), gpus::trials(), kills::trials(), order::trials(), torch::trials(), whole::trials()];
     let trials: Vec<Trial> = trials.into_iter().flatten().collect();
     libtest_mimic::run(&arguments, trials).exit_code()
 }
