@@ -6,6 +6,7 @@
 //! | I want to | use |
 //! |---|---|
 //! | share an array on a GPU | [`DeviceArray`] |
+//! | share GPU memory that another library has allocated | [`Lender`], [`Borrower`] |
 //!
 //! Linux only. CUDA does not work in a forked child of a process that used it: every function returns
 //! [`Error::ForkedChild`] there, and dropping a value leaves the parent's memory alone.
@@ -17,6 +18,7 @@ mod device;
 mod driver;
 mod error;
 mod layout;
+mod lender;
 mod memory;
 mod parcel;
 mod stream;
@@ -24,5 +26,6 @@ mod stream;
 pub use crate::array::DeviceArray;
 pub use crate::device::{Device, MemoryInfo, Uuid};
 pub use crate::error::{Error, Result};
+pub use crate::lender::{Borrowed, Borrower, LENT_KIND, Lender, Lent};
 pub use crate::parcel::KIND;
 pub use crate::stream::{Event, Stream};

@@ -232,8 +232,23 @@ impl Pending {
         Ok(())
     }
 
-    pub(crate) fn push(&mut self, event: Event) {
-        self.0.push(event);
+    /// Returns what a message says of the events: the driver's bytes.
+    pub(crate) fn handles(&mut self) -> Result<Vec<Vec<u8>>> {
+        self.forget_complete()?;
+        self.0.iter().map(|event| Ok(event.handle()?.to_vec())).collect()
+    }
+
+    /// Opens the events of a message.
+    ///
+    /// # Errors
+    ///
+    /// [`SenderGone`](Error::SenderGone), [`Malformed`](Error::Malformed), and failures of the driver.
+    pub(crate) fn open(device: crate::Device, handles: Vec<Vec<u8>>) -> Result<Self> {
+        let open = |handle: Vec<u8>| {
+            let handle = handle.try_into().map_err(|_| Error::malformed("an event has other than 64 bytes"))?;
+            Event::open(device, handle)
+        };
+        handles.into_iter().map(open).collect::<Result<_>>().map(Self)
     }
 
     /// Drops the events of work that is done. Returns whether none is left.
@@ -254,12 +269,8 @@ impl Pending {
         self.0.iter().try_for_each(|event| stream.wait(event))
     }
 
-    /// Waits for all of it.
+    /// Waits for all of it, also if some of it has failed.
     pub(crate) fn synchronize(&self) -> Result<()> {
-        self.0.iter().try_for_each(Event::synchronize)
-    }
-
-    pub(crate) fn events(&self) -> &[Event] {
-        &self.0
+        self.0.iter().map(Event::synchronize).fold(Ok(()), Result::and)
     }
 }
