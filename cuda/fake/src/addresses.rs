@@ -17,12 +17,9 @@ pub(crate) struct Addresses {
 }
 
 impl Addresses {
-    /// Reserves a range whose base is a multiple of `alignment`, a power of two. The size is a multiple of the granularity.
+    /// Reserves a range whose base is a multiple of `alignment`, a power of two or 0, and of the granularity. The size is a multiple of the granularity.
     pub(crate) fn reserve(size: usize, alignment: usize) -> Answer<Self> {
         let alignment = alignment.max(GRANULARITY);
-        if !alignment.is_power_of_two() {
-            return Err(CUDA_ERROR_INVALID_VALUE);
-        }
         let room = size.checked_add(alignment).ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
         // SAFETY: a new mapping, at addresses that the kernel selects.

@@ -236,7 +236,7 @@ fn retain(out: Out<u64>, address: usize) -> Answer {
 fn reserve(out: Out<usize>, size: usize, alignment: usize, _wish: usize, flags: u64) -> Answer {
     aligned(size, &[])?;
     no_flags(flags)?;
-    if out.is_null() {
+    if out.is_null() || alignment != 0 && !alignment.is_power_of_two() {
         return Err(CUDA_ERROR_INVALID_VALUE);
     }
     let addresses = Addresses::reserve(size, alignment)?;

@@ -176,7 +176,8 @@ pub(crate) fn in_use(gpu: Option<u32>) -> u64 {
             }
         }
         let maps = fs::read(process.path().join("maps")).unwrap_or_default();
-        for area in crate::maps::parse(&String::from_utf8_lossy(&maps)) {
+        let maps = String::from_utf8_lossy(&maps);
+        for area in maps.lines().filter(|line| line.contains("fake-cuda:")).filter_map(crate::maps::parse_line) {
             found(&area.path, area.inode, area.offset + (area.end - area.start) as u64);
         }
     }
