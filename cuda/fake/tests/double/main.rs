@@ -4,6 +4,7 @@
 //! `FAKE_CUDA_TEST_ROLE` as the name of a test or of another process in one.
 
 #![allow(unreachable_pub)] // a program has no public interface
+#![allow(unsafe_code)]
 
 mod driver;
 mod processes;
@@ -20,6 +21,9 @@ use libtest_mimic::{Arguments, Failed, Trial};
 /// The variable that says which part of the program a process runs.
 const ROLE: &str = "FAKE_CUDA_TEST_ROLE";
 
+/// Seconds after which a process ends that waits for what never happens.
+const LIMIT_S: u32 = 120;
+
 /// A part of the program: a test, or another process of one.
 struct Role {
     name: &'static str,
@@ -32,6 +36,8 @@ fn main() -> ExitCode {
     let roles = [processes::ROLES, work::ROLES, errors::ROLES];
     let mut roles = roles.into_iter().flatten();
     if let Ok(name) = env::var(ROLE) {
+        // SAFETY: the call takes a number; the signal, which nothing handles, ends the process.
+        unsafe { libc::alarm(LIMIT_S) };
         let role = roles.find(|role| role.name == name).expect("no such role");
         (role.run)();
         return ExitCode::SUCCESS;

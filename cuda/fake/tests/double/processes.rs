@@ -31,6 +31,8 @@ pub const ROLES: &[Role] = &[
     Role { name: "waiter", run: waiter, environment: None },
     Role { name: "recording_of_a_killed_process_is_complete", run: dead_recording, environment: Some(&[]) },
     Role { name: "recorder", run: recorder, environment: None },
+    Role { name: "processes_record_one_event_at_once", run: record_at_once, environment: Some(&[]) },
+    Role { name: "other_recorder", run: other_recorder, environment: None },
     Role { name: "pools_are_shared", run: pool, environment: Some(&[]) },
     Role { name: "pool_importer", run: pool_importer, environment: None },
     Role { name: "forked_child_gets_not_initialized", run: fork, environment: Some(&[]) },
@@ -286,6 +288,34 @@ fn recorder() {
     let _held = hold(stream);
     cu!(cuEventRecord(event, stream)).unwrap();
     say(&event_handle(event));
+    wait_for_test();
+}
+
+/// More than the places in the ring of a shared event.
+const RECORDINGS: usize = 10_000;
+
+fn record_often(event: sys::CUevent, stream: sys::CUstream) {
+    for _ in 0..RECORDINGS {
+        cu!(cuEventRecord(event, stream)).unwrap();
+    }
+    cu!(cuEventSynchronize(event)).unwrap();
+}
+
+fn record_at_once() {
+    start();
+    let (stream, event) = (stream(1), event(SHARED).unwrap());
+    let mut other = Other::start(role("other_recorder").env("EVENT", event_handle(event)));
+    assert_eq!(other.line(), "ready");
+    record_often(event, stream);
+    other.finish();
+    assert_eq!(violations(), 0);
+}
+
+fn other_recorder() {
+    start();
+    let event = open_event(&variable::<String>("EVENT")).unwrap();
+    say("ready");
+    record_often(event, stream(1));
     wait_for_test();
 }
 

@@ -29,6 +29,7 @@ pub const ROLES: &[Role] = &[
     Role { name: "null_stream_waits_for_blocking_streams", run: null_stream, environment: Some(&[]) },
     Role { name: "event_orders_two_streams", run: two_streams, environment: Some(&[]) },
     Role { name: "delayed_work_takes_its_time", run: delayed, environment: Some(&[("FAKE_CUDA_DELAY_US", "20000")]) },
+    Role { name: "threads_work_at_once", run: threads, environment: Some(&[]) },
     Role { name: "released_context_leaves_nothing", run: released, environment: Some(&[]) },
 ];
 
@@ -140,6 +141,36 @@ fn delayed() {
     cu!(cuStreamSynchronize(stream)).unwrap();
     assert!(begin.elapsed() >= Duration::from_millis(60), "three delays, one after the other");
     assert_eq!(read(pointer, 1).unwrap(), [3]);
+}
+
+fn threads() {
+    start();
+    std::thread::scope(|scope| {
+        for value in 1..=4_u8 {
+            scope.spawn(move || {
+                start();
+                let pointer = allocate(1000).unwrap();
+                let (first, second) = (stream(0), stream(1));
+                let event = event(2).unwrap();
+                for round in 0..100 {
+                    let held = (round % 10 == 0).then(|| hold(first));
+                    cu!(cuMemsetD8Async(pointer, value, 1000, first)).unwrap();
+                    cu!(cuEventRecord(event, first)).unwrap();
+                    cu!(cuStreamWaitEvent(second, event, 0)).unwrap();
+                    cu!(cuMemcpyDtoDAsync_v2(pointer, pointer + 500, 500, second)).unwrap();
+                    drop(held);
+                    cu!(cuStreamSynchronize(second)).unwrap();
+                    assert_eq!(read(pointer, 1000).unwrap(), vec![value; 1000]);
+                    cu!(cuMemsetD8_v2(pointer, 0, 1000)).unwrap();
+                }
+                cu!(cuStreamDestroy_v2(first)).unwrap();
+                cu!(cuStreamDestroy_v2(second)).unwrap();
+                cu!(cuEventDestroy_v2(event)).unwrap();
+                cu!(cuMemFree_v2(pointer)).unwrap();
+            });
+        }
+    });
+    assert_eq!((live("stream"), live("event"), live("allocation"), violations()), (0, 0, 0, 0));
 }
 
 fn released() {
