@@ -17,7 +17,8 @@ pub(crate) struct Addresses {
 }
 
 impl Addresses {
-    /// Reserves a range whose base is a multiple of `alignment`, a power of two or 0, and of the granularity. The size is a multiple of the granularity.
+    /// Reserves a range. The base is a multiple of `alignment`, a power of two or 0, and of the granularity; so has the size to be of
+    /// the granularity.
     pub(crate) fn reserve(size: usize, alignment: usize) -> Answer<Self> {
         let alignment = alignment.max(GRANULARITY);
         let room = size.checked_add(alignment).ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
@@ -53,7 +54,7 @@ impl Addresses {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
         let (flags, file) = (MapFlags::SHARED | MapFlags::FIXED, memory.file());
-        // SAFETY: the replaced range lies in this reservation, whose addresses only this library gives a meaning.
+        // SAFETY: the replaced range lies in this reservation, and only this library gives its addresses a meaning.
         let mapped = unsafe { rustix::mm::mmap(address(start), size, access.flags(), flags, file, offset as u64) };
         mapped.map(|_| ()).or(Err(CUDA_ERROR_MAP_FAILED))
     }

@@ -122,7 +122,7 @@ impl SharedEvent {
             if mine.contains(&before) {
                 return Err(CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES);
             }
-            // Before others can wait for the recording.
+            // Before another process can wait for the recording.
             if !self.lock(record, libc::F_WRLCK)? {
                 if self.place(record).load(Ordering::SeqCst) < before {
                     return Err(CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES);
@@ -145,7 +145,7 @@ impl SharedEvent {
 
     /// Completes a recording of this process.
     pub(crate) fn complete(&self, record: u64) {
-        // Before the lock is released: others look at it after the lock.
+        // Before the lock is released: other processes look at it after the lock.
         self.place(record).fetch_max(record, Ordering::SeqCst);
         let mut mine = locked(&self.mine);
         mine.remove(&record);
