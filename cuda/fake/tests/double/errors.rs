@@ -204,6 +204,8 @@ fn registered() {
     assert_eq!(cu!(cuMemHostRegister_v2(read_only, 8192, 8)), Err(CUDA_ERROR_INVALID_VALUE), "not mapped");
     cu!(cuMemHostUnregister(read_only)).unwrap();
 
+    assert_eq!(violations(), 1, "a range is counted once");
+
     // A file without a name, beside the program.
     let folder = crate::build_folder();
     let path = folder.join(format!("fake-cuda-test-{}", std::process::id()));
