@@ -6,6 +6,8 @@
 //! | I want to | use |
 //! |---|---|
 //! | share an array on a GPU | [`DeviceArray`] |
+//! | copy shared arrays of the host to a GPU at full speed | [`PageLocked`] |
+//! | copy while the program does other things | [`DeviceArray::upload`], [`DeviceArray::download`], [`Transfer`] |
 //!
 //! Linux only. CUDA does not work in a forked child of a process that used it: every function returns
 //! [`Error::ForkedChild`] there, and dropping a value leaves the parent's memory alone.
@@ -18,11 +20,17 @@ mod driver;
 mod error;
 mod layout;
 mod memory;
+mod page_lockable;
+mod page_locked;
 mod parcel;
 mod stream;
+mod transfer;
 
 pub use crate::array::DeviceArray;
 pub use crate::device::{Device, MemoryInfo, Uuid};
-pub use crate::error::{Error, Result};
+pub use crate::error::{Error, IntoError, Result};
+pub use crate::page_lockable::{DownloadTarget, PageLockable, UploadSource};
+pub use crate::page_locked::PageLocked;
 pub use crate::parcel::KIND;
 pub use crate::stream::{Event, Stream};
+pub use crate::transfer::Transfer;

@@ -4,12 +4,13 @@
 
 use std::ffi::{c_char, c_void};
 use std::fmt;
+use std::sync::Arc;
 
 use cudarc::driver::sys::{CUcontext, CUevent, CUipcEventHandle, CUstream};
 use cudarc::driver::sys::{CUevent_flags, CUstream_flags};
 
 use crate::device::Current;
-use crate::driver::{call, code, functions_in_drop};
+use crate::driver::{call, code, functions, functions_in_drop};
 use crate::error::{Error, Result};
 
 /// A queue of work of one GPU. Work of one stream is done in order, and beside that of other streams.
@@ -54,6 +55,16 @@ impl Stream {
 
     pub(crate) fn raw(&self) -> CUstream {
         self.raw
+    }
+
+    /// Fails if the work of this stream is not done by this GPU.
+    pub(crate) fn require(&self, device: crate::Device) -> Result<()> {
+        functions()?;
+        if self.context == device.context() {
+            return Ok(());
+        }
+        let reason = format!("the copy is one of GPU {} (make a stream of that GPU)", device.uuid());
+        Err(Error::Unsupported { what: "a copy on the stream of another GPU", reason })
     }
 
     /// Waits until the work that was enqueued so far is done.
@@ -219,21 +230,21 @@ impl fmt::Debug for Event {
     }
 }
 
-/// The events that must be complete before memory is read: those of streams that still write to it.
+/// The events of work that still uses memory.
 #[derive(Debug, Default)]
-pub(crate) struct Pending(Vec<Event>);
+pub(crate) struct Pending(Vec<Arc<Event>>);
 
 impl Pending {
-    /// Adds what the stream has enqueued so far.
-    pub(crate) fn add(&mut self, stream: &Stream) -> Result<()> {
-        let event = Event::recorded(stream)?;
+    /// Adds what the stream has enqueued so far, and returns its event.
+    pub(crate) fn add(&mut self, stream: &Stream) -> Result<Arc<Event>> {
+        let event = Arc::new(Event::recorded(stream)?);
         self.forget_complete()?;
-        self.0.push(event);
-        Ok(())
+        self.0.push(Arc::clone(&event));
+        Ok(event)
     }
 
     pub(crate) fn push(&mut self, event: Event) {
-        self.0.push(event);
+        self.0.push(Arc::new(event));
     }
 
     /// Drops the events of work that is done. Returns whether none is left.
@@ -256,10 +267,10 @@ impl Pending {
 
     /// Waits for all of it.
     pub(crate) fn synchronize(&self) -> Result<()> {
-        self.0.iter().try_for_each(Event::synchronize)
+        self.0.iter().try_for_each(|event| event.synchronize())
     }
 
-    pub(crate) fn events(&self) -> &[Event] {
+    pub(crate) fn events(&self) -> &[Arc<Event>] {
         &self.0
     }
 }
