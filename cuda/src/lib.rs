@@ -7,6 +7,8 @@
 //! |---|---|
 //! | share an array on a GPU | [`DeviceArray`] |
 //! | share GPU memory that another library has allocated | [`Lender`], [`Borrower`] |
+//! | copy shared arrays of the host to a GPU at full speed | [`PageLocked`] |
+//! | copy while the program does other things | [`DeviceArray::upload`], [`DeviceArray::download`], [`Transfer`] |
 //!
 //! Linux only. CUDA does not work in a forked child of a process that used it: every function returns
 //! [`Error::ForkedChild`] there, and dropping a value leaves the parent's memory alone.
@@ -20,12 +22,18 @@ mod error;
 mod layout;
 mod lender;
 mod memory;
+mod page_lockable;
+mod page_locked;
 mod parcel;
 mod stream;
+mod transfer;
 
 pub use crate::array::DeviceArray;
 pub use crate::device::{Device, MemoryInfo, Uuid};
-pub use crate::error::{Error, Result};
+pub use crate::error::{Error, IntoError, Result};
 pub use crate::lender::{Borrowed, Borrower, LENT_KIND, Lender, Lent};
+pub use crate::page_lockable::{DownloadTarget, PageLockable, UploadSource};
+pub use crate::page_locked::PageLocked;
 pub use crate::parcel::KIND;
 pub use crate::stream::{Event, Stream};
+pub use crate::transfer::Transfer;

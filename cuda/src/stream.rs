@@ -4,12 +4,13 @@
 
 use std::ffi::{c_char, c_void};
 use std::fmt;
+use std::sync::Arc;
 
 use cudarc::driver::sys::{CUcontext, CUevent, CUipcEventHandle, CUstream};
 use cudarc::driver::sys::{CUevent_flags, CUstream_flags};
 
 use crate::device::Current;
-use crate::driver::{call, code, functions_in_drop};
+use crate::driver::{call, code, functions, functions_in_drop};
 use crate::error::{Error, Result};
 
 /// A queue of work of one GPU. Work of one stream is done in order, and beside that of other streams.
@@ -54,6 +55,16 @@ impl Stream {
 
     pub(crate) fn raw(&self) -> CUstream {
         self.raw
+    }
+
+    /// Fails if the work of this stream is not done by this GPU.
+    pub(crate) fn require(&self, device: crate::Device) -> Result<()> {
+        functions()?;
+        if self.context == device.context() {
+            return Ok(());
+        }
+        let reason = format!("the copy is one of GPU {} (make a stream of that GPU)", device.uuid());
+        Err(Error::Unsupported { what: "a copy on the stream of another GPU", reason })
     }
 
     /// Waits until the work that was enqueued so far is done.
@@ -216,17 +227,17 @@ impl fmt::Debug for Event {
     }
 }
 
-/// The events that must be complete before memory is read: those of streams that still write to it.
+/// The events of work that still uses memory.
 #[derive(Debug, Default)]
-pub(crate) struct Pending(Vec<Event>);
+pub(crate) struct Pending(Vec<Arc<Event>>);
 
 impl Pending {
-    /// Adds what the stream has enqueued so far.
-    pub(crate) fn add(&mut self, stream: &Stream) -> Result<()> {
-        let event = Event::recorded(stream)?;
+    /// Adds what the stream has enqueued so far, and returns its event.
+    pub(crate) fn add(&mut self, stream: &Stream) -> Result<Arc<Event>> {
+        let event = Arc::new(Event::recorded(stream)?);
         self.forget_complete()?;
-        self.0.push(event);
-        Ok(())
+        self.0.push(Arc::clone(&event));
+        Ok(event)
     }
 
     /// Returns what a message says of the events: the driver's bytes.
@@ -243,7 +254,7 @@ impl Pending {
     pub(crate) fn open(device: crate::Device, handles: Vec<Vec<u8>>) -> Result<Self> {
         let open = |handle: Vec<u8>| {
             let handle = handle.try_into().map_err(|_| Error::malformed("an event has other than 64 bytes"))?;
-            Event::open(device, handle)
+            Event::open(device, handle).map(Arc::new)
         };
         handles.into_iter().map(open).collect::<Result<_>>().map(Self)
     }
@@ -268,6 +279,6 @@ impl Pending {
 
     /// Waits for all of it, also if some of it has failed.
     pub(crate) fn synchronize(&self) -> Result<()> {
-        self.0.iter().map(Event::synchronize).fold(Ok(()), Result::and)
+        self.0.iter().map(|event| event.synchronize()).fold(Ok(()), Result::and)
     }
 }
