@@ -16,6 +16,9 @@ use cudarc::driver::sys::{
 
 use crate::error::{Error, Result};
 
+/// A function of the host that a stream calls. It must not call the driver.
+pub(crate) type HostFunction = unsafe extern "C" fn(*mut c_void);
+
 macro_rules! functions {
     ($($name:ident($($type:ty),*);)*) => {
         /// The functions of the driver that this crate calls.
@@ -68,6 +71,7 @@ functions! {
     cuIpcGetMemHandle(*mut CUipcMemHandle, CUdeviceptr);
     cuIpcOpenEventHandle(*mut CUevent, CUipcEventHandle);
     cuIpcOpenMemHandle_v2(*mut CUdeviceptr, CUipcMemHandle, c_uint);
+    cuLaunchHostFunc(CUstream, HostFunction, *mut c_void);
     cuMemAddressFree(CUdeviceptr, usize);
     cuMemAddressReserve(*mut CUdeviceptr, usize, usize, CUdeviceptr, c_ulonglong);
     cuMemCreate(*mut CUmemGenericAllocationHandle, usize, *const CUmemAllocationProp, c_ulonglong);
@@ -92,7 +96,6 @@ functions! {
     cuMemSetAccess(CUdeviceptr, usize, *const CUmemAccessDesc, usize);
     cuMemUnmap(CUdeviceptr, usize);
     cuMemcpyDtoHAsync_v2(*mut c_void, CUdeviceptr, usize, CUstream);
-    cuMemcpyDtoDAsync_v2(CUdeviceptr, CUdeviceptr, usize, CUstream);
     cuMemcpyHtoDAsync_v2(CUdeviceptr, *const c_void, usize, CUstream);
     cuMemsetD8Async(CUdeviceptr, u8, usize, CUstream);
     cuPointerGetAttribute(*mut c_void, CUpointer_attribute, CUdeviceptr);

@@ -44,6 +44,21 @@ pub enum Error {
         /// Bytes that were asked for.
         bytes: u64,
     },
+    /// No free range of a chunk is long enough.
+    #[error(
+        "{bytes} bytes do not fit into the chunk: {free} are free, the longest range has {longest}, and {waiting} wait for receivers \
+         (drop blocks, let receivers drop theirs, or create a larger chunk)"
+    )]
+    ChunkFull {
+        /// Bytes that were asked for.
+        bytes: usize,
+        /// Bytes that are free.
+        free: usize,
+        /// Bytes of the longest free range.
+        longest: usize,
+        /// Bytes of dropped blocks that receivers still hold.
+        waiting: u64,
+    },
     /// This process is a forked child of one that used the driver, which CUDA does not support.
     #[error(
         "CUDA cannot be used in a forked child of a process that used it (start workers with spawn or forkserver instead of fork)"

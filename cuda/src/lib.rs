@@ -6,6 +6,7 @@
 //! | I want to | use |
 //! |---|---|
 //! | share an array on a GPU | [`DeviceArray`] |
+//! | share many arrays of one allocation | [`Chunk`], [`ReceivedChunk`] |
 //! | share GPU memory that another library has allocated | [`Lender`], [`Borrower`] |
 //! | copy shared arrays of the host to a GPU at full speed | [`PageLocked`] |
 //! | copy while the program does other things | [`DeviceArray::upload`], [`DeviceArray::download`], [`Transfer`] |
@@ -15,6 +16,7 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod array;
+mod chunk;
 mod copies;
 mod device;
 mod driver;
@@ -29,6 +31,7 @@ mod stream;
 mod transfer;
 
 pub use crate::array::DeviceArray;
+pub use crate::chunk::{Block, BlockTicket, CHUNK_KIND, Chunk, ReceivedBlock, ReceivedChunk};
 pub use crate::device::{Device, MemoryInfo, Uuid};
 pub use crate::error::{Error, IntoError, Result};
 pub use crate::lender::{Borrowed, Borrower, LENT_KIND, Lender, Lent};
