@@ -15,8 +15,10 @@ mod failures;
 mod gpus;
 mod kills;
 mod order;
+mod page_locked;
 mod support;
 mod torch;
+mod transfers;
 mod whole;
 
 use std::process::ExitCode;
@@ -25,7 +27,8 @@ use libtest_mimic::{Arguments, Trial};
 use support::Role;
 
 fn roles() -> Vec<(&'static str, Role)> {
-    [bench::ROLES, failures::ROLES, gpus::ROLES, kills::ROLES, order::ROLES, torch::ROLES, whole::ROLES].concat()
+    let suites = [bench::ROLES, failures::ROLES, gpus::ROLES, kills::ROLES, order::ROLES, torch::ROLES, whole::ROLES];
+    [suites.concat(), page_locked::roles(), transfers::roles()].concat()
 }
 
 fn main() -> ExitCode {
@@ -38,8 +41,16 @@ fn main() -> ExitCode {
         return ExitCode::SUCCESS;
     }
     let arguments = Arguments::from_args();
-    let trials =
-        [failures::trials(), gpus::trials(), kills::trials(), order::trials(), torch::trials(), whole::trials()];
+    let trials = [
+        failures::trials(),
+        gpus::trials(),
+        kills::trials(),
+        order::trials(),
+        page_locked::trials(),
+        torch::trials(),
+        transfers::trials(),
+        whole::trials(),
+    ];
     let trials: Vec<Trial> = trials.into_iter().flatten().collect();
     libtest_mimic::run(&arguments, trials).exit_code()
 }
