@@ -17,7 +17,7 @@ use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::layout::Layout;
 use crate::memory::Mapping;
-use crate::stream::{Event, Pending, Stream};
+use crate::stream::{Pending, Stream};
 
 /// A typed n-dimensional array in the memory of a GPU, contiguous in C or Fortran order.
 ///
@@ -280,10 +280,6 @@ impl<T: Element, D: Dimension> DeviceArray<T, D> {
         let mut pending = self.memory.pending();
         pending.synchronize()?;
         pending.forget_complete().map(drop)
-    }
-
-    pub(crate) fn push_pending(&self, event: Event) {
-        self.memory.pending().push(event);
     }
 }
 

@@ -107,11 +107,16 @@ pub(crate) mod code {
     pub(crate) const INVALID_VALUE: u32 = 1;
     pub(crate) const OUT_OF_MEMORY: u32 = 2;
     pub(crate) const NO_DEVICE: u32 = 100;
+    pub(crate) const INVALID_CONTEXT: u32 = 201;
+    pub(crate) const MAP_FAILED: u32 = 205;
+    pub(crate) const ALREADY_MAPPED: u32 = 208;
     pub(crate) const OPERATING_SYSTEM: u32 = 304;
     pub(crate) const INVALID_HANDLE: u32 = 400;
+    pub(crate) const NOT_FOUND: u32 = 500;
     pub(crate) const NOT_READY: u32 = 600;
     pub(crate) const HOST_MEMORY_ALREADY_REGISTERED: u32 = 712;
     pub(crate) const HOST_MEMORY_NOT_REGISTERED: u32 = 713;
+    pub(crate) const NOT_PERMITTED: u32 = 800;
     pub(crate) const NOT_SUPPORTED: u32 = 801;
 }
 

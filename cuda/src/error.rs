@@ -89,6 +89,9 @@ pub enum Error {
     /// The process that has written the array ended before its GPU had finished.
     #[error("the sender ended before its GPU had finished the array (it must synchronise before it ends)")]
     SenderGone,
+    /// The process that lent the memory has ended, or has dropped its lender, and the memory is gone with it.
+    #[error("the lender of the memory has ended, and the memory with it (a lender must outlive its borrowers)")]
+    LenderGone,
     /// What was received is not an array that this crate sent.
     #[error("this is not an array on a GPU: {reason}")]
     Malformed {

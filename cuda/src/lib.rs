@@ -8,6 +8,7 @@
 //! | share an array on a GPU | [`DeviceArray`] |
 //! | copy shared arrays of the host to a GPU at full speed | [`PageLocked`] |
 //! | copy while the program does other things | [`DeviceArray::upload`], [`DeviceArray::download`], [`Transfer`] |
+//! | share GPU memory that another library has allocated | [`Lender`], [`Borrower`] |
 //!
 //! Linux only. CUDA does not work in a forked child of a process that used it: every function returns
 //! [`Error::ForkedChild`] there, and dropping a value leaves the parent's memory alone.
@@ -19,6 +20,7 @@ mod device;
 mod driver;
 mod error;
 mod layout;
+mod lender;
 mod memory;
 mod page_lockable;
 mod page_locked;
@@ -29,6 +31,7 @@ mod transfer;
 pub use crate::array::DeviceArray;
 pub use crate::device::{Device, MemoryInfo, Uuid};
 pub use crate::error::{Error, IntoError, Result};
+pub use crate::lender::{Borrowed, Borrower, LENT_KIND, Lender, Lent};
 pub use crate::page_lockable::{DownloadTarget, PageLockable, UploadSource};
 pub use crate::page_locked::PageLocked;
 pub use crate::parcel::KIND;

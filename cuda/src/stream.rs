@@ -107,12 +107,11 @@ impl Stream {
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        if !self.owned || functions_in_drop().is_none() {
-            return;
-        }
-        if let Ok(current) = Current::of(self.context) {
+        if let (true, Some(functions)) = (self.owned, functions_in_drop()) {
+            // A stream knows its context. Where it cannot be made the current one, destroying is still worth a try.
+            let _current = Current::of(self.context);
             // SAFETY: this value made the stream, and is the last that uses it. A failure is one of earlier work.
-            let _ = unsafe { call!(current.functions, cuStreamDestroy_v2(self.raw)) };
+            let _ = unsafe { call!(functions, cuStreamDestroy_v2(self.raw)) };
         }
     }
 }
@@ -214,12 +213,10 @@ impl Event {
 
 impl Drop for Event {
     fn drop(&mut self) {
-        if functions_in_drop().is_none() {
-            return;
-        }
-        if let Ok(current) = Current::of(self.context) {
+        if let Some(functions) = functions_in_drop() {
+            let _current = Current::of(self.context); // as for streams
             // SAFETY: this value made or opened the event, and is the last that uses it. The driver keeps it until its work is done.
-            let _ = unsafe { call!(current.functions, cuEventDestroy_v2(self.raw)) };
+            let _ = unsafe { call!(functions, cuEventDestroy_v2(self.raw)) };
         }
     }
 }
@@ -243,8 +240,23 @@ impl Pending {
         Ok(event)
     }
 
-    pub(crate) fn push(&mut self, event: Event) {
-        self.0.push(Arc::new(event));
+    /// Returns what a message says of the events: the driver's bytes.
+    pub(crate) fn handles(&mut self) -> Result<Vec<Vec<u8>>> {
+        self.forget_complete()?;
+        self.0.iter().map(|event| Ok(event.handle()?.to_vec())).collect()
+    }
+
+    /// Opens the events of a message.
+    ///
+    /// # Errors
+    ///
+    /// [`SenderGone`](Error::SenderGone), [`Malformed`](Error::Malformed), and failures of the driver.
+    pub(crate) fn open(device: crate::Device, handles: Vec<Vec<u8>>) -> Result<Self> {
+        let open = |handle: Vec<u8>| {
+            let handle = handle.try_into().map_err(|_| Error::malformed("an event has other than 64 bytes"))?;
+            Event::open(device, handle)
+        };
+        handles.into_iter().map(open).map(|event| event.map(Arc::new)).collect::<Result<_>>().map(Self)
     }
 
     /// Drops the events of work that is done. Returns whether none is left.
@@ -265,12 +277,8 @@ impl Pending {
         self.0.iter().try_for_each(|event| stream.wait(event))
     }
 
-    /// Waits for all of it.
+    /// Waits for all of it, also if some of it has failed.
     pub(crate) fn synchronize(&self) -> Result<()> {
-        self.0.iter().try_for_each(|event| event.synchronize())
-    }
-
-    pub(crate) fn events(&self) -> &[Arc<Event>] {
-        &self.0
+        self.0.iter().map(|event| event.synchronize()).fold(Ok(()), Result::and)
     }
 }
