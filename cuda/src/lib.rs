@@ -6,9 +6,9 @@
 //! | I want to | use |
 //! |---|---|
 //! | share an array on a GPU | [`DeviceArray`] |
+//! | share GPU memory that another library has allocated | [`Lender`], [`Borrower`] |
 //! | copy shared arrays of the host to a GPU at full speed | [`PageLocked`] |
 //! | copy while the program does other things | [`DeviceArray::upload`], [`DeviceArray::download`], [`Transfer`] |
-//! | share GPU memory that another library has allocated | [`Lender`], [`Borrower`] |
 //!
 //! Linux only. CUDA does not work in a forked child of a process that used it: every function returns
 //! [`Error::ForkedChild`] there, and dropping a value leaves the parent's memory alone.

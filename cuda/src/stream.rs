@@ -254,9 +254,9 @@ impl Pending {
     pub(crate) fn open(device: crate::Device, handles: Vec<Vec<u8>>) -> Result<Self> {
         let open = |handle: Vec<u8>| {
             let handle = handle.try_into().map_err(|_| Error::malformed("an event has other than 64 bytes"))?;
-            Event::open(device, handle)
+            Event::open(device, handle).map(Arc::new)
         };
-        handles.into_iter().map(open).map(|event| event.map(Arc::new)).collect::<Result<_>>().map(Self)
+        handles.into_iter().map(open).collect::<Result<_>>().map(Self)
     }
 
     /// Drops the events of work that is done. Returns whether none is left.
