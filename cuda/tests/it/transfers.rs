@@ -9,12 +9,12 @@ use ndarray_shm::pool::PooledDraft;
 use ndarray_shm::{ArrayReader, ArrayWriter, Draft, FrozenArray, Order, Pool, SharedArray};
 use ndarray_shm_cuda::{DeviceArray, DownloadTarget, Error, KIND, PageLocked, Stream, Transfer, UploadSource};
 
-use crate::page_locked::{Name, assert_locked, gpu, trial};
+use crate::page_locked::{Case, Name, assert_locked, gpu, trial};
 use crate::support::{Actor, LIMIT, Role, double, is_real};
 
 const SLOW: &[(&str, &str)] = &[("FAKE_CUDA_DELAY_US", "50000")];
 
-const CASES: &[(&str, Role, &[(&str, &str)])] = &[
+const CASES: &[Case] = &[
     ("every_kind_of_source_and_target_is_copied", every_kind_of_source_and_target_is_copied, &[]),
     ("fortran_order_is_kept", fortran_order_is_kept, &[]),
     ("draft_of_another_shape_or_order_is_given_back", draft_of_another_shape_or_order_is_given_back, &[]),
@@ -27,7 +27,7 @@ const CASES: &[(&str, Role, &[(&str, &str)])] = &[
 ];
 
 /// Cases for the double alone, with the calls that it refuses.
-const WITH_THE_DOUBLE: &[(&str, Role, &[(&str, &str)])] = &[
+const WITH_THE_DOUBLE: &[Case] = &[
     ("failed_copy_gives_the_memory_back", failed_copy_gives_the_memory_back, &[]),
     ("failed_wait_can_be_repeated", failed_wait_can_be_repeated, SLOW),
     ("memory_stays_if_the_end_is_unknown", memory_stays_if_the_end_is_unknown, UNKNOWN_END),
