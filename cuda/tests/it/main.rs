@@ -16,8 +16,10 @@ mod failures;
 mod gpus;
 mod kills;
 mod order;
+mod page_locked;
 mod support;
 mod torch;
+mod transfers;
 mod whole;
 
 use std::process::ExitCode;
@@ -26,8 +28,17 @@ use libtest_mimic::{Arguments, Trial};
 use support::Role;
 
 fn roles() -> Vec<(&'static str, Role)> {
-    [bench::ROLES, chunk::ROLES, failures::ROLES, gpus::ROLES, kills::ROLES, order::ROLES, torch::ROLES, whole::ROLES]
-        .concat()
+    let suites = [
+        bench::ROLES,
+        chunk::ROLES,
+        failures::ROLES,
+        gpus::ROLES,
+        kills::ROLES,
+        order::ROLES,
+        torch::ROLES,
+        whole::ROLES,
+    ];
+    [suites.concat(), page_locked::roles(), transfers::roles()].concat()
 }
 
 fn main() -> ExitCode {
@@ -46,7 +57,9 @@ fn main() -> ExitCode {
         gpus::trials(),
         kills::trials(),
         order::trials(),
+        page_locked::trials(),
         torch::trials(),
+        transfers::trials(),
         whole::trials(),
     ];
     let trials: Vec<Trial> = trials.into_iter().flatten().collect();
