@@ -14,8 +14,10 @@ mod bench;
 mod failures;
 mod gpus;
 mod kills;
+mod lender;
 mod order;
 mod support;
+mod tensors;
 mod torch;
 mod whole;
 
@@ -25,7 +27,8 @@ use libtest_mimic::{Arguments, Trial};
 use support::Role;
 
 fn roles() -> Vec<(&'static str, Role)> {
-    [bench::ROLES, failures::ROLES, gpus::ROLES, kills::ROLES, order::ROLES, torch::ROLES, whole::ROLES].concat()
+    [bench::ROLES, failures::ROLES, gpus::ROLES, kills::ROLES, lender::ROLES, order::ROLES, torch::ROLES, whole::ROLES]
+        .concat()
 }
 
 fn main() -> ExitCode {
@@ -38,8 +41,15 @@ fn main() -> ExitCode {
         return ExitCode::SUCCESS;
     }
     let arguments = Arguments::from_args();
-    let trials =
-        [failures::trials(), gpus::trials(), kills::trials(), order::trials(), torch::trials(), whole::trials()];
+    let trials = [
+        failures::trials(),
+        gpus::trials(),
+        kills::trials(),
+        lender::trials(),
+        order::trials(),
+        torch::trials(),
+        whole::trials(),
+    ];
     let trials: Vec<Trial> = trials.into_iter().flatten().collect();
     libtest_mimic::run(&arguments, trials).exit_code()
 }
