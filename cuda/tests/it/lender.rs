@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 
 use crate::failures::{fail_every_call, fail_every_call_but};
 use crate::named;
-use crate::support::{Actor, LIMIT, Role, descriptors, double, is_real, trials as tests, until};
+use crate::support::{Actor, LIMIT, Role, descriptors, double, is_real, trials as tests};
 use crate::tensors::{PIECE, Pool, SOURCES, Source, Tensor, use_gpu};
 
 pub const ROLES: &[(&str, Role)] = named![
@@ -613,7 +613,7 @@ fn count_pools(_: Channel) {
         assert_eq!(child.count(Task::Live("pool".into())), left.min(2));
     }
     drop(lent);
-    assert_eq!((scene.freed(), descriptors()), (3, before - 2), "the descriptors of pools are closed");
+    assert_eq!((scene.freed(), descriptors()), (3, before - 5), "those of two pools and three allocations are closed");
     child.end();
 }
 
@@ -714,11 +714,6 @@ fn lend_parcels(channel: Channel) {
         Tensor::fill_on(lent.device_pointer(), 40, 7, &stream);
         lent.written_on(&stream).expect("an event");
         channel.send(&(), &[&lent.parcel().expect("a parcel")]).expect("a borrower");
-        drop(lent);
-        until("the end of all loans", || {
-            scene.lender.reclaim().expect("a number");
-            scene.lender.waiting() <= 1
-        });
     }
 }
 
@@ -731,10 +726,14 @@ fn fail_every_call_of_a_borrower(_: Channel) {
         let seen = fail_every_call_but(&["cuCtxPushCurrent_v2"], || {
             lender.tell(&source);
             let received = lender.channel.receive_timeout::<()>(LIMIT).expect("a parcel").arrays.remove(0);
-            let borrowed = attach(&opened, &received.foreign(LENT_KIND).expect("a parcel"))?;
-            borrowed.wait_on(&stream)?;
-            borrowed.used_on(&stream)?;
-            assert_eq!(borrowed.to_host()?, ArrayD::from_elem(IxDyn(&[10]), 0x0707_0707));
+            let answer = attach(&opened, &received.foreign(LENT_KIND).expect("a parcel")).and_then(|borrowed| {
+                borrowed.wait_on(&stream)?;
+                borrowed.used_on(&stream)?;
+                borrowed.to_host()
+            });
+            // The stream's thread forgets an event a moment after the event is complete.
+            while stream.synchronize().is_err() {}
+            assert_eq!(answer?, ArrayD::from_elem(IxDyn(&[10]), 0x0707_0707));
             Ok(())
         });
         println!("{source:?}: {seen} failures of the driver were reported");
