@@ -15,9 +15,11 @@ mod chunk;
 mod failures;
 mod gpus;
 mod kills;
+mod lender;
 mod order;
 mod page_locked;
 mod support;
+mod tensors;
 mod torch;
 mod transfers;
 mod whole;
@@ -34,6 +36,7 @@ fn roles() -> Vec<(&'static str, Role)> {
         failures::ROLES,
         gpus::ROLES,
         kills::ROLES,
+        lender::ROLES,
         order::ROLES,
         torch::ROLES,
         whole::ROLES,
@@ -56,6 +59,7 @@ fn main() -> ExitCode {
         failures::trials(),
         gpus::trials(),
         kills::trials(),
+        lender::trials(),
         order::trials(),
         page_locked::trials(),
         torch::trials(),
