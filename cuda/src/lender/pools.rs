@@ -56,6 +56,7 @@ impl SharedPool {
 
     /// Returns the bytes by which a process that has imported the pool finds an allocation of it. The driver gives them only after the pool was
     /// exported.
+    #[allow(clippy::unused_self)] // that the pool was exported is what `self` proves
     pub(super) fn export_pointer(&self, base: CUdeviceptr) -> Result<Bytes64> {
         let mut data = CUmemPoolPtrExportData { reserved: [0; 64] };
         // SAFETY: `data` is valid for the write of 64 bytes; the driver looks the address up.

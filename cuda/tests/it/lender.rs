@@ -510,7 +510,7 @@ fn memory_that_cannot_be_lent_is_refused() {
     }
     // SAFETY: it is refused, and nothing is read or written.
     assert_unsupported("no memory", unsafe { scene.lender.lend::<u32, Ix1>(0x1000, 10, ()) });
-    let host = vec![0u32; 10];
+    let host = [0u32; 10];
     // SAFETY: it is refused, and nothing is read or written.
     assert_unsupported("memory of the host", unsafe { scene.lender.lend::<u32, Ix1>(host.as_ptr() as u64, 10, ()) });
     assert_eq!(scene.freed(), 7, "refused owners are dropped");
@@ -655,14 +655,14 @@ fn drop_while_used(channel: Channel) {
     let stream = Device::new(0).expect("a GPU").new_stream().expect("a stream");
     for array in received.arrays {
         let parcel = array.foreign(LENT_KIND).expect("a parcel");
-        let borrowed = attach(&borrower, &parcel).expect("an array");
-        borrowed.wait_on(&stream).expect("order");
+        let held = attach(&borrower, &parcel).expect("an array");
+        held.wait_on(&stream).expect("order");
         use_gpu();
         for value in 1..=3 {
-            Tensor::fill_on(borrowed.device_pointer(), 4000, value, &stream);
+            Tensor::fill_on(held.device_pointer(), 4000, value, &stream);
         }
-        borrowed.used_on(&stream).expect("an event");
-        drop(borrowed);
+        held.used_on(&stream).expect("an event");
+        drop(held);
         double::assert_no_violation(); // closing memory under work would be one
     }
     channel.send(&(), &[]).expect("the test");
