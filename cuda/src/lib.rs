@@ -6,6 +6,8 @@
 //! | I want to | use |
 //! |---|---|
 //! | share an array on a GPU | [`DeviceArray`] |
+//! | give it to another library of this process | [`DeviceArray::export`] |
+//! | know whether there is a driver | [`find_driver`] |
 //!
 //! Linux only. CUDA does not work in a forked child of a process that used it: every function returns
 //! [`Error::ForkedChild`] there, and dropping a value leaves the parent's memory alone.
@@ -16,6 +18,7 @@ mod copies;
 mod device;
 mod driver;
 mod error;
+mod export;
 mod layout;
 mod memory;
 mod parcel;
@@ -23,6 +26,8 @@ mod stream;
 
 pub use crate::array::DeviceArray;
 pub use crate::device::{Device, MemoryInfo, Uuid};
+pub use crate::driver::find_driver;
 pub use crate::error::{Error, Result};
+pub use crate::export::Exported;
 pub use crate::parcel::KIND;
 pub use crate::stream::{Event, Stream};

@@ -48,7 +48,7 @@ impl<T: Element, D: Dimension> DeviceArray<T, D> {
     /// Failures of the driver.
     pub fn parcel(&self) -> Result<Foreign> {
         let memory = self.memory();
-        let mut pending = memory.pending();
+        let mut pending = memory.pending()?;
         pending.forget_complete()?;
         let events: Result<Vec<_>> = pending.events().iter().map(|event| Ok(event.handle()?.to_vec())).collect();
         let note = Note {
@@ -98,7 +98,7 @@ impl<T: Element, D: Dimension> DeviceArray<T, D> {
         let array = Self::of_parts(Arc::new(Memory::new(mapping, true)), note.offset, layout);
         for event in note.events {
             let handle = event.try_into().map_err(|_| Error::malformed("an event has other than 64 bytes"))?;
-            array.push_pending(Event::open(device, handle)?);
+            array.push_pending(Event::open(device, handle)?)?;
         }
         Ok(array)
     }

@@ -11,6 +11,7 @@
 #![allow(clippy::needless_pass_by_value)] // a role owns its channel: it closes with the role
 
 mod bench;
+mod export;
 mod failures;
 mod gpus;
 mod kills;
@@ -25,7 +26,8 @@ use libtest_mimic::{Arguments, Trial};
 use support::Role;
 
 fn roles() -> Vec<(&'static str, Role)> {
-    [bench::ROLES, failures::ROLES, gpus::ROLES, kills::ROLES, order::ROLES, torch::ROLES, whole::ROLES].concat()
+    [bench::ROLES, export::ROLES, failures::ROLES, gpus::ROLES, kills::ROLES, order::ROLES, torch::ROLES, whole::ROLES]
+        .concat()
 }
 
 fn main() -> ExitCode {
@@ -38,8 +40,15 @@ fn main() -> ExitCode {
         return ExitCode::SUCCESS;
     }
     let arguments = Arguments::from_args();
-    let trials =
-        [failures::trials(), gpus::trials(), kills::trials(), order::trials(), torch::trials(), whole::trials()];
+    let trials = [
+        export::trials(),
+        failures::trials(),
+        gpus::trials(),
+        kills::trials(),
+        order::trials(),
+        torch::trials(),
+        whole::trials(),
+    ];
     let trials: Vec<Trial> = trials.into_iter().flatten().collect();
     libtest_mimic::run(&arguments, trials).exit_code()
 }
