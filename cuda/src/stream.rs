@@ -96,12 +96,11 @@ impl Stream {
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        if !self.owned || functions_in_drop().is_none() {
-            return;
-        }
-        if let Ok(current) = Current::of(self.context) {
+        if let (true, Some(functions)) = (self.owned, functions_in_drop()) {
+            // A stream knows its context. Where it cannot be made the current one, destroying is still worth a try.
+            let _current = Current::of(self.context);
             // SAFETY: this value made the stream, and is the last that uses it. A failure is one of earlier work.
-            let _ = unsafe { call!(current.functions, cuStreamDestroy_v2(self.raw)) };
+            let _ = unsafe { call!(functions, cuStreamDestroy_v2(self.raw)) };
         }
     }
 }
@@ -203,12 +202,10 @@ impl Event {
 
 impl Drop for Event {
     fn drop(&mut self) {
-        if functions_in_drop().is_none() {
-            return;
-        }
-        if let Ok(current) = Current::of(self.context) {
+        if let Some(functions) = functions_in_drop() {
+            let _current = Current::of(self.context); // as for streams
             // SAFETY: this value made or opened the event, and is the last that uses it. The driver keeps it until its work is done.
-            let _ = unsafe { call!(current.functions, cuEventDestroy_v2(self.raw)) };
+            let _ = unsafe { call!(functions, cuEventDestroy_v2(self.raw)) };
         }
     }
 }

@@ -17,12 +17,10 @@ pub(crate) struct Addresses {
 }
 
 impl Addresses {
-    /// Reserves a range whose base is a multiple of `alignment`, a power of two. The size is a multiple of the granularity.
+    /// Reserves a range. The base is a multiple of `alignment`, a power of two or 0, and of the granularity; so has the size to be of
+    /// the granularity.
     pub(crate) fn reserve(size: usize, alignment: usize) -> Answer<Self> {
         let alignment = alignment.max(GRANULARITY);
-        if !alignment.is_power_of_two() {
-            return Err(CUDA_ERROR_INVALID_VALUE);
-        }
         let room = size.checked_add(alignment).ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
         // SAFETY: a new mapping, at addresses that the kernel selects.
@@ -56,7 +54,7 @@ impl Addresses {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
         let (flags, file) = (MapFlags::SHARED | MapFlags::FIXED, memory.file());
-        // SAFETY: the replaced range lies in this reservation, whose addresses only this library gives a meaning.
+        // SAFETY: the replaced range lies in this reservation, and only this library gives its addresses a meaning.
         let mapped = unsafe { rustix::mm::mmap(address(start), size, access.flags(), flags, file, offset as u64) };
         mapped.map(|_| ()).or(Err(CUDA_ERROR_MAP_FAILED))
     }

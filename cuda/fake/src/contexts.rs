@@ -34,7 +34,7 @@ exported! {
 struct Context {
     gpu: u32,
     retained: u64,
-    /// Contexts whose memory this one has access to.
+    /// Contexts that this one has got access to the memory of.
     peers: BTreeSet<usize>,
 }
 

@@ -51,7 +51,15 @@ pub(crate) fn live() -> usize {
 
 /// Destroys the events of a context.
 pub(crate) fn end_context(context: usize) {
-    locked(&EVENTS).retain(|_, event| event.context != context);
+    locked(&EVENTS).retain(|_, event| {
+        let stays = event.context != context;
+        if let State::Shared(event) = &event.state
+            && !stays
+        {
+            event.destroy();
+        }
+        stays
+    });
 }
 
 /// Finds an event. Destroyed and unknown ones are violations.

@@ -23,7 +23,7 @@
 //! # Differences from a driver
 //! - Device memory can be read and written by the CPU where a GPU has access to it, so that a test can play a kernel.
 //! - Streams `CU_STREAM_LEGACY` and `CU_STREAM_PER_THREAD` are the NULL stream.
-//! - Without a delay, work whose turn has come is done before its call returns.
+//! - Without a delay, work that waits for nothing is done before its call returns.
 #![cfg(target_os = "linux")]
 
 mod addresses;

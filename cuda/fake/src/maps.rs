@@ -29,13 +29,8 @@ pub(crate) struct Backing {
     offset: u64,
 }
 
-/// Parses lines of `/proc/PID/maps`.
-pub(crate) fn parse(text: &str) -> impl Iterator<Item = Area> {
-    text.lines().filter_map(parse_line)
-}
-
-/// Parses `start-end rwxs offset major:minor inode path`.
-fn parse_line(line: &str) -> Option<Area> {
+/// Parses a line of `/proc/PID/maps`: `start-end rwxs offset major:minor inode path`.
+pub(crate) fn parse_line(line: &str) -> Option<Area> {
     let mut rest = line;
     let mut field = || {
         let (field, after) = rest.split_once(' ').unwrap_or((rest, ""));
@@ -65,7 +60,7 @@ pub(crate) fn covering(range: &Range<usize>) -> Option<Vec<Area>> {
     let text = fs::read("/proc/self/maps").ok()?;
     let mut next = range.start;
     let mut areas = Vec::new();
-    for mut area in parse(&String::from_utf8_lossy(&text)) {
+    for mut area in String::from_utf8_lossy(&text).lines().filter_map(parse_line) {
         if area.end <= next || next >= range.end {
             continue;
         }

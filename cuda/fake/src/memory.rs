@@ -127,8 +127,9 @@ impl AllocationProp {
 }
 
 /// Checks that numbers are multiples of the granularity, the size among them not 0.
-fn aligned(size: usize, others: &[usize]) -> Answer {
-    let valid = size != 0 && size.is_multiple_of(GRANULARITY) && others.iter().all(|n| n.is_multiple_of(GRANULARITY));
+fn aligned(size: usize, addresses: &[usize]) -> Answer {
+    let valid =
+        size != 0 && size.is_multiple_of(GRANULARITY) && addresses.iter().all(|n| n.is_multiple_of(GRANULARITY));
     if valid { Ok(()) } else { Err(CUDA_ERROR_INVALID_VALUE) }
 }
 
@@ -236,7 +237,7 @@ fn retain(out: Out<u64>, address: usize) -> Answer {
 fn reserve(out: Out<usize>, size: usize, alignment: usize, _wish: usize, flags: u64) -> Answer {
     aligned(size, &[])?;
     no_flags(flags)?;
-    if out.is_null() {
+    if out.is_null() || alignment != 0 && !alignment.is_power_of_two() {
         return Err(CUDA_ERROR_INVALID_VALUE);
     }
     let addresses = Addresses::reserve(size, alignment)?;

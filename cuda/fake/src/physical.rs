@@ -72,7 +72,7 @@ impl Physical {
         self.file.try_clone().or(Err(CUDA_ERROR_OPERATING_SYSTEM))
     }
 
-    /// Copies memory of the caller of a C function, who promised that it is readable, into this memory.
+    /// Copies memory of a C function's caller into this memory. The caller promised that it is readable.
     pub(crate) fn write(&self, offset: usize, source: usize, size: usize) -> Answer {
         self.transfer(offset, size, |at, done| {
             let source = std::ptr::with_exposed_provenance(source + done);
@@ -81,7 +81,7 @@ impl Physical {
         })
     }
 
-    /// Copies this memory into memory of the caller of a C function, who promised that it is writable and otherwise unused.
+    /// Copies this memory into memory of a C function's caller. The caller promised that it is writable and otherwise unused.
     pub(crate) fn read(&self, offset: usize, target: usize, size: usize) -> Answer {
         self.transfer(offset, size, |at, done| {
             let target = std::ptr::with_exposed_provenance_mut(target + done);
@@ -145,7 +145,7 @@ fn prefix(tag: &str) -> String {
     format!("fake-cuda:{tag}:")
 }
 
-/// The GPU whose memory a link of `/proc` or a line of `/proc/PID/maps` names.
+/// The GPU of the memory that a link of `/proc` or a line of `/proc/PID/maps` names.
 fn gpu_of(link: &str, tag: &str) -> Option<u32> {
     let rest = link.strip_prefix("/memfd:")?.strip_prefix(&prefix(tag))?;
     rest.strip_suffix(" (deleted)").unwrap_or(rest).parse().ok()
@@ -176,7 +176,8 @@ pub(crate) fn in_use(gpu: Option<u32>) -> u64 {
             }
         }
         let maps = fs::read(process.path().join("maps")).unwrap_or_default();
-        for area in crate::maps::parse(&String::from_utf8_lossy(&maps)) {
+        let maps = String::from_utf8_lossy(&maps);
+        for area in maps.lines().filter(|line| line.contains("fake-cuda:")).filter_map(crate::maps::parse_line) {
             found(&area.path, area.inode, area.offset + (area.end - area.start) as u64);
         }
     }

@@ -2,7 +2,8 @@
 //!
 //! A process that records holds a lock on the byte of the recording's place in the ring until the recording is complete. The lock belongs to
 //! an open file description that only this process has, so the kernel releases it when the process dies; a recording that is neither
-//! complete nor locked counts as complete. The ring is long enough that the recording which had a place before is complete.
+//! complete nor locked counts as complete. (A forked child has the description too: as long as it lives, the recording seems to go on.)
+//! A place that is still in use fails the recording that would need it.
 #![allow(unsafe_code)]
 
 use std::collections::BTreeSet;
@@ -118,23 +119,33 @@ impl SharedEvent {
         loop {
             let record = self.latest() + 1;
             let before = record.saturating_sub(RING as u64);
-            // The recording that had this place before has to be complete, and the lock taken before others can wait for it.
-            if mine.contains(&before) || !self.lock(record, libc::F_WRLCK)? {
+            if mine.contains(&before) {
                 return Err(CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES);
             }
+            // Before another process can wait for the recording.
+            if !self.lock(record, libc::F_WRLCK)? {
+                if self.place(record).load(Ordering::SeqCst) < before {
+                    return Err(CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES);
+                }
+                // Another process records at this moment, or looks whether it was first.
+                std::thread::yield_now();
+                continue;
+            }
+            // What had this place before is complete, or its process is dead; from now on the lock says something else.
+            self.place(record).fetch_max(before, Ordering::SeqCst);
             let counter = &self.shared().recorded;
             if counter.compare_exchange(record - 1, record, Ordering::SeqCst, Ordering::SeqCst).is_ok() {
                 mine.insert(record);
                 return Ok(record);
             }
-            // Another process was faster and has locked this place if it was not locked here; the place is not in `mine`.
+            // Another process was faster, and complete: it no longer needs the lock.
             self.lock(record, libc::F_UNLCK)?;
         }
     }
 
     /// Completes a recording of this process.
     pub(crate) fn complete(&self, record: u64) {
-        // Before the lock is released: others look at it after the lock.
+        // Before the lock is released: other processes look at it after the lock.
         self.place(record).fetch_max(record, Ordering::SeqCst);
         let mut mine = locked(&self.mine);
         mine.remove(&record);

@@ -344,17 +344,27 @@ pub(crate) fn live() -> usize {
 
 /// Waits for the work of a context.
 pub(crate) fn synchronize_context(context: usize) -> Answer {
+    settle(|_, stream| stream.context == context)
+}
+
+/// Waits for the work that these streams have now, and answers the error of one of them.
+fn settle(selected: impl Fn(usize, &Stream) -> bool) -> Answer {
     let mut streams = locked(&STREAMS);
     let positions: Vec<Position> = streams
         .iter()
-        .filter(|(_, stream)| stream.context == context)
+        .filter(|&(&id, stream)| selected(id, stream))
         .map(|(&id, stream)| Position { stream: id, number: stream.submitted })
         .collect();
     while !positions.iter().all(|position| is_done(&streams, *position)) {
         streams = wait_for_progress(streams, None);
     }
-    let failed = streams.values().find(|stream| stream.context == context && stream.error.is_some());
-    failed.and_then(|stream| stream.error).map_or(Ok(()), Err)
+    let failed = streams.iter().filter(|&(&id, stream)| selected(id, stream)).find_map(|(_, stream)| stream.error);
+    failed.map_or(Ok(()), Err)
+}
+
+/// Whether a stream is the given one or, if that is a NULL stream, a blocking stream of its context.
+fn belongs(id: usize, stream: &Stream, to: usize) -> bool {
+    id == to || stream.blocking && stream.context == to
 }
 
 /// Ends the streams of a context, after their work.
@@ -393,22 +403,18 @@ fn destroy(stream: usize) -> Answer {
 }
 
 fn synchronize(stream: usize) -> Answer {
-    let id = find(stream)?;
-    // Work in the NULL stream waits for the blocking streams.
-    wait(submit(id, Action::Nothing.into())?);
-    locked(&STREAMS).get(&id).and_then(|stream| stream.error).map_or(Ok(()), Err)
+    let found = find(stream)?;
+    settle(|id, stream| belongs(id, stream, found))
 }
 
 fn query(stream: usize) -> Answer {
-    let id = find(stream)?;
+    let found = find(stream)?;
     let streams = locked(&STREAMS);
-    let stream = streams.get(&id).ok_or(CUDA_ERROR_INVALID_HANDLE)?;
-    let null = id == stream.context;
-    let others = streams.values().filter(|other| null && other.blocking && other.context == id);
-    if let Some(error) = stream.error {
+    let of_call = || streams.iter().filter(|&(&id, stream)| belongs(id, stream, found)).map(|(_, stream)| stream);
+    if let Some(error) = of_call().find_map(|stream| stream.error) {
         return Err(error);
     }
-    if stream.idle() && others.clone().all(Stream::idle) { Ok(()) } else { Err(CUDA_ERROR_NOT_READY) }
+    if of_call().all(Stream::idle) { Ok(()) } else { Err(CUDA_ERROR_NOT_READY) }
 }
 
 fn wait_event(stream: usize, event: usize, flags: c_uint) -> Answer {

@@ -1,6 +1,6 @@
 //! Chains of three processes that pass an array on, of which random ones are killed at random moments: A makes it, B passes it on, C reads it.
 //!
-//! The number of rounds is that of `NDSHM_CUDA_KILLS` (1,000, with the driver of a machine 100); `NDSHM_CUDA_SEED` repeats a run.
+//! The number of rounds is that of `NDSHM_CUDA_KILLS` for each director (250 for each of four, with the driver of a machine 100 for one); `NDSHM_CUDA_SEED` repeats a run.
 
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
@@ -23,6 +23,9 @@ pub fn trials() -> Vec<Trial> {
     tests("kills", named![killed_links_leave_no_memory_and_live_ones_read_right_data])
 }
 
+/// How many processes kill at once.
+const DIRECTORS: u32 = 4;
+
 /// Elements of an array: more than the driver's smallest allocation.
 const LENGTH: usize = 700_000;
 
@@ -38,11 +41,17 @@ enum State {
 }
 
 fn killed_links_leave_no_memory_and_live_ones_read_right_data() {
-    // In a process with a tag of its own, which sees the memory of its own children only.
-    let director = Actor::start_with("director", &[("FAKE_CUDA_TAG", &format!("kills-{}", std::process::id()))]);
-    let summary: String = director.channel.receive_timeout(Duration::from_secs(450)).expect("a summary").message;
-    println!("{summary}");
-    director.join();
+    // In processes with tags of their own, which see the memory of their own children only. Several at once: each waits most of the time.
+    let director = |number: u32| {
+        let tag = format!("kills-{}-{number}", std::process::id());
+        Actor::start_with("director", &[("FAKE_CUDA_TAG", &tag)])
+    };
+    let directors: Vec<Actor> = (0..if is_real() { 1 } else { DIRECTORS }).map(director).collect();
+    for director in directors {
+        let summary: String = director.channel.receive_timeout(Duration::from_secs(450)).expect("a summary").message;
+        println!("{summary}");
+        director.join();
+    }
 }
 
 fn number(variable: &str, default: u64) -> u64 {
@@ -64,11 +73,12 @@ impl Random {
 fn director(channel: Channel) {
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).expect("a clock").as_secs();
     let seed = number("NDSHM_CUDA_SEED", (now << 20 | u64::from(std::process::id())) | 1);
-    let (mut random, rounds) = (Random(seed), number("NDSHM_CUDA_KILLS", if is_real() { 100 } else { 1000 }));
+    let rounds = number("NDSHM_CUDA_KILLS", if is_real() { 100 } else { 1000 / u64::from(DIRECTORS) });
+    let mut random = Random(seed);
     println!("kills: NDSHM_CUDA_SEED={seed}");
     let free_before = is_real().then(|| Device::new(0).and_then(Device::memory).expect("a GPU").free);
     let (mut kills, mut held) = (0, [0; 4]);
-    let mut most_microseconds = if is_real() { 1_500_000 } else { 60_000 };
+    let mut most_microseconds = if is_real() { 1_500_000 } else { 80_000 };
     for round in 0..rounds {
         let (first, second) = (UnixStream::pair().expect("sockets"), UnixStream::pair().expect("sockets"));
         let mut links: Vec<Option<Actor>> = (0..3).map(|_| Some(Actor::start("link"))).collect();
@@ -109,9 +119,9 @@ fn director(channel: Channel) {
         } else {
             assert_eq!(double::memory_in_use(), 0, "round {round}: memory is left");
         }
-        // As long as the chains need, so that the moments are spread over their whole life.
-        if held[2] * 4 < round && round > 20 && !is_real() {
-            most_microseconds = (most_microseconds + 1000).min(400_000);
+        // About as long as the chains need, so that the moments are spread over their whole life.
+        if held[2] * 8 < round && round > 20 && !is_real() {
+            most_microseconds = (most_microseconds + 2000).min(400_000);
         }
     }
     let [none, one, two, _] = held;

@@ -7,7 +7,7 @@ use ndarray_shm::counted::Channel;
 use ndarray_shm_cuda::{Device, DeviceArray, Error, KIND, Stream};
 
 use crate::named;
-use crate::support::{Actor, LIMIT, Role, trials as tests};
+use crate::support::{Actor, LIMIT, Role, make_current, trials as tests};
 
 pub const ROLES: &[(&str, Role)] = named![slow_sender, slow_reader];
 
@@ -29,13 +29,14 @@ pub const SLOW: &[(&str, &str)] = &[("FAKE_CUDA_DELAY_US", "20000")];
 pub fn enqueue_write(array: &DeviceArray<u8, Ix1>, stream: &Stream, value: u8) {
     // SAFETY: the array outlives the work: `written_on` lets its end wait.
     let answer = unsafe { sys::cuMemsetD8Async(array.device_pointer(), value, array.len(), stream.as_raw().cast()) };
-    assert_eq!(answer as u32, 0);
+    assert_eq!(answer, sys::CUresult::CUDA_SUCCESS);
     array.written_on(stream).expect("an event");
 }
 
 /// Sends an array while its GPU still writes it, with or without waiting for that.
 fn slow_sender(channel: Channel) {
     let gpu = Device::new(0).expect("a GPU");
+    make_current();
     let stream = gpu.new_stream().expect("a stream");
     let array = DeviceArray::<u8, _>::zeroed(gpu, LENGTH).expect("an array");
     let waits: bool = channel.receive_timeout(LIMIT).expect("a task").message;

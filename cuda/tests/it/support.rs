@@ -8,6 +8,7 @@ use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 use std::{env, io, thread};
 
+use cudarc::driver::sys;
 use libtest_mimic::{Failed, Trial};
 use ndarray_shm::counted::{Channel, Socket};
 
@@ -127,6 +128,15 @@ impl Drop for Actor {
     fn drop(&mut self) {
         self.kill();
     }
+}
+
+/// Makes the primary context of the first GPU the current one of this thread, for calls of the driver itself.
+pub fn make_current() {
+    let mut context = std::ptr::null_mut();
+    // SAFETY: `context` is valid for the write of a handle. It is never released.
+    assert_eq!(unsafe { sys::cuDevicePrimaryCtxRetain(&raw mut context, 0) }, sys::CUresult::CUDA_SUCCESS);
+    // SAFETY: the context was just retained.
+    assert_eq!(unsafe { sys::cuCtxSetCurrent(context) }, sys::CUresult::CUDA_SUCCESS);
 }
 
 /// Waits until something is true.
