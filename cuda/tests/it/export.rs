@@ -6,7 +6,7 @@ use ndarray_shm::counted::Channel;
 use ndarray_shm_cuda::{Device, DeviceArray, Error, Exported};
 
 use crate::named;
-use crate::order::{LENGTH, SLOW, enqueue_write};
+use crate::order::{LENGTH, SLOW, enqueue_write, make_current};
 use crate::support::{Actor, Role, double, is_real, trials as tests};
 
 pub const ROLES: &[(&str, Role)] = named![export_and_drop, write_and_export, find_and_fork];
@@ -63,6 +63,7 @@ fn array_without_axes_has_no_parts() {
 
 fn write_and_export(channel: Channel) {
     let gpu = gpu();
+    make_current();
     let array = DeviceArray::<u8, _>::zeroed(gpu, LENGTH).expect("an array");
     assert!(array.ready_stream().expect("no work").is_none());
     let stream = gpu.new_stream().expect("a stream");
