@@ -6,8 +6,8 @@ use ndarray_shm::counted::Channel;
 use ndarray_shm_cuda::{Device, DeviceArray, Error, Exported};
 
 use crate::named;
-use crate::order::{LENGTH, SLOW, enqueue_write, make_current};
-use crate::support::{Actor, Role, double, is_real, trials as tests};
+use crate::order::{LENGTH, SLOW, enqueue_write};
+use crate::support::{Actor, Role, double, is_real, make_current, trials as tests};
 
 pub const ROLES: &[(&str, Role)] = named![export_and_drop, write_and_export, find_and_fork];
 
