@@ -18,7 +18,7 @@ use crate::driver::functions;
 use crate::error::{Error, Result};
 use crate::layout::Layout;
 use crate::memory::Mapping;
-use crate::stream::{Event, Pending, Stream};
+use crate::stream::{Pending, Stream};
 
 /// A typed n-dimensional array in the memory of a GPU, contiguous in C or Fortran order.
 ///
@@ -62,11 +62,13 @@ pub(crate) struct Memory {
     shared: AtomicBool,
     /// Work that still writes to it.
     pending: Mutex<Pending>,
+    /// Copies that still read it.
+    reading: Mutex<Pending>,
 }
 
 impl Memory {
     pub(crate) fn new(mapping: Mapping, shared: bool) -> Self {
-        Self { mapping, shared: AtomicBool::new(shared), pending: Mutex::default() }
+        Self { mapping, shared: AtomicBool::new(shared), pending: Mutex::default(), reading: Mutex::default() }
     }
 
     /// Returns the work that still writes to it.
@@ -79,6 +81,12 @@ impl Memory {
         Ok(self.pending.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
+    /// Returns the copies that still read it. As [`pending`](Self::pending).
+    pub(crate) fn reading(&self) -> Result<MutexGuard<'_, Pending>> {
+        functions()?;
+        Ok(self.reading.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
     pub(crate) fn share(&self) {
         self.shared.store(true, Ordering::Relaxed);
     }
@@ -86,8 +94,10 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        // Unmapping under work that still writes would be an error of the GPU, for the whole context. A failure is one of that work.
-        let _ = self.pending.get_mut().unwrap_or_else(PoisonError::into_inner).synchronize();
+        // Unmapping under work that still uses it would be an error of the GPU, for the whole context. A failure is one of that work.
+        for pending in [&mut self.pending, &mut self.reading] {
+            let _ = pending.get_mut().unwrap_or_else(PoisonError::into_inner).synchronize();
+        }
     }
 }
 
@@ -117,7 +127,8 @@ impl<T: Element, D: Dimension> DeviceArray<T, D> {
         Ok(copy)
     }
 
-    fn undefined(device: Device, layout: Layout<D>) -> Result<Self> {
+    /// Takes memory for an array. What it contains is not defined.
+    pub(crate) fn undefined(device: Device, layout: Layout<D>) -> Result<Self> {
         let mapping = Mapping::create(device, layout.bytes::<T>())?;
         Ok(Self { memory: Arc::new(Memory::new(mapping, false)), offset: 0, layout, elements: PhantomData })
     }
@@ -237,6 +248,7 @@ impl<T: Element, D: Dimension> DeviceArray<T, D> {
             return Err(Error::Shape { expected: format!("{:?}", self.shape()), found: array.shape().to_vec() });
         }
         self.ready()?;
+        self.memory.reading()?.wait_on(self.device().stream())?;
         copies::upload(self.device(), self.start(), &self.layout, array)
     }
 
@@ -266,7 +278,7 @@ impl<T: Element, D: Dimension> DeviceArray<T, D> {
     ///
     /// Failures of the driver.
     pub fn written_on(&self, stream: &Stream) -> Result<()> {
-        self.memory.pending()?.add(stream)
+        self.memory.pending()?.add(stream).map(drop)
     }
 
     /// Waits until everything that is known to write to the array is done. After that the sender may end.
@@ -278,11 +290,6 @@ impl<T: Element, D: Dimension> DeviceArray<T, D> {
         let mut pending = self.memory.pending()?;
         pending.synchronize()?;
         pending.forget_complete().map(drop)
-    }
-
-    pub(crate) fn push_pending(&self, event: Event) -> Result<()> {
-        self.memory.pending()?.push(event);
-        Ok(())
     }
 }
 

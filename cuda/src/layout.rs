@@ -54,6 +54,15 @@ impl<D: Dimension> Layout<D> {
         Ok(Self { dim, order, len })
     }
 
+    /// Fails if the elements, from this offset on, are not aligned or do not lie within memory of this length.
+    pub(crate) fn require_within<T>(&self, offset: usize, bytes: usize) -> Result<()> {
+        let end = offset.checked_add(self.bytes::<T>()).filter(|end| *end <= bytes);
+        match end {
+            Some(_) if offset.is_multiple_of(align_of::<T>()) => Ok(()),
+            _ => Err(Error::malformed("its shape does not fit its memory")),
+        }
+    }
+
     pub(crate) fn bytes<T>(&self) -> usize {
         self.len * size_of::<T>()
     }

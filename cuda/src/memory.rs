@@ -19,7 +19,8 @@ use crate::device::Device;
 use crate::driver::{call, code, functions, functions_in_drop};
 use crate::error::{Error, Result};
 
-const DESCRIPTOR: CUmemAllocationHandleType = CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+pub(crate) const DESCRIPTOR: CUmemAllocationHandleType =
+    CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
 
 /// A handle of physical memory.
 #[derive(Debug)]
@@ -42,6 +43,19 @@ impl Physical {
         }
     }
 
+    /// Takes another handle of the physical memory that is mapped at an address. Returns `None` if the address is not one of such a
+    /// mapping.
+    pub(crate) fn retain(address: CUdeviceptr) -> Result<Option<Self>> {
+        let mut raw = 0;
+        let pointer = std::ptr::without_provenance_mut::<c_void>(usize::try_from(address).unwrap_or(0));
+        // SAFETY: `raw` is valid for the write of a handle; the driver looks the address up, and does not read there.
+        match unsafe { call!(functions()?, cuMemRetainAllocationHandle(&raw mut raw, pointer)) } {
+            Ok(()) => Ok(Some(Self { raw })),
+            Err(error) if matches!(error.driver_code(), Some(code::INVALID_VALUE | code::NOT_SUPPORTED)) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
     /// Takes a handle of memory that was received as a descriptor.
     fn import(descriptor: BorrowedFd<'_>) -> Result<Self> {
         let mut raw = 0;
@@ -53,7 +67,7 @@ impl Physical {
     }
 
     /// Returns a descriptor of the memory. It keeps the memory until it is closed.
-    fn export(&self) -> Result<OwnedFd> {
+    pub(crate) fn export(&self) -> Result<OwnedFd> {
         let mut number: c_int = -1;
         let to = (&raw mut number).cast();
         // SAFETY: for this type of handle the driver writes an int.
@@ -120,6 +134,9 @@ impl Mapping {
     /// Maps received memory of a GPU. `bytes` is what the sender says of its length; the driver refuses more than there is.
     pub(crate) fn import(device: Device, descriptor: BorrowedFd<'_>, bytes: usize) -> Result<Self> {
         require(device)?;
+        if bytes == 0 || !bytes.is_multiple_of(granularity(device)?) {
+            return Err(Error::malformed("its length is not one of GPU memory"));
+        }
         let _current = device.enter()?;
         Self::of(device, Physical::import(descriptor)?, bytes)
     }
@@ -139,10 +156,7 @@ impl Mapping {
         if !device.can_access(self.device)? {
             return Err(Error::NoPeerAccess { from: device.uuid(), to: self.device.uuid() });
         }
-        let access = CUmemAccessDesc {
-            location: location(device),
-            flags: CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
-        };
+        let access = access(device);
         let Reservation { start, bytes } = *self.reservation;
         // SAFETY: the range is mapped; `access` is valid for the read of one description.
         unsafe { call!(functions()?, cuMemSetAccess(start, bytes, &raw const access, 1)) }
@@ -185,7 +199,7 @@ impl Drop for Mapping {
 }
 
 /// Returns the unit of physical memory: 2 MiB on today's GPUs.
-pub(crate) fn granularity(device: Device) -> Result<usize> {
+fn granularity(device: Device) -> Result<usize> {
     let (properties, mut bytes) = (properties(device), 0);
     let minimum = CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_MINIMUM;
     let current = device.enter()?;
@@ -207,6 +221,11 @@ fn require(device: Device) -> Result<()> {
 
 fn location(device: Device) -> CUmemLocation {
     CUmemLocation { type_: CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: device.raw() }
+}
+
+/// Describes that a GPU may read and write memory.
+pub(crate) fn access(device: Device) -> CUmemAccessDesc {
+    CUmemAccessDesc { location: location(device), flags: CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE }
 }
 
 fn properties(device: Device) -> CUmemAllocationProp {

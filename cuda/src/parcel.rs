@@ -12,8 +12,8 @@ use crate::array::{DeviceArray, Memory};
 use crate::device::{Device, Uuid};
 use crate::error::{Error, Result};
 use crate::layout::Layout;
-use crate::memory::{Mapping, granularity};
-use crate::stream::Event;
+use crate::memory::Mapping;
+use crate::stream::Pending;
 
 /// The kind of the parcels of this crate, for [`Foreign`].
 pub const KIND: &str = "cuda";
@@ -48,15 +48,13 @@ impl<T: Element, D: Dimension> DeviceArray<T, D> {
     /// Failures of the driver.
     pub fn parcel(&self) -> Result<Foreign> {
         let memory = self.memory();
-        let mut pending = memory.pending()?;
-        pending.forget_complete()?;
-        let events: Result<Vec<_>> = pending.events().iter().map(|event| Ok(event.handle()?.to_vec())).collect();
+        let events = memory.pending()?.handles()?;
         let note = Note {
             version: VERSION,
             device: self.device().uuid().to_string(),
             bytes: memory.mapping.bytes(),
             offset: self.offset(),
-            events: events?,
+            events,
         };
         let descriptor = memory.mapping.export()?;
         memory.share();
@@ -86,20 +84,10 @@ impl<T: Element, D: Dimension> DeviceArray<T, D> {
         }
         let layout = Layout::<D>::described::<T>(parcel.dtype(), parcel.shape(), parcel.order())?;
         let device = Device::with_uuid(note.device.parse::<Uuid>()?)?;
-        let end = note.offset.checked_add(layout.bytes::<T>()).filter(|end| *end <= note.bytes);
-        if end.is_none()
-            || !note.offset.is_multiple_of(align_of::<T>())
-            || note.bytes == 0
-            || !note.bytes.is_multiple_of(granularity(device)?)
-        {
-            return Err(Error::malformed("its shape does not fit its memory"));
-        }
+        layout.require_within::<T>(note.offset, note.bytes)?;
         let mapping = Mapping::import(device, parcel.descriptor().as_fd(), note.bytes)?;
         let array = Self::of_parts(Arc::new(Memory::new(mapping, true)), note.offset, layout);
-        for event in note.events {
-            let handle = event.try_into().map_err(|_| Error::malformed("an event has other than 64 bytes"))?;
-            array.push_pending(Event::open(device, handle)?)?;
-        }
+        *array.memory().pending()? = Pending::open(device, note.events)?;
         Ok(array)
     }
 }

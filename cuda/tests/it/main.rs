@@ -11,13 +11,18 @@
 #![allow(clippy::needless_pass_by_value)] // a role owns its channel: it closes with the role
 
 mod bench;
+mod chunk;
 mod export;
 mod failures;
 mod gpus;
 mod kills;
+mod lender;
 mod order;
+mod page_locked;
 mod support;
+mod tensors;
 mod torch;
+mod transfers;
 mod whole;
 
 use std::process::ExitCode;
@@ -26,8 +31,19 @@ use libtest_mimic::{Arguments, Trial};
 use support::Role;
 
 fn roles() -> Vec<(&'static str, Role)> {
-    [bench::ROLES, export::ROLES, failures::ROLES, gpus::ROLES, kills::ROLES, order::ROLES, torch::ROLES, whole::ROLES]
-        .concat()
+    let suites = [
+        bench::ROLES,
+        chunk::ROLES,
+        export::ROLES,
+        failures::ROLES,
+        gpus::ROLES,
+        kills::ROLES,
+        lender::ROLES,
+        order::ROLES,
+        torch::ROLES,
+        whole::ROLES,
+    ];
+    [suites.concat(), page_locked::roles(), transfers::roles()].concat()
 }
 
 fn main() -> ExitCode {
@@ -41,12 +57,16 @@ fn main() -> ExitCode {
     }
     let arguments = Arguments::from_args();
     let trials = [
+        chunk::trials(),
         export::trials(),
         failures::trials(),
         gpus::trials(),
         kills::trials(),
+        lender::trials(),
         order::trials(),
+        page_locked::trials(),
         torch::trials(),
+        transfers::trials(),
         whole::trials(),
     ];
     let trials: Vec<Trial> = trials.into_iter().flatten().collect();

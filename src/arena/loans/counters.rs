@@ -250,6 +250,19 @@ impl ReceivedLoan {
         self.handle
     }
 
+    /// Returns whether the producer still has its part in the loan: `false` once it has died or left the counters. Reclaims what dead
+    /// processes held first.
+    ///
+    /// For memory that does not outlive its producer. The answer can be outdated when it arrives.
+    ///
+    /// # Errors
+    ///
+    /// As [`Counters::reclaim`].
+    pub fn producer_lives(&self) -> Result<bool> {
+        self.counters.reclaim()?;
+        Ok(!self.counters.header().slots().is_held_by_us_alone(self.handle.slot))
+    }
+
     /// Releases the loan, and reports errors. Dropping releases it too, and ignores them.
     ///
     /// # Errors

@@ -173,9 +173,11 @@ fn loan_of_killed_producer_cannot_be_received(place: &Place) {
     let mut child = Child::start(place, "counters-producer", &[scene.name.as_str()]);
     let handles = [child.line(), child.line()].map(|line| line.parse::<CounterHandle>().unwrap());
     let held = scene.counters.receive(&handles[0]).unwrap();
+    assert!(held.producer_lives().unwrap());
     child.kill();
     let collected = scene.counters.reclaim().unwrap();
     assert_eq!((collected.members, collected.blocks), (1, 1));
+    assert!(!held.producer_lives().unwrap());
     assert!(scene.counters.receive(&handles[1]).unwrap_err().is_handle_spent());
     held.release().unwrap();
 }

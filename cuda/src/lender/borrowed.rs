@@ -1,0 +1,255 @@
+//! The receiver's side of lent memory: `Borrower`, which attaches loans, and `Borrowed`, which holds one.
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::os::fd::AsFd;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use ndarray::{Array, Dimension};
+use ndarray_shm::arena::loans::{Counters, ReceivedLoan};
+use ndarray_shm::counted::Foreign;
+use ndarray_shm::{DType, Element, IntoLocation, Order};
+
+use super::opened::{OPENING, Opened, bytes64};
+use super::way::{WayNote, explained};
+use super::{Note, PROCESS};
+use crate::copies;
+use crate::device::{Device, Uuid};
+use crate::driver::{functions, functions_in_drop};
+use crate::error::{Error, Result};
+use crate::layout::Layout;
+use crate::memory::Mapping;
+use crate::stream::{Pending, Stream};
+
+/// Attaches what a [`Lender`](super::Lender) of another process has lent. Cloning is cheap.
+///
+/// Each process that borrows takes one of the 46 places in the lender's file of counts, until the last clone and the last [`Borrowed`] are
+/// dropped.
+#[derive(Debug, Clone)]
+pub struct Borrower {
+    counters: Counters,
+}
+
+impl Borrower {
+    /// Opens the counts of a lender, by its [location](super::Lender::location).
+    ///
+    /// # Errors
+    ///
+    /// As [`Counters::open`].
+    pub fn open(location: impl IntoLocation) -> Result<Self> {
+        functions()?;
+        Ok(Self { counters: Counters::open(location)? })
+    }
+
+    /// Attaches lent memory, on the GPU that has it, without a copy. A parcel can be attached once.
+    ///
+    /// What the parcel says is checked against what the driver has opened.
+    ///
+    /// # Errors
+    ///
+    /// After an error of the first three kinds, the parcel can still be attached; after any other, its loan is over.
+    ///
+    /// - [`Malformed`](Error::Malformed): it is not a parcel of lent memory, or its shape does not fit the memory.
+    /// - [`DType`](Error::DType), [`Shape`](Error::Shape): it has another element type or number of axes.
+    /// - [`DeviceNotVisible`](Error::DeviceNotVisible): `CUDA_VISIBLE_DEVICES` hides its GPU from this process.
+    /// - [`Host`](Error::Host): the parcel was attached or revoked, or is one of another lender.
+    /// - [`LenderGone`](Error::LenderGone), [`SenderGone`](Error::SenderGone): the lender has ended.
+    /// - [`Unsupported`](Error::Unsupported): the driver or system does not let this process open the memory, or this is the process that
+    ///   lends it.
+    /// - [`ForkedChild`](Error::ForkedChild), and failures of the driver.
+    pub fn attach<T: Element, D: Dimension>(&self, parcel: &Foreign) -> Result<Borrowed<T, D>> {
+        functions()?;
+        let note = Note::of(parcel)?;
+        let layout = Layout::<D>::described::<T>(parcel.dtype(), parcel.shape(), parcel.order())?;
+        let device = Device::with_uuid(note.device.parse::<Uuid>()?)?;
+        layout.require_within::<T>(note.offset, usize::MAX)?;
+        if note.process == *PROCESS {
+            let reason = "this process lends it (use the owner itself)".to_owned();
+            return Err(Error::Unsupported { what: OPENING, reason });
+        }
+        // From here on the lender keeps the memory, so it can be opened.
+        let loan = self.counters.receive(&note.loan)?;
+        let source = Source::open(device, &note, parcel).map_err(|error| match error {
+            Error::Driver { .. } | Error::Unsupported { .. } if !loan.producer_lives().unwrap_or(true) => {
+                Error::LenderGone
+            }
+            error => error,
+        })?;
+        let (start, bytes) = source.range();
+        layout.require_within::<T>(note.offset, bytes)?;
+        let writes = Mutex::new(Pending::open(device, note.events)?);
+        let (start, uses) = (start + note.offset as u64, Mutex::default());
+        Ok(Borrowed { source, writes, uses, loan, device, start, layout, elements: PhantomData })
+    }
+}
+
+/// A typed n-dimensional array in memory that another process lends. The lender keeps the memory until this value is dropped or its
+/// process has ended.
+///
+/// Dropping it waits for the work that was said to [use](Self::used_on) it. [`Lender`](super::Lender) says how, and what this memory cannot do.
+pub struct Borrowed<T, D> {
+    // Dropped in this order: the memory is closed before the lender may free it.
+    source: Source,
+    /// Work of the lender that writes to it.
+    writes: Mutex<Pending>,
+    /// Work of this process that uses it.
+    uses: Mutex<Pending>,
+    loan: ReceivedLoan,
+    device: Device,
+    start: u64,
+    layout: Layout<D>,
+    elements: PhantomData<T>,
+}
+
+/// What keeps the memory open.
+#[derive(Debug)]
+enum Source {
+    Nothing,
+    /// It outlives the lender.
+    Physical(Mapping),
+    Opened(Opened),
+}
+
+impl Source {
+    fn open(device: Device, note: &Note, parcel: &Foreign) -> Result<Self> {
+        let descriptor = parcel.descriptor().as_fd();
+        Ok(match &note.way {
+            WayNote::Nothing => Self::Nothing,
+            WayNote::Physical { bytes } => Self::Physical(
+                Mapping::import(device, descriptor, *bytes)
+                    .map_err(|error| explained(error, OPENING, "the driver refuses the descriptor"))?,
+            ),
+            WayNote::Pooled { pool, pointer } => {
+                Self::Opened(Opened::pooled(device, (note.process, *pool), descriptor, bytes64(pointer)?)?)
+            }
+            WayNote::Legacy { handle } => Self::Opened(Opened::legacy(device, bytes64(handle)?)?),
+        })
+    }
+
+    /// Returns the first address, and the length from there.
+    fn range(&self) -> (u64, usize) {
+        match self {
+            Self::Nothing => (0, 0),
+            Self::Physical(mapping) => (mapping.start(), mapping.bytes()),
+            Self::Opened(opened) => (opened.start, opened.bytes),
+        }
+    }
+}
+
+fn locked(pending: &Mutex<Pending>) -> MutexGuard<'_, Pending> {
+    pending.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl<T: Element, D: Dimension> Borrowed<T, D> {
+    /// Returns the GPU.
+    pub fn device(&self) -> Device {
+        self.device
+    }
+
+    /// Returns the lengths of the axes.
+    pub fn shape(&self) -> &[usize] {
+        self.layout.dim.slice()
+    }
+
+    /// Returns the order of the axes in memory.
+    pub fn order(&self) -> Order {
+        self.layout.order
+    }
+
+    /// Returns the number of elements.
+    pub fn len(&self) -> usize {
+        self.layout.len
+    }
+
+    /// Returns whether the array has no elements.
+    pub fn is_empty(&self) -> bool {
+        self.layout.len == 0
+    }
+
+    /// Returns the type of the elements.
+    pub fn dtype(&self) -> DType {
+        T::DTYPE
+    }
+
+    /// Returns the address of the first element on the GPU, for kernels and other libraries. It is valid while this value lives.
+    ///
+    /// Code that uses it must [wait](Self::wait_on) first, and [say](Self::used_on) afterwards what it has enqueued. What it writes, the lender
+    /// sees.
+    pub fn device_pointer(&self) -> u64 {
+        self.start
+    }
+
+    /// Returns whether the lender still lives, or the memory does not need it to. The answer can be outdated when it arrives.
+    ///
+    /// # Errors
+    ///
+    /// As [`ReceivedLoan::producer_lives`].
+    pub fn is_backed(&self) -> Result<bool> {
+        functions()?;
+        match self.source {
+            Source::Nothing | Source::Physical(_) => Ok(true),
+            Source::Opened(_) => Ok(self.loan.producer_lives()?),
+        }
+    }
+
+    /// Copies the elements to the host, after the work that the lender has named as writing to them.
+    ///
+    /// # Errors
+    ///
+    /// [`LenderGone`](Error::LenderGone): the memory does not outlive the lender, which has ended. Also failures of the driver.
+    pub fn to_host(&self) -> Result<Array<T, D>> {
+        self.wait_on(self.device.stream())?;
+        copies::download(self.device, self.start, &self.layout)
+    }
+
+    /// Lets the work that is enqueued on the stream from now on wait for the work that the lender has named as writing to the array.
+    ///
+    /// # Errors
+    ///
+    /// As [`to_host`](Self::to_host).
+    pub fn wait_on(&self, stream: &Stream) -> Result<()> {
+        if !self.is_backed()? {
+            return Err(Error::LenderGone);
+        }
+        let mut writes = locked(&self.writes);
+        if writes.forget_complete()? {
+            return Ok(());
+        }
+        writes.wait_on(stream)
+    }
+
+    /// Says that the work that the stream has now reads or writes the array: the end of the loan waits for it.
+    ///
+    /// # Errors
+    ///
+    /// Failures of the driver. The caller must then wait for the work before this value is dropped.
+    pub fn used_on(&self, stream: &Stream) -> Result<()> {
+        functions()?;
+        locked(&self.uses).add(stream).map(drop)
+    }
+}
+
+impl<T, D> Drop for Borrowed<T, D> {
+    fn drop(&mut self) {
+        if functions_in_drop().is_none() {
+            return; // the parent has the memory, its lock and its loan
+        }
+        let pending = [&mut self.writes, &mut self.uses].map(|pending| {
+            let pending = pending.get_mut().unwrap_or_else(PoisonError::into_inner);
+            pending.synchronize()
+        });
+        if pending.iter().any(Result::is_err) {
+            let _ = self.device.synchronize(); // all there is left; a failure is one of earlier work
+        }
+    }
+}
+
+impl<T: Element, D: Dimension> fmt::Debug for Borrowed<T, D> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Borrowed")
+            .field("device", &self.device)
+            .field("dtype", &T::DTYPE)
+            .field("shape", &self.shape())
+            .finish_non_exhaustive()
+    }
+}
