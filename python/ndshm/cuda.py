@@ -58,8 +58,9 @@ class Array(_core.RawDeviceArray):
     ``cupy.cuda.Stream.ptr``; 0 and 1 are the legacy default stream, 2 is that of the thread.
 
     A pickle of an array leads to the same memory. Only multiprocessing can send it: as an argument of a Process or Pool, or through a Queue,
-    Pipe or ``ProcessPoolExecutor``. Sending waits until what was said to be written is written. A message that is never received keeps its
-    memory until the sender ends or calls ``multiprocessing.resource_sharer.stop()``. The sender of a message must live until it is received.
+    Pipe or ``ProcessPoolExecutor``. Sending does not wait for the GPU: the receiver's GPU waits for what was said to be written. The sender
+    must live until the array is received and written: `synchronize` waits for the latter. A message that is never received keeps its memory
+    until the sender ends or calls ``multiprocessing.resource_sharer.stop()``.
     """
 
     __slots__ = ()

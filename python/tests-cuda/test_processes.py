@@ -169,6 +169,30 @@ def test_pickle_that_is_never_loaded_keeps_its_memory_until_the_sharer_stops() -
         ForkingPickler.loads(sent_bytes)
 
 
+def produce_slowly(outbox: Connection) -> None:
+    """Send an array while the GPU still writes it: each of five writes takes 20 ms."""
+    array, stream = ndshm.cuda.zeros(1 << 20, "u1"), driver.Stream()
+    for value in range(3, 8):
+        stream.fill(array.ptr, value, array.nbytes)
+    array.written_on(stream.number)
+    outbox.send((array, '"events":[]' not in array_note(array)))
+    signal.pause()
+
+
+def test_receiver_reads_after_the_sender_has_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAKE_CUDA_DELAY_US", "20000")
+    context = multiprocessing.get_context("spawn")
+    inbox, outbox = context.Pipe(False)
+    producer = context.Process(target=produce_slowly, args=(outbox,))
+    producer.start()
+    assert inbox.poll(60)
+    array, is_being_written = inbox.recv()
+    assert is_being_written
+    assert (array.numpy() == 7).all()
+    producer.kill()
+    assert ended(producer) == -signal.SIGKILL
+
+
 def test_pickle_that_is_damaged_is_refused() -> None:
     array = sent()
     for change in ({"note": "{}"}, {"shape": (1 << 20, 1 << 20)}, {"shape": (3 << 20,)}):
