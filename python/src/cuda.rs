@@ -206,16 +206,11 @@ impl RawDeviceArray {
         self.run(py, |memory| Ok(memory.ready_stream()?.map(|stream| stream.as_raw().expose_provenance())))
     }
 
-    /// Waits for the GPU, and opens a descriptor of the memory. Returns its number, and what the receiver must know beside type, shape and
-    /// order.
+    /// Opens a descriptor of the memory. Returns its number, and what the receiver must know beside type, shape and order.
     ///
     /// With `keep` the descriptor is this object's, and stays open until it is closed or gone; otherwise the caller closes it.
     fn descriptor(&self, py: Python<'_>, keep: bool) -> PyResult<(RawFd, String)> {
-        let parcel = self.run(py, |memory| {
-            // A receiver may come when this process has ended, or has dropped its events.
-            memory.synchronize()?;
-            memory.parcel()
-        })?;
+        let parcel = self.run(py, |memory| memory.parcel())?;
         let (note, descriptor) = (parcel.note().to_owned(), OwnedFd::from(parcel.into_descriptor()));
         if !keep {
             return Ok((descriptor.into_raw_fd(), note));
