@@ -160,7 +160,7 @@ impl RawDeviceArray {
         Ok(self.export()?.device_pointer())
     }
 
-    /// Lets the memory go, once the GPU has written what was said to be written. ExportedArray memory stays as long as its exports and, if its
+    /// Lets the memory go, once the GPU has written what was said to be written. Exported memory stays as long as its exports and, if its
     /// address was asked for, this object.
     fn close(&self, py: Python<'_>) {
         let attached = self.attached().take();
