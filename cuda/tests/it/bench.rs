@@ -13,7 +13,7 @@ use ndarray_shm_cuda::{Device, DeviceArray, KIND, PageLocked};
 use crate::named;
 use crate::support::{Actor, Role, is_real, until};
 
-pub const ROLES: &[(&str, Role)] = named![attach_and_answer, hold_memory];
+pub const ROLES: &[(&str, Role)] = named![attach_and_answer, hold_memory, hold_received];
 
 const TURNS: usize = 21;
 
@@ -45,6 +45,16 @@ fn attach_and_answer(channel: Channel) {
         let array = DeviceArray::<u8, Ix1>::attach(&parcel).expect("an array");
         channel.send(&array.part(0..1).and_then(|one| one.to_host()).expect("a copy")[0], &[]).expect("a listener");
     }
+}
+
+/// Attaches an array, and waits to be killed.
+fn hold_received(channel: Channel) {
+    let mut received = channel.receive::<u8>().expect("an array");
+    let parcel = received.arrays.remove(0).foreign(KIND).expect("a parcel");
+    let array = DeviceArray::<u8, Ix1>::attach(&parcel).expect("an array");
+    drop(parcel); // only the mapping keeps the memory
+    channel.send(&array.part(0..1).and_then(|one| one.to_host()).expect("a copy")[0], &[]).expect("the benchmark");
+    let _ = channel.receive::<u8>();
 }
 
 /// From `parcel` to the answer of a process that has read one element; beside it the same without an array.
@@ -103,7 +113,7 @@ fn hold_memory(channel: Channel) {
 fn counter_after_kills(gpu: Device) {
     let free = || gpu.memory().expect("a counter").free;
     let before = free();
-    let (mut producer, mut consumer) = (Actor::start("hold_memory"), Actor::start("attach_and_answer"));
+    let (mut producer, mut consumer) = (Actor::start("hold_memory"), Actor::start("hold_received"));
     let mut received = producer.channel.receive::<u8>().expect("an array");
     let parcel = received.arrays.remove(0).foreign(KIND).expect("a parcel");
     consumer.channel.send(&0u8, &[&parcel]).expect("a consumer");
