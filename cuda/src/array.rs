@@ -61,15 +61,21 @@ pub(crate) struct Memory {
     shared: AtomicBool,
     /// Work that still writes to it.
     pending: Mutex<Pending>,
+    /// Copies that still read it.
+    reading: Mutex<Pending>,
 }
 
 impl Memory {
     pub(crate) fn new(mapping: Mapping, shared: bool) -> Self {
-        Self { mapping, shared: AtomicBool::new(shared), pending: Mutex::default() }
+        Self { mapping, shared: AtomicBool::new(shared), pending: Mutex::default(), reading: Mutex::default() }
     }
 
     pub(crate) fn pending(&self) -> MutexGuard<'_, Pending> {
         self.pending.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn reading(&self) -> MutexGuard<'_, Pending> {
+        self.reading.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn share(&self) {
@@ -79,8 +85,9 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        // Unmapping under work that still writes would be an error of the GPU, for the whole context. A failure is one of that work.
+        // Unmapping under work that still uses it would be an error of the GPU, for the whole context. A failure is one of that work.
         let _ = self.pending().synchronize();
+        let _ = self.reading().synchronize();
     }
 }
 
@@ -110,7 +117,8 @@ impl<T: Element, D: Dimension> DeviceArray<T, D> {
         Ok(copy)
     }
 
-    fn undefined(device: Device, layout: Layout<D>) -> Result<Self> {
+    /// Takes memory for an array. What it contains is not defined.
+    pub(crate) fn undefined(device: Device, layout: Layout<D>) -> Result<Self> {
         let mapping = Mapping::create(device, layout.bytes::<T>())?;
         Ok(Self { memory: Arc::new(Memory::new(mapping, false)), offset: 0, layout, elements: PhantomData })
     }
@@ -230,6 +238,7 @@ impl<T: Element, D: Dimension> DeviceArray<T, D> {
             return Err(Error::Shape { expected: format!("{:?}", self.shape()), found: array.shape().to_vec() });
         }
         self.ready()?;
+        self.memory.reading().wait_on(self.device().stream())?;
         copies::upload(self.device(), self.start(), &self.layout, array)
     }
 
@@ -259,7 +268,7 @@ impl<T: Element, D: Dimension> DeviceArray<T, D> {
     ///
     /// Failures of the driver.
     pub fn written_on(&self, stream: &Stream) -> Result<()> {
-        self.memory.pending().add(stream)
+        self.memory.pending().add(stream).map(drop)
     }
 
     /// Waits until everything that is known to write to the array is done. After that the sender may end.

@@ -16,6 +16,9 @@ use cudarc::driver::sys::{
 
 use crate::error::{Error, Result};
 
+/// A function of the host that a stream calls. It must not call the driver.
+pub(crate) type HostFunction = unsafe extern "C" fn(*mut c_void);
+
 macro_rules! functions {
     ($($name:ident($($type:ty),*);)*) => {
         /// The functions of the driver that this crate calls.
@@ -68,6 +71,7 @@ functions! {
     cuIpcGetMemHandle(*mut CUipcMemHandle, CUdeviceptr);
     cuIpcOpenEventHandle(*mut CUevent, CUipcEventHandle);
     cuIpcOpenMemHandle_v2(*mut CUdeviceptr, CUipcMemHandle, c_uint);
+    cuLaunchHostFunc(CUstream, HostFunction, *mut c_void);
     cuMemAddressFree(CUdeviceptr, usize);
     cuMemAddressReserve(*mut CUdeviceptr, usize, usize, CUdeviceptr, c_ulonglong);
     cuMemCreate(*mut CUmemGenericAllocationHandle, usize, *const CUmemAllocationProp, c_ulonglong);
@@ -92,7 +96,6 @@ functions! {
     cuMemSetAccess(CUdeviceptr, usize, *const CUmemAccessDesc, usize);
     cuMemUnmap(CUdeviceptr, usize);
     cuMemcpyDtoHAsync_v2(*mut c_void, CUdeviceptr, usize, CUstream);
-    cuMemcpyDtoDAsync_v2(CUdeviceptr, CUdeviceptr, usize, CUstream);
     cuMemcpyHtoDAsync_v2(CUdeviceptr, *const c_void, usize, CUstream);
     cuMemsetD8Async(CUdeviceptr, u8, usize, CUstream);
     cuPointerGetAttribute(*mut c_void, CUpointer_attribute, CUdeviceptr);
@@ -110,9 +113,12 @@ pub(crate) mod code {
     pub(crate) const INVALID_CONTEXT: u32 = 201;
     pub(crate) const MAP_FAILED: u32 = 205;
     pub(crate) const ALREADY_MAPPED: u32 = 208;
+    pub(crate) const OPERATING_SYSTEM: u32 = 304;
     pub(crate) const INVALID_HANDLE: u32 = 400;
     pub(crate) const NOT_FOUND: u32 = 500;
     pub(crate) const NOT_READY: u32 = 600;
+    pub(crate) const HOST_MEMORY_ALREADY_REGISTERED: u32 = 712;
+    pub(crate) const HOST_MEMORY_NOT_REGISTERED: u32 = 713;
     pub(crate) const NOT_PERMITTED: u32 = 800;
     pub(crate) const NOT_SUPPORTED: u32 = 801;
 }

@@ -44,6 +44,21 @@ pub enum Error {
         /// Bytes that were asked for.
         bytes: u64,
     },
+    /// No free range of a chunk is long enough.
+    #[error(
+        "{bytes} bytes do not fit into the chunk: {free} are free, the longest range has {longest}, and {waiting} wait for receivers \
+         (drop blocks, let receivers drop theirs, or create a larger chunk)"
+    )]
+    ChunkFull {
+        /// Bytes that were asked for.
+        bytes: usize,
+        /// Bytes that are free.
+        free: usize,
+        /// Bytes of the longest free range.
+        longest: usize,
+        /// Bytes of dropped blocks that receivers still hold.
+        waiting: u64,
+    },
     /// This process is a forked child of one that used the driver, which CUDA does not support.
     #[error(
         "CUDA cannot be used in a forked child of a process that used it (start workers with spawn or forkserver instead of fork)"
@@ -150,6 +165,12 @@ impl<A> From<ndarray_shm::IntoError<A>> for Error {
     }
 }
 
+impl<A> From<IntoError<A>> for Error {
+    fn from(refused: IntoError<A>) -> Self {
+        refused.error
+    }
+}
+
 impl Error {
     pub(crate) fn malformed(reason: impl fmt::Display) -> Self {
         Self::Malformed { reason: reason.to_string() }
@@ -158,5 +179,56 @@ impl Error {
     /// Returns the driver's number of the error, if a call of the driver failed.
     pub fn driver_code(&self) -> Option<u32> {
         if let Self::Driver { code, .. } = self { Some(*code) } else { None }
+    }
+}
+
+/// An error of a function that takes a value, together with that value.
+///
+/// `?` turns it into an [`Error`] and drops the value.
+pub struct IntoError<A> {
+    error: Error,
+    value: Box<A>,
+}
+
+impl<A> IntoError<A> {
+    pub(crate) fn new(error: Error, value: A) -> Self {
+        Self { error, value: Box::new(value) }
+    }
+
+    pub(crate) fn map<B>(self, change: impl FnOnce(A) -> B) -> IntoError<B> {
+        IntoError::new(self.error, change(*self.value))
+    }
+
+    /// Returns what went wrong.
+    pub fn error(&self) -> &Error {
+        &self.error
+    }
+
+    /// Gives the value back.
+    pub fn into_inner(self) -> A {
+        *self.value
+    }
+
+    /// Gives the error and the value back.
+    pub fn into_parts(self) -> (Error, A) {
+        (self.error, *self.value)
+    }
+}
+
+impl<A> fmt::Debug for IntoError<A> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("IntoError").field("error", &self.error).finish_non_exhaustive()
+    }
+}
+
+impl<A> fmt::Display for IntoError<A> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(&self.error, f)
+    }
+}
+
+impl<A> std::error::Error for IntoError<A> {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        std::error::Error::source(&self.error)
     }
 }

@@ -6,13 +6,17 @@
 //! | I want to | use |
 //! |---|---|
 //! | share an array on a GPU | [`DeviceArray`] |
+//! | share many arrays of one allocation | [`Chunk`], [`ReceivedChunk`] |
 //! | share GPU memory that another library has allocated | [`Lender`], [`Borrower`] |
+//! | copy shared arrays of the host to a GPU at full speed | [`PageLocked`] |
+//! | copy while the program does other things | [`DeviceArray::upload`], [`DeviceArray::download`], [`Transfer`] |
 //!
 //! Linux only. CUDA does not work in a forked child of a process that used it: every function returns
 //! [`Error::ForkedChild`] there, and dropping a value leaves the parent's memory alone.
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod array;
+mod chunk;
 mod copies;
 mod device;
 mod driver;
@@ -20,12 +24,19 @@ mod error;
 mod layout;
 mod lender;
 mod memory;
+mod page_lockable;
+mod page_locked;
 mod parcel;
 mod stream;
+mod transfer;
 
 pub use crate::array::DeviceArray;
+pub use crate::chunk::{Block, BlockTicket, CHUNK_KIND, Chunk, ReceivedBlock, ReceivedChunk};
 pub use crate::device::{Device, MemoryInfo, Uuid};
-pub use crate::error::{Error, Result};
+pub use crate::error::{Error, IntoError, Result};
 pub use crate::lender::{Borrowed, Borrower, LENT_KIND, Lender, Lent};
+pub use crate::page_lockable::{DownloadTarget, PageLockable, UploadSource};
+pub use crate::page_locked::PageLocked;
 pub use crate::parcel::KIND;
 pub use crate::stream::{Event, Stream};
+pub use crate::transfer::Transfer;

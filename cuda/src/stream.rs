@@ -2,14 +2,17 @@
 
 #![allow(unsafe_code)]
 
+use std::collections::{BTreeMap, VecDeque};
 use std::ffi::{c_char, c_void};
 use std::fmt;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use cudarc::driver::sys::{CUcontext, CUevent, CUipcEventHandle, CUstream};
 use cudarc::driver::sys::{CUevent_flags, CUstream_flags};
 
 use crate::device::Current;
-use crate::driver::{call, code, functions_in_drop};
+use crate::driver::{call, code, functions, functions_in_drop};
 use crate::error::{Error, Result};
 
 /// A queue of work of one GPU. Work of one stream is done in order, and beside that of other streams.
@@ -56,6 +59,16 @@ impl Stream {
         self.raw
     }
 
+    /// Fails if the work of this stream is not done by this GPU.
+    pub(crate) fn require(&self, device: crate::Device) -> Result<()> {
+        functions()?;
+        if self.context == device.context() {
+            return Ok(());
+        }
+        let reason = format!("the copy is one of GPU {} (make a stream of that GPU)", device.uuid());
+        Err(Error::Unsupported { what: "a copy on the stream of another GPU", reason })
+    }
+
     /// Waits until the work that was enqueued so far is done.
     ///
     /// # Errors
@@ -94,6 +107,35 @@ impl Stream {
     }
 }
 
+/// Values that streams drop when they come to it, by number. A driver that answers with an error may have enqueued the function all the
+/// same, so that both `keep` and the function may drop the value: the first that finds it here.
+static KEPT: Mutex<BTreeMap<usize, Arc<dyn Send + Sync>>> = Mutex::new(BTreeMap::new());
+
+/// Removes a kept value. The lock is released before the value is dropped.
+fn kept(number: usize) -> Option<Arc<dyn Send + Sync>> {
+    KEPT.lock().unwrap_or_else(PoisonError::into_inner).remove(&number)
+}
+
+/// The function that a stream calls to drop a kept value.
+unsafe extern "C" fn drop_kept(number: *mut c_void) {
+    drop(kept(number.addr()));
+}
+
+impl Stream {
+    /// Keeps a value until the work that the stream has now is done. Dropping the value must not call the driver. After an error of that
+    /// work it is never dropped.
+    pub(crate) fn keep(&self, value: Arc<dyn Send + Sync>) -> Result<()> {
+        static NEXT: AtomicUsize = AtomicUsize::new(1);
+        let current = Current::of(self.context)?; // refuses forked children, which must not take the lock
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        KEPT.lock().unwrap_or_else(PoisonError::into_inner).insert(number, value);
+        let data = std::ptr::without_provenance_mut(number);
+        // SAFETY: `drop_kept` uses its argument as a number only, and the value's drop calls no driver.
+        let answer = unsafe { call!(current.functions, cuLaunchHostFunc(self.raw, drop_kept, data)) };
+        answer.inspect_err(|_| drop(kept(number)))
+    }
+}
+
 impl Drop for Stream {
     fn drop(&mut self) {
         if let (true, Some(functions)) = (self.owned, functions_in_drop()) {
@@ -125,15 +167,42 @@ unsafe impl Sync for Event {}
 /// Bytes by which another process opens an event: the driver's, as they are.
 pub(crate) type EventHandle = [u8; 64];
 
+/// Events of this process that record its work. They are never destroyed: a message that names one may be received long after the work was
+/// done and the memory dropped. One that is complete and that nothing else has is used again; code that still waits for it then waits for later work,
+/// which is too long and never too short.
+static RECORDED: Mutex<VecDeque<Arc<Event>>> = Mutex::new(VecDeque::new());
+
+/// How many events may exist before one is waited for. The driver allows some ten thousand.
+const MOST_EVENTS: usize = 1024;
+/// How many events are looked at before another one is made.
+const LOOKS: usize = 8;
+
 impl Event {
-    /// Creates an event that other processes can open, and records the work that the stream has now.
-    pub(crate) fn recorded(stream: &Stream) -> Result<Self> {
-        let current = Current::of(stream.context)?;
+    /// Returns an event that other processes can open, which has recorded the work that the stream has now.
+    pub(crate) fn recorded(stream: &Stream) -> Result<Arc<Self>> {
+        let current = Current::of(stream.context)?; // refuses forked children, which must not take the lock
+        let mut events = RECORDED.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_free = |event: &Arc<Self>| event.context == stream.context && Arc::strong_count(event) == 1;
+        for _ in 0..LOOKS.min(events.len()) {
+            events.rotate_left(1);
+            let last = events.back().expect("at least one event");
+            if is_free(last) && last.is_complete()? {
+                last.record(stream)?;
+                return Ok(Arc::clone(last));
+            }
+        }
+        let oldest = events.iter().find(|event| is_free(event)).filter(|_| events.len() >= MOST_EVENTS);
+        if let Some(oldest) = oldest {
+            oldest.synchronize()?;
+            oldest.record(stream)?;
+            return Ok(Arc::clone(oldest));
+        }
         let mut raw = std::ptr::null_mut();
         let flags = CUevent_flags::CU_EVENT_DISABLE_TIMING as u32 | CUevent_flags::CU_EVENT_INTERPROCESS as u32;
         // SAFETY: `raw` is valid for the write of a handle; a context is current.
         unsafe { call!(current.functions, cuEventCreate(&raw mut raw, flags)) }?;
-        let event = Self { context: stream.context, raw };
+        let event = Arc::new(Self { context: stream.context, raw });
+        events.push_back(Arc::clone(&event));
         event.record(stream)?;
         Ok(event)
     }
@@ -171,7 +240,7 @@ impl Event {
         unsafe { call!(current.functions, cuEventSynchronize(self.raw)) }
     }
 
-    /// Returns what another process opens the event by, while this value lives.
+    /// Returns what another process opens the event by, while this process lives.
     pub(crate) fn handle(&self) -> Result<EventHandle> {
         let current = Current::of(self.context)?;
         let mut handle = CUipcEventHandle { reserved: [0; 64] };
@@ -184,7 +253,7 @@ impl Event {
     ///
     /// # Errors
     ///
-    /// [`SenderGone`](Error::SenderGone): that process has ended, or has dropped the event.
+    /// [`SenderGone`](Error::SenderGone): that process has ended.
     pub(crate) fn open(device: crate::Device, handle: EventHandle) -> Result<Self> {
         let current = device.enter()?;
         let mut raw = std::ptr::null_mut();
@@ -216,17 +285,17 @@ impl fmt::Debug for Event {
     }
 }
 
-/// The events that must be complete before memory is read: those of streams that still write to it.
+/// The events of work that still uses memory.
 #[derive(Debug, Default)]
-pub(crate) struct Pending(Vec<Event>);
+pub(crate) struct Pending(Vec<Arc<Event>>);
 
 impl Pending {
-    /// Adds what the stream has enqueued so far.
-    pub(crate) fn add(&mut self, stream: &Stream) -> Result<()> {
+    /// Adds what the stream has enqueued so far, and returns its event.
+    pub(crate) fn add(&mut self, stream: &Stream) -> Result<Arc<Event>> {
         let event = Event::recorded(stream)?;
         self.forget_complete()?;
-        self.0.push(event);
-        Ok(())
+        self.0.push(Arc::clone(&event));
+        Ok(event)
     }
 
     /// Returns what a message says of the events: the driver's bytes.
@@ -243,7 +312,7 @@ impl Pending {
     pub(crate) fn open(device: crate::Device, handles: Vec<Vec<u8>>) -> Result<Self> {
         let open = |handle: Vec<u8>| {
             let handle = handle.try_into().map_err(|_| Error::malformed("an event has other than 64 bytes"))?;
-            Event::open(device, handle)
+            Event::open(device, handle).map(Arc::new)
         };
         handles.into_iter().map(open).collect::<Result<_>>().map(Self)
     }
@@ -268,6 +337,6 @@ impl Pending {
 
     /// Waits for all of it, also if some of it has failed.
     pub(crate) fn synchronize(&self) -> Result<()> {
-        self.0.iter().map(Event::synchronize).fold(Ok(()), Result::and)
+        self.0.iter().map(|event| event.synchronize()).fold(Ok(()), Result::and)
     }
 }

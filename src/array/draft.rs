@@ -133,9 +133,9 @@ impl<T: Element, D: Dimension> Draft<T, D> {
         }
     }
 
-    /// Returns the directory that it is published in.
-    pub(crate) fn backend(&self) -> Directory {
-        self.memory.backend().clone()
+    /// Returns the directory that the draft is in and will be published in.
+    pub fn backend(&self) -> &Directory {
+        self.memory.backend()
     }
 
     pub(crate) fn layout(&self) -> &Layout<D> {

@@ -395,7 +395,7 @@ impl<T: Element, D: Dimension> Draft<T, D> {
         let mut draft = self;
         for _ in 0..TRIES {
             let number = random::number();
-            let home = Home { backend: draft.backend(), location: Location::unique(number) };
+            let home = Home { backend: draft.backend().clone(), location: Location::unique(number) };
             if let Err(error) = strategy.check(home.location.as_str()) {
                 return Err(IntoError::new(error, draft));
             }

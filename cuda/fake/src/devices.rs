@@ -71,7 +71,9 @@ fn attribute(value: Out<c_int>, attribute: c_uint, device: c_int) -> Answer {
         (Attribute::CU_DEVICE_ATTRIBUTE_MEMPOOL_SUPPORTED_HANDLE_TYPES, 1),
         (Attribute::CU_DEVICE_ATTRIBUTE_IPC_EVENT_SUPPORTED, 1),
     ];
-    value.give(known.into_iter().find(|(known, _)| *known as c_uint == attribute).map_or(0, |(_, value)| value))
+    let machine = machine()?;
+    let known = known.into_iter().find(|(known, _)| *known as c_uint == attribute && machine.has(attribute));
+    value.give(known.map_or(0, |(_, value)| value))
 }
 
 fn total_memory(bytes: Out<usize>, device: c_int) -> Answer {

@@ -9,6 +9,7 @@ use std::ops::Range;
 use std::ptr;
 use std::sync::Mutex;
 
+use cudarc::driver::sys::CUdevice_attribute;
 use cudarc::driver::sys::CUresult::{
     CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED, CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED, CUDA_ERROR_INVALID_VALUE,
     CUDA_ERROR_NOT_SUPPORTED, CUDA_ERROR_OPERATING_SYSTEM, CUDA_ERROR_OUT_OF_MEMORY,
@@ -16,6 +17,7 @@ use cudarc::driver::sys::CUresult::{
 use rustix::mm::{MapFlags, ProtFlags};
 
 use crate::calls::{Answer, Out, exported, locked};
+use crate::machine::machine;
 use crate::maps::{self, Backing};
 use crate::{contexts, regions, streams, watch};
 
@@ -105,7 +107,8 @@ fn register(pointer: usize, size: usize, flags: c_uint) -> Answer {
     if pointer == 0 || size == 0 || flags > 15 {
         return Err(CUDA_ERROR_INVALID_VALUE);
     }
-    if flags & IO_MEMORY != 0 {
+    let read_only = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED as c_uint;
+    if flags & IO_MEMORY != 0 || flags & READ_ONLY != 0 && !machine()?.has(read_only) {
         return Err(CUDA_ERROR_NOT_SUPPORTED);
     }
     let range = pointer..end;

@@ -17,8 +17,8 @@
 //! - [`watch`]: functions for tests, named `fakeCuda...`.
 //!
 //! # Environment
-//! `FAKE_CUDA_DEVICES`, `FAKE_CUDA_TAG`, `FAKE_CUDA_MEMORY`, `FAKE_CUDA_DELAY_US`, `FAKE_CUDA_PEER` and `CUDA_VISIBLE_DEVICES` are described at
-//! [`machine::Machine`]; `FAKE_CUDA_REFUSE` and `FAKE_CUDA_FAIL` at [`calls`].
+//! `FAKE_CUDA_DEVICES`, `FAKE_CUDA_TAG`, `FAKE_CUDA_MEMORY`, `FAKE_CUDA_DELAY_US`, `FAKE_CUDA_PEER`, `FAKE_CUDA_LACKS` and
+//! `CUDA_VISIBLE_DEVICES` are described at [`machine::Machine`]; `FAKE_CUDA_REFUSE` and `FAKE_CUDA_FAIL` at [`calls`].
 //!
 //! # Differences from a driver
 //! - Device memory can be read and written by the CPU where a GPU has access to it, so that a test can play a kernel.

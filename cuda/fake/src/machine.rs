@@ -35,6 +35,8 @@ pub(crate) struct Machine {
     pub(crate) delay: Duration,
     /// `FAKE_CUDA_PEER`: whether GPUs have access to each other; 0 is no.
     peer: bool,
+    /// `FAKE_CUDA_LACKS`: numbers of device attributes, separated by commas, that are 0.
+    lacks: Vec<c_uint>,
 }
 
 static MACHINE: OnceLock<Machine> = OnceLock::new();
@@ -71,6 +73,11 @@ impl Machine {
     pub(crate) fn peers(&self, one: u32, other: u32) -> bool {
         one == other || self.peer
     }
+
+    /// Whether GPUs have what the device attribute of this number says.
+    pub(crate) fn has(&self, attribute: c_uint) -> bool {
+        !self.lacks.contains(&attribute)
+    }
 }
 
 /// The name of a GPU that all processes agree on.
@@ -96,6 +103,7 @@ fn init(flags: c_uint) -> Answer {
         limited: memory.is_some(),
         delay: Duration::from_micros(number("FAKE_CUDA_DELAY_US")?.unwrap_or(0)),
         peer: number("FAKE_CUDA_PEER")? != Some(0),
+        lacks: lacks()?,
     };
     if machine.gpus.is_empty() {
         return Err(CUDA_ERROR_NO_DEVICE);
@@ -114,6 +122,12 @@ fn variable(name: &str) -> Option<String> {
 
 fn number(name: &str) -> Answer<Option<u64>> {
     variable(name).map(|text| text.trim().parse()).transpose().or(Err(CUDA_ERROR_INVALID_VALUE))
+}
+
+fn lacks() -> Answer<Vec<c_uint>> {
+    let list = variable("FAKE_CUDA_LACKS").unwrap_or_default();
+    let numbers = list.split(',').map(str::trim).filter(|entry| !entry.is_empty());
+    numbers.map(str::parse).collect::<Result<_, _>>().or(Err(CUDA_ERROR_INVALID_VALUE))
 }
 
 /// The visible GPUs. As in the driver, the first invalid entry of `CUDA_VISIBLE_DEVICES` ends the list, and a repeated one empties it.

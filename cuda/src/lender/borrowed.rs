@@ -225,7 +225,7 @@ impl<T: Element, D: Dimension> Borrowed<T, D> {
     /// Failures of the driver. The caller must then wait for the work before this value is dropped.
     pub fn used_on(&self, stream: &Stream) -> Result<()> {
         functions()?;
-        locked(&self.uses).add(stream)
+        locked(&self.uses).add(stream).map(drop)
     }
 }
 

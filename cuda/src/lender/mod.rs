@@ -287,7 +287,7 @@ impl<T: Element, D: Dimension> Lent<T, D> {
     /// Failures of the driver.
     pub fn written_on(&self, stream: &Stream) -> Result<()> {
         functions()?;
-        self.memory.pending().add(stream)
+        self.memory.pending().add(stream).map(drop)
     }
 
     /// Waits until everything that is known to write to the array is done.

@@ -172,7 +172,7 @@ fn link(channel: Channel) {
     drop(array);
     if !is_real() {
         double::assert_no_violation();
-        for kind in ["physical", "reservation", "mapping", "event"] {
+        for kind in ["physical", "reservation", "mapping"] {
             assert_eq!(double::live(kind), 0, "{kind}");
         }
     }

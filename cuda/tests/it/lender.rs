@@ -704,13 +704,13 @@ fn each_call_of_a_lender_fails_once_without_a_leak() {
     Actor::start("fail_every_call_of_a_lender").join();
 }
 
-/// Sends a parcel of a new loan for each message, of the kind of memory that it names.
+/// Sends a parcel of a new loan for each message, of the kind of memory that it names. Without one it ends.
 fn lend_parcels(channel: Channel) {
     let scene = Scene::new();
     channel.send(&scene.name(), &[]).expect("a borrower");
     let stream = scene.lender.device().new_stream().expect("a stream");
-    while let Ok(received) = channel.receive_timeout::<Source>(LIMIT) {
-        let lent = scene.lend(received.message, 10);
+    while let Some(source) = channel.receive_timeout::<Option<Source>>(LIMIT).expect("a borrower").message {
+        let lent = scene.lend(source, 10);
         Tensor::fill_on(lent.device_pointer(), 40, 7, &stream);
         lent.written_on(&stream).expect("an event");
         channel.send(&(), &[&lent.parcel().expect("a parcel")]).expect("a borrower");
@@ -724,7 +724,7 @@ fn fail_every_call_of_a_borrower(_: Channel) {
     for source in SOURCES {
         // Memory cannot be closed without a context.
         let seen = fail_every_call_but(&["cuCtxPushCurrent_v2"], || {
-            lender.tell(&source);
+            lender.tell(&Some(source));
             let received = lender.channel.receive_timeout::<()>(LIMIT).expect("a parcel").arrays.remove(0);
             let answer = attach(&opened, &received.foreign(LENT_KIND).expect("a parcel")).and_then(|borrowed| {
                 borrowed.wait_on(&stream)?;
@@ -739,6 +739,8 @@ fn fail_every_call_of_a_borrower(_: Channel) {
         println!("{source:?}: {seen} failures of the driver were reported");
         assert!(seen > 10, "only {seen} failures were reported");
     }
+    lender.tell(&None::<Source>);
+    lender.join();
 }
 
 fn each_call_of_a_borrower_fails_once_without_a_leak() {
@@ -753,7 +755,7 @@ fn forked_lender_and_borrower(_: Channel) {
     let other = Actor::start("lend_parcels");
     let opened = Borrower::open(other.hear::<String>()).expect("counts");
     let parcels = SOURCES.map(|source| {
-        other.tell(&source);
+        other.tell(&Some(source));
         let received = other.channel.receive_timeout::<()>(LIMIT).expect("a parcel").arrays.remove(0);
         received.foreign(LENT_KIND).expect("a parcel")
     });
@@ -801,6 +803,9 @@ fn forked_lender_and_borrower(_: Channel) {
     child.end();
     drop(lent);
     assert_eq!(scene.freed(), 3);
+    drop(borrowed);
+    other.tell(&None::<Source>);
+    other.join();
 }
 
 fn forked_child_is_refused_and_frees_nothing() {

@@ -11,6 +11,7 @@
 #![allow(clippy::needless_pass_by_value)] // a role owns its channel: it closes with the role
 
 mod bench;
+mod chunk;
 mod failures;
 mod gpus;
 mod kills;
@@ -27,8 +28,18 @@ use libtest_mimic::{Arguments, Trial};
 use support::Role;
 
 fn roles() -> Vec<(&'static str, Role)> {
-    [bench::ROLES, failures::ROLES, gpus::ROLES, kills::ROLES, lender::ROLES, order::ROLES, torch::ROLES, whole::ROLES]
-        .concat()
+    [
+        bench::ROLES,
+        chunk::ROLES,
+        failures::ROLES,
+        gpus::ROLES,
+        kills::ROLES,
+        lender::ROLES,
+        order::ROLES,
+        torch::ROLES,
+        whole::ROLES,
+    ]
+    .concat()
 }
 
 fn main() -> ExitCode {
@@ -42,6 +53,7 @@ fn main() -> ExitCode {
     }
     let arguments = Arguments::from_args();
     let trials = [
+        chunk::trials(),
         failures::trials(),
         gpus::trials(),
         kills::trials(),

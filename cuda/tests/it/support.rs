@@ -30,6 +30,8 @@ pub fn find_driver() {
         .args(env::args_os().skip(1))
         .env("LD_LIBRARY_PATH", here)
         .env("NDSHM_CUDA_FAKE", "1")
+        // The double has threads that come and go; their heaps would count as this process's memory.
+        .env("MALLOC_ARENA_MAX", "1")
         // Arrays of other tests are on other machines, so to speak.
         .env("FAKE_CUDA_TAG", format!("it-{}", std::process::id()))
         .exec();
@@ -132,6 +134,7 @@ impl Drop for Actor {
 
 /// Makes the primary context of the first GPU the current one of this thread, for calls of the driver itself.
 pub fn make_current() {
+    ndarray_shm_cuda::Device::new(0).expect("a GPU"); // initialises the driver
     let mut context = std::ptr::null_mut();
     // SAFETY: `context` is valid for the write of a handle. It is never released.
     assert_eq!(unsafe { sys::cuDevicePrimaryCtxRetain(&raw mut context, 0) }, sys::CUresult::CUDA_SUCCESS);

@@ -1,0 +1,259 @@
+//! Blocks inside one large allocation, which is shared once: `Chunk`, its producer's end.
+//!
+//! Which ranges are free is known to the producer alone. A sent block is a loan of the core's [`Counters`]: the kernel's locks show which
+//! receivers live, and the [`Limbo`] keeps a dropped block until they are done with it.
+
+mod block;
+mod received;
+mod room;
+
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use ndarray::{ArrayRef, Dimension, ShapeBuilder};
+use ndarray_shm::arena::loans::{Counters, Limbo, Memory};
+use ndarray_shm::counted::Foreign;
+use ndarray_shm::{DType, Element, IntoLocation, Location, Order};
+use serde::{Deserialize, Serialize};
+
+pub use self::block::{Block, BlockTicket};
+pub use self::received::{ReceivedBlock, ReceivedChunk};
+use self::room::{ALIGNMENT, Room};
+use crate::copies;
+use crate::device::Device;
+use crate::driver::{functions, functions_in_drop};
+use crate::error::{Error, Result};
+use crate::layout::Layout;
+use crate::memory::Mapping;
+use crate::stream::Pending;
+
+/// The kind of the parcels of chunks, for [`Foreign`].
+pub const CHUNK_KIND: &str = "cuda-chunk";
+
+const VERSION: u32 = 1;
+
+/// How many blocks can be with receivers, or on their way, at one time: 16 bytes each in the file of counts.
+const LOANS: u32 = 1 << 16;
+
+/// What a message says about a chunk beside its length.
+#[derive(Debug, Serialize, Deserialize)]
+struct Note {
+    version: u32,
+    /// UUID of the GPU.
+    device: String,
+    /// Name of the file of counts, in the default backend.
+    counts: String,
+}
+
+/// One large allocation of a GPU, from which its producer sends many arrays: its *blocks*.
+///
+/// The allocation is [sent](Self::parcel) once to each receiver. A block is then sent as a [ticket](Block::send), in any message. When the producer
+/// has dropped a block, and each receiver has dropped it or died, its room is used again. The kernel shows which receivers live.
+///
+/// Blocks begin at multiples of 256 bytes. The file of counts has room for 65,536 loans at one time, to at most 45 receiving processes.
+///
+/// If the producer ends, receivers keep the memory and the blocks that they hold; tickets that were not received are void.
+///
+/// ```no_run
+/// use ndarray::{Ix1, array};
+/// use ndarray_shm::counted::Channel;
+/// use ndarray_shm_cuda::{BlockTicket, CHUNK_KIND, Chunk, Device, ReceivedChunk};
+///
+/// let (here, there) = Channel::pair()?;
+/// let chunk = Chunk::create(Device::new(0)?, 64 << 20, "frames")?;
+/// here.send("chunk", &[&chunk.parcel()?])?;
+/// let block = chunk.from_host(&array![1.0f32, 2.0, 3.0])?;
+/// here.send(&block.send()?, &[])?;
+/// drop(block); // its room is used again when the receiver is done
+///
+/// // in another process
+/// let parcel = there.receive::<String>()?.arrays.remove(0).foreign(CHUNK_KIND)?;
+/// let chunk = ReceivedChunk::attach(&parcel)?;
+/// let ticket = there.receive::<BlockTicket>()?.message;
+/// let block = chunk.receive::<f32, Ix1>(&ticket)?;
+/// assert_eq!(block.to_host()?.sum(), 6.0);
+/// # Ok::<(), ndarray_shm_cuda::Error>(())
+/// ```
+pub struct Chunk {
+    state: Arc<State>,
+    counters: Counters,
+    limbo: Limbo<Range>,
+}
+
+/// The memory, and which of it is free.
+#[derive(Debug)]
+struct State {
+    mapping: Mapping,
+    room: Mutex<Room>,
+}
+
+impl State {
+    fn room(&self) -> MutexGuard<'_, Room> {
+        self.room.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for State {
+    fn drop(&mut self) {
+        // Blocks that receivers hold are in the limbo for ever, with the work that writes to them. The memory must not be unmapped under it. A
+        // failure is one of that work.
+        if functions_in_drop().is_some() {
+            let _ = self.mapping.device().synchronize();
+        }
+    }
+}
+
+/// A range of a chunk that is in use. Dropping it makes it free.
+struct Range {
+    /// Gone when the chunk and all blocks are: then there is nothing left to be used again.
+    state: Weak<State>,
+    start: usize,
+    bytes: usize,
+    /// Work of this process that writes to it.
+    pending: Mutex<Pending>,
+}
+
+impl Range {
+    fn pending(&self) -> MutexGuard<'_, Pending> {
+        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Memory for Range {
+    fn bytes(&self) -> u64 {
+        self.bytes as u64
+    }
+}
+
+impl Drop for Range {
+    fn drop(&mut self) {
+        let (Some(state), Some(_)) = (self.state.upgrade(), functions_in_drop()) else { return };
+        // The next block in this room must not be written to by work for this one. A failure is one of that work, which is over then.
+        let _ = self.pending().synchronize();
+        state.room().give_back(self.start, self.bytes);
+    }
+}
+
+impl Chunk {
+    /// Takes at least this many bytes of a GPU's memory, and creates a file of counts under a name that must be free.
+    ///
+    /// # Errors
+    ///
+    /// - [`NoSpace`](Error::NoSpace), [`Unsupported`](Error::Unsupported), [`ForkedChild`](Error::ForkedChild), and failures of the driver.
+    /// - [`Host`](Error::Host): those of [`Counters::create`].
+    pub fn create(device: Device, bytes: usize, location: impl IntoLocation) -> Result<Self> {
+        let mapping = Mapping::create(device, bytes)?;
+        let counters = Counters::create(location, LOANS)?;
+        let room = Mutex::new(Room::new(mapping.bytes()));
+        Ok(Self { state: Arc::new(State { mapping, room }), limbo: Limbo::new(&counters), counters })
+    }
+
+    /// Packs the chunk for a message of a [`Channel`](ndarray_shm::counted::Channel). A receiver needs it once, before its first ticket.
+    ///
+    /// The parcel keeps the memory until it is dropped, and can be sent any number of times.
+    ///
+    /// # Errors
+    ///
+    /// Failures of the driver.
+    pub fn parcel(&self) -> Result<Foreign> {
+        let mapping = &self.state.mapping;
+        let descriptor = mapping.export()?;
+        let (device, counts) = (mapping.device().uuid().to_string(), self.location().to_string());
+        let note = serde_json::to_string(&Note { version: VERSION, device, counts }).map_err(Error::malformed)?;
+        Ok(Foreign::new(CHUNK_KIND, DType::U8, &[mapping.bytes()], Order::C, note, descriptor)?)
+    }
+
+    /// Makes a block of zeros.
+    ///
+    /// # Errors
+    ///
+    /// - [`ChunkFull`](Error::ChunkFull): no free range is long enough, not even after what dead receivers held was reclaimed.
+    /// - [`TooLarge`](Error::TooLarge), [`ForkedChild`](Error::ForkedChild), and failures of the driver.
+    pub fn zeroed<T: Element, D: Dimension>(&self, shape: impl ShapeBuilder<Dim = D>) -> Result<Block<T, D>> {
+        let block = self.undefined(Layout::new::<T>(shape)?)?;
+        copies::fill(self.device(), block.device_pointer(), 0, block.layout().bytes::<T>())?;
+        Ok(block)
+    }
+
+    /// Makes a block that is a copy of an array of the host. Fortran order is kept; every other order of axes becomes C.
+    ///
+    /// # Errors
+    ///
+    /// As [`zeroed`](Self::zeroed).
+    pub fn from_host<T: Element, D: Dimension>(&self, array: &ArrayRef<T, D>) -> Result<Block<T, D>> {
+        let block = self.undefined(Layout::like(array)?)?;
+        copies::upload(self.device(), block.device_pointer(), block.layout(), array)?;
+        Ok(block)
+    }
+
+    fn undefined<T: Element, D: Dimension>(&self, layout: Layout<D>) -> Result<Block<T, D>> {
+        functions()?;
+        let bytes = layout.bytes::<T>();
+        let whole = bytes.checked_next_multiple_of(ALIGNMENT).ok_or_else(|| self.full(bytes))?;
+        let take = || self.state.room().take(whole);
+        let mut start = take();
+        if start.is_none() {
+            self.reclaim()?;
+            start = take();
+        }
+        let start = start.ok_or_else(|| self.full(bytes))?;
+        let (state, pending) = (Arc::downgrade(&self.state), Mutex::default());
+        let range = self.limbo.lend(Range { state, start, bytes: whole, pending })?;
+        Ok(Block::new(range, Arc::clone(&self.state), layout))
+    }
+
+    fn full(&self, bytes: usize) -> Error {
+        let (free, longest) = {
+            let room = self.state.room();
+            (room.free(), room.longest())
+        };
+        Error::ChunkFull { bytes, free, longest, waiting: self.limbo.bytes() }
+    }
+
+    /// Frees the dropped blocks that no living receiver holds. Returns their number.
+    ///
+    /// A chunk does so by itself, in part whenever a block is made or dropped, and as a whole when it is full.
+    ///
+    /// # Errors
+    ///
+    /// As [`Limbo::reclaim`].
+    pub fn reclaim(&self) -> Result<usize> {
+        functions()?;
+        Ok(self.limbo.reclaim()?)
+    }
+
+    /// Returns how many bytes are free. Those of dropped blocks that receivers still hold are not.
+    pub fn free_bytes(&self) -> usize {
+        self.state.room().free()
+    }
+
+    /// Returns how many dropped blocks wait for their receivers.
+    pub fn waiting(&self) -> usize {
+        self.limbo.len()
+    }
+
+    /// Returns how many bytes the chunk has.
+    pub fn bytes(&self) -> usize {
+        self.state.mapping.bytes()
+    }
+
+    /// Returns the GPU.
+    pub fn device(&self) -> Device {
+        self.state.mapping.device()
+    }
+
+    /// Returns the name of the file of counts.
+    pub fn location(&self) -> &Location {
+        self.counters.location()
+    }
+}
+
+impl fmt::Debug for Chunk {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Chunk")
+            .field("device", &self.device())
+            .field("bytes", &self.bytes())
+            .field("location", self.location())
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,206 @@
+//! The receiver's side: `ReceivedChunk`, which takes tickets, and `ReceivedBlock`, which holds one loan.
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::os::fd::AsFd;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use ndarray::{Array, Dimension};
+use ndarray_shm::arena::loans::{Counters, ReceivedLoan};
+use ndarray_shm::counted::Foreign;
+use ndarray_shm::{DType, Element, Order};
+
+use super::{BlockTicket, CHUNK_KIND, Note, VERSION};
+use crate::copies;
+use crate::device::{Device, Uuid};
+use crate::driver::{functions, functions_in_drop};
+use crate::error::{Error, Result};
+use crate::layout::Layout;
+use crate::memory::Mapping;
+use crate::stream::{Pending, Stream};
+
+/// A [`Chunk`](super::Chunk) of another process, from which this one takes blocks. Cloning is cheap.
+#[derive(Clone)]
+pub struct ReceivedChunk {
+    state: Arc<ReceivedState>,
+}
+
+struct ReceivedState {
+    mapping: Mapping,
+    counters: Counters,
+}
+
+impl Drop for ReceivedState {
+    fn drop(&mut self) {
+        // Streams may still read blocks that were dropped. The memory must not be unmapped under them. A failure is one of that work.
+        if functions_in_drop().is_some() {
+            let _ = self.mapping.device().synchronize();
+        }
+    }
+}
+
+impl ReceivedChunk {
+    /// Attaches a chunk that another process has sent, on the GPU that has its memory.
+    ///
+    /// # Errors
+    ///
+    /// - [`Malformed`](Error::Malformed): it is not a chunk, or not one of this version.
+    /// - [`DeviceNotVisible`](Error::DeviceNotVisible): `CUDA_VISIBLE_DEVICES` hides its GPU from this process.
+    /// - [`Host`](Error::Host): its counts cannot be opened, for instance because the producer has ended.
+    /// - [`ForkedChild`](Error::ForkedChild), and failures of the driver.
+    pub fn attach(parcel: &Foreign) -> Result<Self> {
+        if parcel.kind() != CHUNK_KIND {
+            return Err(Error::malformed(format_args!("its kind is {}, not {CHUNK_KIND}", parcel.kind())));
+        }
+        let note: Note = serde_json::from_str(parcel.note()).map_err(Error::malformed)?;
+        if note.version != VERSION {
+            let found = note.version;
+            return Err(Error::malformed(format_args!("its version is {found}, and this program reads {VERSION}")));
+        }
+        let device = Device::with_uuid(note.device.parse::<Uuid>()?)?;
+        let (DType::U8, &[bytes]) = (parcel.dtype(), parcel.shape()) else {
+            return Err(Error::malformed("a chunk is a number of bytes"));
+        };
+        let mapping = Mapping::import(device, parcel.descriptor().as_fd(), bytes)?;
+        let counters = Counters::open(note.counts.as_str())?;
+        Ok(Self { state: Arc::new(ReceivedState { mapping, counters }) })
+    }
+
+    /// Takes a block by its ticket. This succeeds once for each ticket.
+    ///
+    /// What the ticket says is checked against the chunk.
+    ///
+    /// # Errors
+    ///
+    /// After an error of the first two kinds the ticket can still be received.
+    ///
+    /// - [`DType`](Error::DType), [`Shape`](Error::Shape): the block has another element type or number of axes.
+    /// - [`Malformed`](Error::Malformed): the ticket is not one of this version, or leads out of the chunk.
+    /// - [`Host`](Error::Host): the ticket was received or revoked, is one of another chunk, or its producer has ended.
+    /// - [`SenderGone`](Error::SenderGone): the producer ended before its GPU had finished the block.
+    /// - [`ForkedChild`](Error::ForkedChild), and failures of the driver.
+    pub fn receive<T: Element, D: Dimension>(&self, ticket: &BlockTicket) -> Result<ReceivedBlock<T, D>> {
+        functions()?;
+        let ReceivedState { mapping, counters, .. } = &*self.state;
+        let layout = Layout::<D>::described::<T>(ticket.dtype, &ticket.shape, ticket.order)?;
+        layout.require_within::<T>(ticket.offset, mapping.bytes())?;
+        let loan = counters.receive(&ticket.loan)?;
+        let writes = Pending::open(mapping.device(), ticket.events.clone())?;
+        Ok(ReceivedBlock {
+            loan: Arc::new(loan),
+            chunk: Arc::clone(&self.state),
+            writes: Mutex::new(writes),
+            start: mapping.start() + ticket.offset as u64,
+            layout,
+            elements: PhantomData,
+        })
+    }
+
+    /// Returns the GPU.
+    pub fn device(&self) -> Device {
+        self.state.mapping.device()
+    }
+}
+
+impl fmt::Debug for ReceivedChunk {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let bytes = self.state.mapping.bytes();
+        f.debug_struct("ReceivedChunk").field("device", &self.device()).field("bytes", &bytes).finish_non_exhaustive()
+    }
+}
+
+/// A block of another process's chunk. The producer keeps its memory as it is until this value is dropped or this process ends.
+///
+/// Dropping it does not wait. If work was said to [use](Self::used_on) the block, the producer gets it back once that work is done.
+pub struct ReceivedBlock<T, D> {
+    /// Released when this value is dropped and no stream keeps it any more.
+    loan: Arc<ReceivedLoan>,
+    chunk: Arc<ReceivedState>,
+    /// Work of the producer that writes to it.
+    writes: Mutex<Pending>,
+    start: u64,
+    layout: Layout<D>,
+    elements: PhantomData<T>,
+}
+
+impl<T: Element, D: Dimension> ReceivedBlock<T, D> {
+    /// Copies the elements to the host, after the producer's work that writes to them.
+    ///
+    /// # Errors
+    ///
+    /// Failures of the driver.
+    pub fn to_host(&self) -> Result<Array<T, D>> {
+        let device = self.device();
+        self.wait_on(device.stream())?;
+        copies::download(device, self.start, &self.layout)
+    }
+
+    /// Lets the work that is enqueued on the stream from now on wait for the producer's work that writes to the block.
+    ///
+    /// # Errors
+    ///
+    /// Failures of the driver.
+    pub fn wait_on(&self, stream: &Stream) -> Result<()> {
+        let mut writes = self.writes.lock().unwrap_or_else(PoisonError::into_inner);
+        if writes.forget_complete()? {
+            return Ok(());
+        }
+        writes.wait_on(stream)
+    }
+
+    /// Says that the work that the stream has now reads the block: the producer gets it back only after that work.
+    ///
+    /// # Errors
+    ///
+    /// Failures of the driver. The caller must then wait for the work before it drops this value.
+    pub fn used_on(&self, stream: &Stream) -> Result<()> {
+        stream.keep(Arc::clone(&self.loan) as Arc<dyn Send + Sync>)
+    }
+
+    /// Returns the GPU.
+    pub fn device(&self) -> Device {
+        self.chunk.mapping.device()
+    }
+
+    /// Returns the lengths of the axes.
+    pub fn shape(&self) -> &[usize] {
+        self.layout.dim.slice()
+    }
+
+    /// Returns the order of the axes in memory.
+    pub fn order(&self) -> Order {
+        self.layout.order
+    }
+
+    /// Returns the number of elements.
+    pub fn len(&self) -> usize {
+        self.layout.len
+    }
+
+    /// Returns whether the block has no elements.
+    pub fn is_empty(&self) -> bool {
+        self.layout.len == 0
+    }
+
+    /// Returns the type of the elements.
+    pub fn dtype(&self) -> DType {
+        T::DTYPE
+    }
+
+    /// Returns the address of the first element on the GPU, for kernels and other libraries. It is valid while this value lives.
+    ///
+    /// Code that uses it must [wait](Self::wait_on) first, and [say](Self::used_on) afterwards what it has enqueued.
+    pub fn device_pointer(&self) -> u64 {
+        self.start
+    }
+}
+
+impl<T: Element, D: Dimension> fmt::Debug for ReceivedBlock<T, D> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ReceivedBlock")
+            .field("device", &self.device())
+            .field("dtype", &T::DTYPE)
+            .field("shape", &self.shape())
+            .finish_non_exhaustive()
+    }
+}
