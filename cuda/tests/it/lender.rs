@@ -24,6 +24,7 @@ pub const ROLES: &[(&str, Role)] = named![
     lend_a_thousand_times,
     count_openings,
     count_pools,
+    attach_in_threads,
     forge,
     refused_lender,
     read_while_written,
@@ -42,6 +43,7 @@ pub fn trials() -> Vec<Trial> {
             borrower_of_a_killed_lender_is_told,
             thousand_loans_leave_nothing,
             empty_array_is_lent,
+            threads_open_and_close_one_block,
             process_cannot_borrow_what_it_lends,
             parcel_is_attached_once,
             forged_parcels_are_refused,
@@ -510,7 +512,7 @@ fn memory_that_cannot_be_lent_is_refused() {
     }
     // SAFETY: it is refused, and nothing is read or written.
     assert_unsupported("no memory", unsafe { scene.lender.lend::<u32, Ix1>(0x1000, 10, ()) });
-    let host = vec![0u32; 10];
+    let host = [0u32; 10];
     // SAFETY: it is refused, and nothing is read or written.
     assert_unsupported("memory of the host", unsafe { scene.lender.lend::<u32, Ix1>(host.as_ptr() as u64, 10, ()) });
     assert_eq!(scene.freed(), 7, "refused owners are dropped");
@@ -592,6 +594,50 @@ fn views_of_one_block_open_it_once() {
     Actor::start("count_openings").join();
 }
 
+const THREADS: usize = 4;
+const VIEWS: usize = 100;
+
+/// Attaches and drops views of blocks in several threads.
+fn attach_in_threads(channel: Channel) {
+    let opened = Borrower::open(channel.receive_timeout::<String>(LIMIT).expect("a name").message).expect("counts");
+    let parcels = (0..THREADS).map(|_| {
+        let views = (0..VIEWS).map(|_| {
+            let received = channel.receive_timeout::<()>(LIMIT).expect("a parcel").arrays.remove(0);
+            received.foreign(LENT_KIND).expect("a parcel")
+        });
+        views.collect::<Vec<_>>()
+    });
+    let parcels: Vec<_> = parcels.collect();
+    std::thread::scope(|scope| {
+        for parcels in parcels {
+            scope.spawn(|| {
+                for parcel in parcels {
+                    let view = attach(&opened, &parcel).expect("a view");
+                    assert_eq!(copied(&view).expect("a copy"), Copied::range(0..10));
+                }
+            });
+        }
+    });
+    if !is_real() {
+        double::assert_no_violation();
+        assert_eq!(["opened", "pooled", "pool", "mapping"].map(double::live), [0; 4]);
+    }
+}
+
+fn threads_open_and_close_one_block() {
+    for source in SOURCES {
+        let scene = Scene::new();
+        let child = Actor::start("attach_in_threads");
+        child.tell(&scene.name());
+        let lent = scene.lend(source, 10);
+        for _ in 0..THREADS * VIEWS {
+            child.channel.send(&(), &[&lent.parcel().expect("a parcel")]).expect("a borrower");
+        }
+        child.join();
+        assert_eq!(lent.count().expect("a count"), 0, "{source:?}");
+    }
+}
+
 /// Lends two allocations of one pool, and one of another.
 fn count_pools(_: Channel) {
     let scene = Scene::new();
@@ -651,11 +697,11 @@ fn borrower_reads_after_the_lender_has_written() {
 /// Attaches an array, lets its GPU use it, and drops it at once.
 fn drop_while_used(channel: Channel) {
     let received = channel.receive_timeout::<String>(LIMIT).expect("a task");
-    let borrower = Borrower::open(received.message).expect("counts");
+    let opened = Borrower::open(received.message).expect("counts");
     let stream = Device::new(0).expect("a GPU").new_stream().expect("a stream");
     for array in received.arrays {
         let parcel = array.foreign(LENT_KIND).expect("a parcel");
-        let borrowed = attach(&borrower, &parcel).expect("an array");
+        let borrowed = attach(&opened, &parcel).expect("an array");
         borrowed.wait_on(&stream).expect("order");
         use_gpu();
         for value in 1..=3 {
