@@ -1,4 +1,4 @@
-//! The arrays whose pages can be locked, and what their types promise about their elements.
+//! The types of arrays that can be page-locked, and what each promises about its elements.
 //!
 //! All are arrays of the core crate. The traits are sealed.
 
@@ -42,12 +42,12 @@ mod sealed {
     }
 }
 
-/// An array whose pages can be locked. See [`PageLocked`](crate::PageLocked).
+/// An array that can be page-locked. See [`PageLocked`](crate::PageLocked).
 pub trait PageLockable: sealed::Mapped {}
 
 impl<A: sealed::Mapped> PageLockable for A {}
 
-/// An array whose elements no other code can change while it lives, and that a GPU may therefore read in the background. See
+/// An array that no other code can change while it lives, and that a GPU may therefore read in the background. See
 /// [`DeviceArray::upload`](crate::DeviceArray::upload).
 ///
 /// A [`SharedArray`] is none: open an [`ArrayReader`] instead. A [`RefcountedArray`] becomes one with

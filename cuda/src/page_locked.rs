@@ -1,4 +1,4 @@
-//! `PageLocked`: an array of the host whose pages are locked, so that a GPU copies it at full speed.
+//! `PageLocked`: a page-locked array of the host, which a GPU copies at full speed.
 
 #![allow(unsafe_code)]
 
@@ -17,7 +17,7 @@ use crate::driver::{call, code, functions, functions_in_drop};
 use crate::error::{Error, IntoError, Result};
 use crate::page_lockable::{DownloadTarget, Elements, PageLockable};
 
-/// An array of the host whose pages are locked in memory, as long as this value lives.
+/// An array of the host with pages that are locked in memory, as long as this value lives.
 ///
 /// A GPU copies locked pages by itself, at the full speed of the bus and [in the background](crate::DeviceArray::upload). Other pages the
 /// driver first copies to a buffer of its own. The lock serves all GPUs that this process sees, and all copies:
@@ -33,7 +33,8 @@ use crate::page_lockable::{DownloadTarget, Elements, PageLockable};
 /// draft, [take it out](Self::into_inner) first: that can move its memory. If the process is killed, the kernel unlocks the pages. A forked
 /// child drops the value without unlocking the pages of its parent.
 ///
-/// Locked pages take memory that the kernel cannot use otherwise, those of holes in a sparse array included. Locking takes about as long as
+/// Locked pages take memory that the kernel cannot use otherwise, those of holes in a sparse array included. Of an array that was attached
+/// [copy-on-write](ndarray_shm::AttachOptions::copy_on_write), the kernel may lock copies, which no longer show what other processes write. Locking takes about as long as
 /// touching every page, so it pays for memory that is copied more than once or in the background.
 ///
 /// ```no_run

@@ -53,15 +53,16 @@ impl SharedPool {
         shared.push(Arc::downgrade(&pool));
         Ok(pool)
     }
-}
 
-/// Returns the bytes by which a process that has imported a pool finds an allocation of it. The driver gives them only once it has exported the
-/// pool.
-pub(super) fn export_pointer(base: CUdeviceptr) -> Result<Bytes64> {
-    let mut data = CUmemPoolPtrExportData { reserved: [0; 64] };
-    // SAFETY: `data` is valid for the write of 64 bytes; the driver looks the address up.
-    unsafe { call!(functions()?, cuMemPoolExportPointer(&raw mut data, base)) }?;
-    Ok(data.reserved)
+    /// Returns the bytes by which a process that has imported the pool finds an allocation of it. The driver gives them only after the pool was
+    /// exported.
+    #[allow(clippy::unused_self)] // that the pool was exported is what `self` proves
+    pub(super) fn export_pointer(&self, base: CUdeviceptr) -> Result<Bytes64> {
+        let mut data = CUmemPoolPtrExportData { reserved: [0; 64] };
+        // SAFETY: `data` is valid for the write of 64 bytes; the driver looks the address up.
+        unsafe { call!(functions()?, cuMemPoolExportPointer(&raw mut data, base)) }?;
+        Ok(data.reserved)
+    }
 }
 
 /// A pool of another process. Memory that was imported from it keeps what it needs when the pool is dropped.

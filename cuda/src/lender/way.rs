@@ -10,7 +10,7 @@ use std::sync::Arc;
 use cudarc::driver::sys::{CUdeviceptr, CUipcMemHandle, CUmemoryPool, CUpointer_attribute};
 use serde::{Deserialize, Serialize};
 
-use super::pools::{Bytes64, SharedPool, export_pointer};
+use super::pools::{Bytes64, SharedPool};
 use crate::device::Device;
 use crate::driver::{call, code, functions};
 use crate::error::{Error, Result};
@@ -82,7 +82,7 @@ impl Way {
         let no_descriptors = "its pool was not created for descriptors, as a GPU's default pool (create one with POSIX descriptors, or \
                               lend a copy)";
         let pool = SharedPool::of(pool).map_err(|error| explained(error, LENDING, no_descriptors))?;
-        let pointer = export_pointer(base).map_err(|error| explained(error, LENDING, no_descriptors))?;
+        let pointer = pool.export_pointer(base).map_err(|error| explained(error, LENDING, no_descriptors))?;
         Ok(Self::Pooled { pool, pointer })
     }
 

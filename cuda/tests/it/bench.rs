@@ -6,8 +6,9 @@ use std::hint::black_box;
 use std::time::{Duration, Instant};
 
 use ndarray::{Array1, Ix1};
+use ndarray_shm::Draft;
 use ndarray_shm::counted::Channel;
-use ndarray_shm_cuda::{Device, DeviceArray, KIND};
+use ndarray_shm_cuda::{Device, DeviceArray, KIND, PageLocked};
 
 use crate::named;
 use crate::support::{Actor, Role, is_real, until};
@@ -75,6 +76,19 @@ fn bandwidth(gpu: Device, bytes: usize) {
         begin.elapsed()
     });
     println!("host to device, pageable:    {:6.2} GB/s", speed(pageable));
+    let begin = Instant::now();
+    let mut draft = match PageLocked::new(gpu, Draft::<u8, _>::new(bytes).expect("a draft")) {
+        Ok(draft) => draft,
+        Err(refused) => return println!("REFUSED page-locked memory: {refused}"),
+    };
+    let locking = begin.elapsed();
+    draft.view_mut().assign(&host);
+    let locked = median(|| {
+        let begin = Instant::now();
+        array.write(&draft.view()).expect("a copy");
+        begin.elapsed()
+    });
+    println!("host to device, page-locked: {:6.2} GB/s; locking took {locking:.1?}", speed(locked));
 }
 
 /// Takes memory, sends it on, and waits to be killed.

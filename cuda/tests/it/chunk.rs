@@ -17,8 +17,16 @@ use crate::failures::fail_every_call;
 use crate::named;
 use crate::support::{Actor, LIMIT, Role, descriptors, is_real, make_current, trials as tests, until};
 
-pub const ROLES: &[(&str, Role)] =
-    named![sum_blocks, hold_blocks, slow_producer, producer, slow_consumer, fail_every_call_of_chunks, forked_chunk];
+pub const ROLES: &[(&str, Role)] = named![
+    send_blocks,
+    sum_blocks,
+    hold_blocks,
+    slow_producer,
+    producer,
+    slow_consumer,
+    fail_every_call_of_chunks,
+    forked_chunk
+];
 
 pub fn trials() -> Vec<Trial> {
     let mut all = tests(
@@ -120,8 +128,13 @@ fn sum_blocks(channel: Channel) {
 
 type Measured = (u64, usize);
 
-/// `test_cuda_send_many` of torch, with ten times as many blocks as a chunk has room for at one time.
+/// `test_cuda_send_many` of torch, with many times as many blocks as the chunk has room for at one time.
 fn a_hundred_thousand_blocks_leave_nothing() {
+    // In a process of its own, where no other test takes memory.
+    Actor::start("send_blocks").join();
+}
+
+fn send_blocks(_: Channel) {
     let blocks: u64 = if std::env::var_os("NDSHM_CUDA_LONG").is_some() { 1_000_000 } else { 100_000 };
     let chunk = Named::new("many", 2 * MIB);
     let child = Actor::start("sum_blocks");

@@ -692,18 +692,18 @@ fn borrower_reads_after_the_lender_has_written() {
 /// Attaches an array, lets its GPU use it, and drops it at once.
 fn drop_while_used(channel: Channel) {
     let received = channel.receive_timeout::<String>(LIMIT).expect("a task");
-    let opened = Borrower::open(received.message).expect("counts");
+    let borrower = Borrower::open(received.message).expect("counts");
     let stream = Device::new(0).expect("a GPU").new_stream().expect("a stream");
     for array in received.arrays {
         let parcel = array.foreign(LENT_KIND).expect("a parcel");
-        let borrowed = attach(&opened, &parcel).expect("an array");
-        borrowed.wait_on(&stream).expect("order");
+        let held = attach(&borrower, &parcel).expect("an array");
+        held.wait_on(&stream).expect("order");
         use_gpu();
         for value in 1..=3 {
-            Tensor::fill_on(borrowed.device_pointer(), 4000, value, &stream);
+            Tensor::fill_on(held.device_pointer(), 4000, value, &stream);
         }
-        borrowed.used_on(&stream).expect("an event");
-        drop(borrowed);
+        held.used_on(&stream).expect("an event");
+        drop(held);
         double::assert_no_violation(); // closing memory under work would be one
     }
     channel.send(&(), &[]).expect("the test");

@@ -17,9 +17,11 @@ mod gpus;
 mod kills;
 mod lender;
 mod order;
+mod page_locked;
 mod support;
 mod tensors;
 mod torch;
+mod transfers;
 mod whole;
 
 use std::process::ExitCode;
@@ -28,7 +30,7 @@ use libtest_mimic::{Arguments, Trial};
 use support::Role;
 
 fn roles() -> Vec<(&'static str, Role)> {
-    [
+    let suites = [
         bench::ROLES,
         chunk::ROLES,
         failures::ROLES,
@@ -38,8 +40,8 @@ fn roles() -> Vec<(&'static str, Role)> {
         order::ROLES,
         torch::ROLES,
         whole::ROLES,
-    ]
-    .concat()
+    ];
+    [suites.concat(), page_locked::roles(), transfers::roles()].concat()
 }
 
 fn main() -> ExitCode {
@@ -59,7 +61,9 @@ fn main() -> ExitCode {
         kills::trials(),
         lender::trials(),
         order::trials(),
+        page_locked::trials(),
         torch::trials(),
+        transfers::trials(),
         whole::trials(),
     ];
     let trials: Vec<Trial> = trials.into_iter().flatten().collect();
