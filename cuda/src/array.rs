@@ -14,6 +14,7 @@ use ndarray_shm::{DType, Element, Order};
 
 use crate::copies;
 use crate::device::Device;
+use crate::driver::functions;
 use crate::error::{Error, Result};
 use crate::layout::Layout;
 use crate::memory::Mapping;
@@ -70,12 +71,20 @@ impl Memory {
         Self { mapping, shared: AtomicBool::new(shared), pending: Mutex::default(), reading: Mutex::default() }
     }
 
-    pub(crate) fn pending(&self) -> MutexGuard<'_, Pending> {
-        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Returns the work that still writes to it.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::ForkedChild`]: a thread of the parent may have had the lock at the fork, and the child would wait for it for ever.
+    pub(crate) fn pending(&self) -> Result<MutexGuard<'_, Pending>> {
+        functions()?;
+        Ok(self.pending.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    pub(crate) fn reading(&self) -> MutexGuard<'_, Pending> {
-        self.reading.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Returns the copies that still read it. As [`pending`](Self::pending).
+    pub(crate) fn reading(&self) -> Result<MutexGuard<'_, Pending>> {
+        functions()?;
+        Ok(self.reading.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     pub(crate) fn share(&self) {
@@ -86,8 +95,9 @@ impl Memory {
 impl Drop for Memory {
     fn drop(&mut self) {
         // Unmapping under work that still uses it would be an error of the GPU, for the whole context. A failure is one of that work.
-        let _ = self.pending().synchronize();
-        let _ = self.reading().synchronize();
+        for pending in [&mut self.pending, &mut self.reading] {
+            let _ = pending.get_mut().unwrap_or_else(PoisonError::into_inner).synchronize();
+        }
     }
 }
 
@@ -238,7 +248,7 @@ impl<T: Element, D: Dimension> DeviceArray<T, D> {
             return Err(Error::Shape { expected: format!("{:?}", self.shape()), found: array.shape().to_vec() });
         }
         self.ready()?;
-        self.memory.reading().wait_on(self.device().stream())?;
+        self.memory.reading()?.wait_on(self.device().stream())?;
         copies::upload(self.device(), self.start(), &self.layout, array)
     }
 
@@ -254,7 +264,7 @@ impl<T: Element, D: Dimension> DeviceArray<T, D> {
     ///
     /// Failures of the driver.
     pub fn wait_on(&self, stream: &Stream) -> Result<()> {
-        let mut pending = self.memory.pending();
+        let mut pending = self.memory.pending()?;
         if pending.forget_complete()? {
             return Ok(());
         }
@@ -268,7 +278,7 @@ impl<T: Element, D: Dimension> DeviceArray<T, D> {
     ///
     /// Failures of the driver.
     pub fn written_on(&self, stream: &Stream) -> Result<()> {
-        self.memory.pending().add(stream).map(drop)
+        self.memory.pending()?.add(stream).map(drop)
     }
 
     /// Waits until everything that is known to write to the array is done. After that the sender may end.
@@ -277,7 +287,7 @@ impl<T: Element, D: Dimension> DeviceArray<T, D> {
     ///
     /// Failures of the driver.
     pub fn synchronize(&self) -> Result<()> {
-        let mut pending = self.memory.pending();
+        let mut pending = self.memory.pending()?;
         pending.synchronize()?;
         pending.forget_complete().map(drop)
     }
@@ -291,10 +301,12 @@ impl<T: Element, D: RemoveAxis> DeviceArray<T, D> {
     ///
     /// # Errors
     ///
-    /// [`Shape`](Error::Shape): the range is beyond the axis.
+    /// [`Shape`](Error::Shape): the range is beyond the axis, or the array has no axes.
     pub fn part(&self, range: Range<usize>) -> Result<Self> {
-        let axis = if self.order() == Order::C { 0 } else { self.shape().len() - 1 };
-        let length = self.shape()[axis];
+        let axis = if self.order() == Order::C { 0 } else { self.shape().len().saturating_sub(1) };
+        let Some(&length) = self.shape().get(axis) else {
+            return Err(Error::Shape { expected: "one with axes".into(), found: Vec::new() });
+        };
         if range.start > range.end || range.end > length {
             return Err(Error::Shape {
                 expected: format!("one with {range:?} along axis {axis}"),

@@ -133,6 +133,15 @@ macro_rules! call {
 }
 pub(crate) use call;
 
+/// Looks for the driver, and does not initialise it: a process may still fork children that use it.
+///
+/// # Errors
+///
+/// [`NoDriver`](Error::NoDriver), [`DriverTooOld`](Error::DriverTooOld).
+pub fn find_driver() -> Result<()> {
+    Functions::load().map(drop)
+}
+
 /// The driver of this process, initialised.
 struct Driver {
     functions: Functions,

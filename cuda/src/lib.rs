@@ -10,6 +10,8 @@
 //! | share GPU memory that another library has allocated | [`Lender`], [`Borrower`] |
 //! | copy shared arrays of the host to a GPU at full speed | [`PageLocked`] |
 //! | copy while the program does other things | [`DeviceArray::upload`], [`DeviceArray::download`], [`Transfer`] |
+//! | give it to another library of this process | [`DeviceArray::export`] |
+//! | know whether there is a driver | [`find_driver`] |
 //!
 //! Linux only. CUDA does not work in a forked child of a process that used it: every function returns
 //! [`Error::ForkedChild`] there, and dropping a value leaves the parent's memory alone.
@@ -21,6 +23,7 @@ mod copies;
 mod device;
 mod driver;
 mod error;
+mod export;
 mod layout;
 mod lender;
 mod memory;
@@ -33,7 +36,9 @@ mod transfer;
 pub use crate::array::DeviceArray;
 pub use crate::chunk::{Block, BlockTicket, CHUNK_KIND, Chunk, ReceivedBlock, ReceivedChunk};
 pub use crate::device::{Device, MemoryInfo, Uuid};
+pub use crate::driver::find_driver;
 pub use crate::error::{Error, IntoError, Result};
+pub use crate::export::Exported;
 pub use crate::lender::{Borrowed, Borrower, LENT_KIND, Lender, Lent};
 pub use crate::page_lockable::{DownloadTarget, PageLockable, UploadSource};
 pub use crate::page_locked::PageLocked;

@@ -48,7 +48,7 @@ impl<T: Element, D: Dimension> DeviceArray<T, D> {
     /// Failures of the driver.
     pub fn parcel(&self) -> Result<Foreign> {
         let memory = self.memory();
-        let events = memory.pending().handles()?;
+        let events = memory.pending()?.handles()?;
         let note = Note {
             version: VERSION,
             device: self.device().uuid().to_string(),
@@ -87,7 +87,7 @@ impl<T: Element, D: Dimension> DeviceArray<T, D> {
         layout.require_within::<T>(note.offset, note.bytes)?;
         let mapping = Mapping::import(device, parcel.descriptor().as_fd(), note.bytes)?;
         let array = Self::of_parts(Arc::new(Memory::new(mapping, true)), note.offset, layout);
-        *array.memory().pending() = Pending::open(device, note.events)?;
+        *array.memory().pending()? = Pending::open(device, note.events)?;
         Ok(array)
     }
 }

@@ -159,7 +159,7 @@ impl<T: Element, D: Dimension> DeviceArray<T, D> {
                 // gives them up only after the copy: nothing writes to the source and nothing is unmapped until then.
                 unsafe { call!(current.functions, cuMemcpyHtoDAsync_v2(to, from, bytes, stream.raw())) }?;
             }
-            array.memory().pending().add(stream)
+            array.memory().pending()?.add(stream)
         });
         begun.map_err(|refused| refused.map(|(_, source)| source))
     }
@@ -221,7 +221,7 @@ impl<T: Element, D: Dimension> DeviceArray<T, D> {
                 // reach it. The end of the array's memory waits for the event that is recorded below.
                 unsafe { call!(current.functions, cuMemcpyDtoHAsync_v2(to, from, bytes, stream.raw())) }?;
             }
-            self.memory().reading().add(stream)
+            self.memory().reading()?.add(stream)
         })
     }
 }

@@ -10,6 +10,7 @@ __all__ = [
     "AlreadyExists",
     "Cancelled",
     "ChunkError",
+    "CudaError",
     "HandleExpired",
     "InUse",
     "Incomplete",
@@ -50,7 +51,7 @@ class AlreadyExists(NdshmError, FileExistsError):
 
 
 class HandleExpired(NdshmError, FileNotFoundError):
-    """The pickle of a counted array came too late: it expired, was loaded before, or the array has gone."""
+    """The pickle of an array came too late: it expired, was loaded before, or the array has gone."""
 
 
 class InvalidArgument(NdshmError, ValueError):
@@ -62,7 +63,7 @@ class Incomplete(NdshmError, RuntimeError):
 
 
 class InUse(NdshmError, RuntimeError):
-    """A claim of the renderbuffer has not ended in this process."""
+    """A claim of the renderbuffer has not ended in this process, or an array on a GPU is shared, so that `write` could race."""
 
 
 class PaintError(NdshmError, RuntimeError):
@@ -135,6 +136,10 @@ class TooManyOpenFiles(NdshmError, OSError):
 
 class Unsupported(NdshmError, NotImplementedError):
     """The platform or file system cannot do it."""
+
+
+class CudaError(NdshmError, RuntimeError):
+    """CUDA cannot be used in a forked child of a process that used it, the GPU cannot be reached, or the driver refused a call."""
 
 
 class TransferWarning(RuntimeWarning):

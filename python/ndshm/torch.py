@@ -14,10 +14,11 @@ from __future__ import annotations
 
 import atexit
 import os
+import sys
 import warnings
 import weakref
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from . import _core
 from ._array import Array
@@ -26,6 +27,8 @@ from ._share import _shared, get_sharing_strategy
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from . import cuda
 
 __all__ = ["PrivateTensor", "as_tensor", "from_tensor"]
 
@@ -52,7 +55,7 @@ class PrivateTensor(UserWarning):
     """The array is read-only or frozen, so the tensor is not shared: what is written to it stays in this process."""
 
 
-def as_tensor(array: Array) -> Tensor:
+def as_tensor(array: Array | cuda.Array) -> Tensor:
     """Return a tensor that is the memory of an array, without a copy and without a lock.
 
     The tensor is shared as torch's own are: ``is_shared()`` is True, and queues of ``torch.multiprocessing`` send the memory itself while
@@ -65,10 +68,13 @@ def as_tensor(array: Array) -> Tensor:
     A process that writes to the tensor takes no lock: the callers must ensure that nothing else reads or writes meanwhile, or write
     inside ``with array.write()``.
 
+    An array on a GPU gives a CUDA tensor, after what is known to write to the array. The tensor keeps the memory, but torch does not know
+    that it is shared: send the array, not the tensor. `ndshm.cuda.Array.written_on` says what torch has written.
+
     Parameters
     ----------
     array
-        An attached array. Order, dtype and shape are kept. A read-only or frozen one gives a tensor that is not shared: it is a
+        An attached array, or one on a GPU. Order, dtype and shape are kept. A read-only or frozen one gives a tensor that is not shared: it is a
         copy-on-write view, since torch ignores that memory is read-only. A `PrivateTensor` warning tells of it.
 
     Raises
@@ -76,14 +82,16 @@ def as_tensor(array: Array) -> Tensor:
     Unlinked
         The name was removed, and the array keeps no descriptor (see `open`).
     Unsupported
-        Not Linux, or this torch lacks the dtype.
+        Not Linux, this torch lacks the dtype, or it cannot use the array's GPU.
     ValueError
         The array is closed.
     ImportError
         torch is not installed.
     """
     torch = _torch()
-    if not isinstance(array, Array):  # pyright: ignore[reportUnnecessaryIsInstance]
+    if _is_on_gpu(array):
+        return _cuda_tensor(torch, array)
+    if not isinstance(array, Array):
         raise TypeError(f"as_tensor needs an ndshm.Array, not {type(array).__name__}: ndshm.share(x) makes one")
     if array.closed:
         raise ValueError("the array is closed: open, receive or share it again")
@@ -128,7 +136,8 @@ def from_tensor(tensor: Tensor, *, copy: bool | None = None) -> Array:
     Parameters
     ----------
     tensor
-        A tensor of any device. C and Fortran order are kept; every other order of axes becomes C. Gradients are not.
+        A tensor of any device. One on a GPU is copied to the host; ``as_tensor(ndshm.cuda.zeros(...)).copy_(tensor)`` copies it on the
+        GPU. C and Fortran order are kept; every other order of axes becomes C. Gradients are not.
     copy
         None: copy if the tensor is not the memory of an array, or is only a part of it, or if the name of that array is gone.
         False: raise an error then. True: always copy.
@@ -169,6 +178,19 @@ def _torch() -> Any:
     except ImportError as error:
         raise ImportError("ndshm.torch needs torch: https://pytorch.org says how to install it") from error
     return torch
+
+
+def _is_on_gpu(array: object) -> TypeGuard[cuda.Array]:
+    # The module is there if it could be imported, and if it could not, there is no such array.
+    module = sys.modules.get("ndshm.cuda")
+    return module is not None and isinstance(array, module.Array)
+
+
+def _cuda_tensor(torch: Any, array: cuda.Array) -> Tensor:
+    if not torch.cuda.is_available():
+        raise Unsupported(f"torch {torch.__version__} cannot use GPUs here: install torch with CUDA, or give it array.numpy()")
+    tensor: Tensor = torch.from_dlpack(array)
+    return tensor
 
 
 def _order_of(tensor: Any) -> str | None:

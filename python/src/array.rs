@@ -358,7 +358,14 @@ impl RawArray {
             return Err(PyBufferError::new_err("the export shares the memory: copy it afterwards"));
         }
         let memory = self.memory(py).map_err(|closed| PyBufferError::new_err(closed.to_string()))?;
-        dlpack::capsule(py, &memory, &self.shape, max_version.is_some_and(|(major, _)| major >= 1))
+        let export = dlpack::Export {
+            address: memory.pointer().cast(),
+            device: dlpack::CPU,
+            shape: &self.shape,
+            readonly: memory.is_readonly(),
+            owner: Box::new(memory),
+        };
+        dlpack::capsule(py, export, max_version.is_some_and(|(major, _)| major >= 1))
     }
 
     #[allow(clippy::unused_self)] // the protocol wants a method

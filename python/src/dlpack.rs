@@ -1,22 +1,26 @@
 //! DLPack: how torch, jax, numpy and other libraries reach the elements without a copy, with their type, strides and device.
 //!
-//! The structures are those of `dlpack.h` of version 1. A tensor keeps the memory attached until its consumer calls the deleter.
-//! If no consumer takes it, the memory stays attached until the capsule is collected.
+//! The structures are those of `dlpack.h` of version 1. A tensor keeps its memory until its consumer calls the deleter.
+//! If no consumer takes it, the memory stays until the capsule is collected.
 
 #![allow(unsafe_code)]
 
+use std::any::Any;
 use std::ffi::{CStr, c_void};
-use std::sync::Arc;
 
 use ndarray_shm::DType;
 use pyo3::exceptions::PyBufferError;
 use pyo3::ffi;
 use pyo3::prelude::*;
 
-use crate::memory::{ElementType, Memory, Shape};
+use crate::memory::{ElementType, Shape, signed};
 
-/// The device of all arrays: the CPU.
+/// The device of arrays of the host.
 pub(crate) const CPU: (i32, i32) = (1, 0);
+
+/// The type of devices that are GPUs of CUDA.
+#[cfg(target_os = "linux")]
+pub(crate) const CUDA: i32 = 2;
 
 const READ_ONLY: u64 = 1;
 
@@ -97,67 +101,75 @@ impl Managed for Versioned {
     }
 }
 
+/// The elements of a tensor, and the owner that keeps them.
+pub(crate) struct Export<'a> {
+    pub(crate) address: *mut c_void,
+    /// Type and number.
+    pub(crate) device: (i32, i32),
+    pub(crate) shape: &'a Shape,
+    pub(crate) readonly: bool,
+    pub(crate) owner: Box<dyn Any + Send + Sync>,
+}
+
 /// The data that a tensor points to.
 struct Context {
     lengths: Vec<i64>,
     strides: Vec<i64>,
-    _memory: Arc<dyn Memory>,
+    _owner: Box<dyn Any + Send + Sync>,
 }
 
 /// Returns a capsule with a tensor of the elements: versioned if the consumer knows version 1, else only of a writable array.
-pub(crate) fn capsule<'py>(
-    py: Python<'py>,
-    memory: &Arc<dyn Memory>,
-    shape: &Shape,
-    knows_versions: bool,
-) -> PyResult<Bound<'py, PyAny>> {
+pub(crate) fn capsule<'py>(py: Python<'py>, export: Export<'_>, knows_versions: bool) -> PyResult<Bound<'py, PyAny>> {
     if knows_versions {
-        return export::<Versioned>(py, memory, shape);
+        return export.into_capsule::<Versioned>(py);
     }
-    if memory.is_readonly() {
+    if export.readonly {
         return Err(PyBufferError::new_err(
             "the array is read-only, and the consumer's version of DLPack cannot tell: give it numpy.asarray(array), or a copy",
         ));
     }
-    export::<Unversioned>(py, memory, shape)
+    export.into_capsule::<Unversioned>(py)
 }
 
-fn export<'py, M: Managed>(py: Python<'py>, memory: &Arc<dyn Memory>, shape: &Shape) -> PyResult<Bound<'py, PyAny>> {
-    let number = |length: isize| i64::try_from(length).unwrap_or(i64::MAX); // never larger
-    let item = crate::memory::signed(shape.element.dtype.size());
-    let mut context = Box::new(Context {
-        lengths: shape.lengths.iter().map(|length| number(crate::memory::signed(*length))).collect(),
-        strides: shape.strides().into_iter().map(|stride| number(stride / item)).collect(),
-        _memory: Arc::clone(memory),
-    });
-    let (code, bits) = type_of(shape.element);
-    let tensor = Tensor {
-        data: memory.pointer().cast(),
-        device: Device { kind: CPU.0, number: CPU.1 },
-        ndim: i32::try_from(shape.lengths.len()).unwrap_or(0), // `Array` refuses more than 64 axes
-        dtype: DataType { code, bits, lanes: 1 },
-        shape: context.lengths.as_mut_ptr(),
-        strides: context.strides.as_mut_ptr(),
-        byte_offset: 0,
-    };
-    let managed = M::new(tensor, Box::into_raw(context).cast(), memory.is_readonly());
-    let managed = Box::into_raw(Box::new(managed));
-    // SAFETY: the pointer is not null, the name lives for ever, and `collect::<M>` takes a capsule of an `M`.
-    let capsule = unsafe { ffi::PyCapsule_New(managed.cast(), M::NAME.as_ptr(), Some(collect::<M>)) };
-    // SAFETY: `PyCapsule_New` returns a new reference, or null with an exception set.
-    let capsule = unsafe { Bound::from_owned_ptr_or_err(py, capsule) };
-    if capsule.is_err() {
-        // SAFETY: no capsule has the pointer, so it is deleted once.
-        unsafe { delete(managed) };
+impl Export<'_> {
+    fn into_capsule<M: Managed>(self, py: Python<'_>) -> PyResult<Bound<'_, PyAny>> {
+        let number = |length: isize| i64::try_from(length).unwrap_or(i64::MAX); // never larger
+        let Self { address, device, shape, readonly, owner } = self;
+        let item = signed(shape.element.dtype.size());
+        let mut context = Box::new(Context {
+            lengths: shape.lengths.iter().map(|length| number(signed(*length))).collect(),
+            strides: shape.strides().into_iter().map(|stride| number(stride / item)).collect(),
+            _owner: owner,
+        });
+        let (code, bits) = type_of(shape.element);
+        let tensor = Tensor {
+            data: address,
+            device: Device { kind: device.0, number: device.1 },
+            ndim: i32::try_from(shape.lengths.len()).unwrap_or(0), // `Array` refuses more than 64 axes
+            dtype: DataType { code, bits, lanes: 1 },
+            shape: context.lengths.as_mut_ptr(),
+            strides: context.strides.as_mut_ptr(),
+            byte_offset: 0,
+        };
+        let managed = M::new(tensor, Box::into_raw(context).cast(), readonly);
+        let managed = Box::into_raw(Box::new(managed));
+        // SAFETY: the pointer is not null, the name lives for ever, and `collect::<M>` takes a capsule of an `M`.
+        let capsule = unsafe { ffi::PyCapsule_New(managed.cast(), M::NAME.as_ptr(), Some(collect::<M>)) };
+        // SAFETY: `PyCapsule_New` returns a new reference, or null with an exception set.
+        let capsule = unsafe { Bound::from_owned_ptr_or_err(py, capsule) };
+        if capsule.is_err() {
+            // SAFETY: no capsule has the pointer, so it is deleted once.
+            unsafe { delete(managed) };
+        }
+        capsule
     }
-    capsule
 }
 
 /// Deletes a tensor. Consumers call it, on any thread, with or without the interpreter.
 unsafe extern "C" fn delete<M: Managed>(managed: *mut M) {
-    // SAFETY: `export` made the pointer from a box, and the protocol deletes a tensor once.
+    // SAFETY: `into_capsule` made the pointer from a box, and the protocol deletes a tensor once.
     let managed = unsafe { Box::from_raw(managed) };
-    // SAFETY: `export` made this pointer from a box, for this tensor alone.
+    // SAFETY: `into_capsule` made this pointer from a box, for this tensor alone.
     drop(unsafe { Box::from_raw(managed.context().cast::<Context>()) });
 }
 
@@ -170,7 +182,7 @@ unsafe extern "C" fn collect<M: Managed>(capsule: *mut ffi::PyObject) {
     // SAFETY: the capsule is valid and has this name.
     let managed = unsafe { ffi::PyCapsule_GetPointer(capsule, M::NAME.as_ptr()) };
     if !managed.is_null() {
-        // SAFETY: a capsule of this name has a tensor of `export` that no consumer has taken.
+        // SAFETY: a capsule of this name has a tensor of `into_capsule` that no consumer has taken.
         unsafe { delete::<M>(managed.cast()) };
     }
 }

@@ -27,6 +27,27 @@ pub(crate) fn volume_exception(py: Python<'_>, error: &volume::Error) -> PyErr {
     named(py, class_of_volume_error(error), &text)
 }
 
+/// Returns the exception for an error of an array on a GPU. Its text has the cause too.
+#[cfg(target_os = "linux")]
+pub(crate) fn cuda_exception(py: Python<'_>, error: &ndarray_shm_cuda::Error) -> PyErr {
+    use ndarray_shm_cuda::Error;
+    let class = match error {
+        Error::Host(error) => return exception(py, error),
+        Error::NoSpace { .. } => "NoSpace",
+        Error::NoDevice { .. } | Error::TooLarge { .. } => "InvalidArgument",
+        Error::DType { .. } | Error::Shape { .. } => "Mismatch",
+        Error::Malformed { .. } => "NotAnArray",
+        Error::Shared => "InUse",
+        Error::NoDriver | Error::DriverTooOld { .. } | Error::Unsupported { .. } => "Unsupported",
+        _ => "CudaError",
+    };
+    let text = match std::error::Error::source(error) {
+        Some(cause) => format!("{error}: {cause}"),
+        None => error.to_string(),
+    };
+    named(py, class, &text)
+}
+
 /// Returns an exception of this class in `ndshm._errors`.
 pub(crate) fn named(py: Python<'_>, class: &str, text: &str) -> PyErr {
     let made =

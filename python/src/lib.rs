@@ -3,9 +3,14 @@
 //! Memory of a type known at run time (`memory`), counted arrays (`shared`), the class that Python's `Array` derives from (`array`),
 //! renderbuffers (`render`), views that live as long as a lock (`guard`), the buffer protocol for both (`export`), DLPack (`dlpack`), work in
 //! threads of its own (`job`), volumes (`volume`), downloads and uploads (`transfer`), calls that are made later (`soon`), and exceptions
-//! (`errors`). What can be written in Python is written there.
+//! (`errors`). On Linux also arrays in the memory of a GPU (`device_memory`), and the class of those (`cuda`). What can be written in Python
+//! is written there.
 
 mod array;
+#[cfg(target_os = "linux")]
+mod cuda;
+#[cfg(target_os = "linux")]
+mod device_memory;
 mod dlpack;
 mod errors;
 mod export;
@@ -25,6 +30,11 @@ mod _core {
     #[pymodule_export]
     use super::array::{
         Attachment, RawArray, attached, create, emulation, forked, listing, open, open_bytes, reclaim, unlink,
+    };
+    #[cfg(target_os = "linux")]
+    #[pymodule_export]
+    use super::cuda::{
+        DeviceAttachment, RawDeviceArray, cuda_attach, cuda_device_count, cuda_find_driver, cuda_upload, cuda_zeros,
     };
     #[pymodule_export]
     use super::guard::{Lock, View};

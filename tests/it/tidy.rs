@@ -55,6 +55,25 @@ const VOLUME_FLOORS: &[(&str, u32)] = &[
     ("upload", 7),
 ];
 
+/// The same for the crate of GPU arrays.
+const CUDA_FLOORS: &[(&str, u32)] = &[
+    ("error", 0),
+    ("device", 1),
+    ("driver", 1),
+    ("stream", 1),
+    ("copies", 2),
+    ("layout", 2),
+    ("memory", 2),
+    ("array", 3),
+    ("chunk", 3),
+    ("lender", 3),
+    ("export", 4),
+    ("page_lockable", 4),
+    ("page_locked", 4),
+    ("parcel", 4),
+    ("transfer", 5),
+];
+
 /// The files and folders that may distinguish platforms.
 const PLATFORMS: &[&str] = &[
     "src/os/",
@@ -308,7 +327,7 @@ fn complaints_about_floors(files: &[(&str, &str)], floor: &dyn Fn(&str) -> Optio
 fn files_use_only_their_own_and_lower_floors() {
     let mut complaints = Vec::new();
     // All modules of the command-line program are on one floor.
-    for (folder, floors) in [("src", Some(FLOORS)), ("volume/src", Some(VOLUME_FLOORS)), ("cli/src", None)] {
+    for (folder, floors) in [("src", Some(FLOORS)), ("volume/src", Some(VOLUME_FLOORS)), ("cuda/src", Some(CUDA_FLOORS)), ("cli/src", None)] {
         let sources = sources(folder);
         let files: Vec<(&str, &str)> =
             sources.iter().map(|(file, text)| (&file[folder.len() + 1..], text.as_str())).collect();
@@ -367,18 +386,21 @@ fn higher_floors_cycles_and_detours_are_refused() {
 }
 
 fn unsafe_is_only_where_the_architecture_says() {
-    let page = fs::read_to_string(root().join("ARCHITECTURE.md")).unwrap();
-    let section = page.split("## Where `unsafe` is").nth(1).expect("ARCHITECTURE.md lists the files with unsafe");
+    compare_unsafe("ARCHITECTURE.md", &["src", "volume/src", "cli/src", "python/src"]);
+    compare_unsafe("cuda/ARCHITECTURE.md", &["cuda/src", "cuda/fake/src"]);
+}
+
+/// Compares the files below some folders that contain `unsafe` with those that a page lists.
+fn compare_unsafe(page: &str, folders: &[&str]) {
+    let text = fs::read_to_string(root().join(page)).unwrap();
+    let section = text.split("## Where `unsafe` is").nth(1).expect("a list of the files with unsafe");
     let section = section.split("\n## ").next().unwrap();
-    let listed: BTreeSet<String> = section
-        .split('`')
-        .filter(|word| word.starts_with("src/") || word.starts_with("python/src/"))
-        .map(Into::into)
-        .collect();
+    let is_file = |word: &&str| folders.iter().any(|folder| word.starts_with(&format!("{folder}/")));
+    let listed: BTreeSet<String> = section.split('`').filter(is_file).map(Into::into).collect();
     let has_unsafe = |(_, text): &(String, String)| tokens(text).iter().any(|(_, token)| *token == "unsafe");
-    let all = ["src", "volume/src", "cli/src", "python/src"].into_iter().flat_map(sources);
+    let all = folders.iter().flat_map(|folder| sources(folder));
     let found: BTreeSet<String> = all.filter(has_unsafe).map(|(file, _)| file).collect();
-    assert_eq!(found, listed, "left: what the source has; right: what ARCHITECTURE.md lists");
+    assert_eq!(found, listed, "left: what the source has; right: what {page} lists");
 }
 
 /// Returns the lines of a source that distinguish platforms: a `cfg` in any form, and uses of `std::os`.
@@ -449,7 +471,7 @@ fn platform_words_are_found_in_code_only() {
 
 fn files_begin_with_their_purpose() {
     let mut complaints = Vec::new();
-    for folder in ["src", "tests", "examples", "benches", "volume", "cli"] {
+    for folder in ["src", "tests", "examples", "benches", "volume", "cuda", "cli"] {
         for (file, text) in sources(folder) {
             if !text.starts_with("//!") {
                 complaints.push(format!("{file} does not begin with a `//!` comment"));
@@ -463,7 +485,7 @@ fn files_begin_with_their_purpose() {
 }
 
 /// Names that every crate may use for a type of its own.
-const SHARED_NAMES: &[&str] = &["Error", "Result"];
+const SHARED_NAMES: &[&str] = &["Error", "IntoError", "Result"];
 
 /// Returns the types that a file defines, with their lines. Indented definitions, such as associated types, do not count.
 fn types(text: &str) -> Vec<(usize, &str)> {
@@ -488,7 +510,7 @@ fn types(text: &str) -> Vec<(usize, &str)> {
 fn no_two_types_share_a_name() {
     let mut known: BTreeMap<String, String> = BTreeMap::new();
     let mut complaints = Vec::new();
-    for (file, text) in ["src", "volume/src", "cli/src"].into_iter().flat_map(sources) {
+    for (file, text) in ["src", "volume/src", "cuda/src", "cli/src"].into_iter().flat_map(sources) {
         // Platforms have types of the same name, of which only one is compiled. Tests have their own types.
         if file.starts_with("src/os/") || file.contains("test") || file.ends_with("_model.rs") {
             continue;
@@ -509,7 +531,7 @@ fn nothing_is_unfinished_or_skipped() {
     let words = [concat!("to", "do!("), concat!("un", "implemented!("), concat!("db", "g!("), concat!("FIX", "ME")];
     let words = words.iter().chain(&[concat!("#[ig", "nore")]);
     let mut complaints = Vec::new();
-    for folder in ["src", "tests", "examples", "benches", "volume", "cli"] {
+    for folder in ["src", "tests", "examples", "benches", "volume", "cuda", "cli"] {
         for (file, text) in sources(folder) {
             complaints.extend(words.clone().filter(|word| text.contains(**word)).map(|word| format!("{file}: {word}")));
         }

@@ -80,8 +80,7 @@ impl<T: Element, D: Dimension> Block<T, D> {
     /// - [`Host`](Error::Host): 65,536 blocks are with receivers or on their way.
     /// - [`ForkedChild`](Error::ForkedChild), and failures of the driver.
     pub fn send(&self) -> Result<BlockTicket> {
-        functions()?;
-        let events = self.range.pending().handles()?;
+        let events = self.range.pending()?.handles()?;
         self.sent.store(true, Ordering::Relaxed);
         let loan = self.range.send()?;
         let (shape, order) = (self.shape().to_vec(), self.order());
@@ -142,7 +141,7 @@ impl<T: Element, D: Dimension> Block<T, D> {
     ///
     /// Failures of the driver.
     pub fn wait_on(&self, stream: &Stream) -> Result<()> {
-        let mut pending = self.range.pending();
+        let mut pending = self.range.pending()?;
         if pending.forget_complete()? {
             return Ok(());
         }
@@ -156,7 +155,7 @@ impl<T: Element, D: Dimension> Block<T, D> {
     ///
     /// Failures of the driver.
     pub fn written_on(&self, stream: &Stream) -> Result<()> {
-        self.range.pending().add(stream).map(drop)
+        self.range.pending()?.add(stream).map(drop)
     }
 
     /// Returns the GPU.

@@ -114,8 +114,10 @@ struct Range {
 }
 
 impl Range {
-    fn pending(&self) -> MutexGuard<'_, Pending> {
-        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Returns the work of this process that writes to it. Fails in a forked child, for which a thread of the parent may hold the lock for ever.
+    fn pending(&self) -> Result<MutexGuard<'_, Pending>> {
+        functions()?;
+        Ok(self.pending.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
@@ -129,7 +131,7 @@ impl Drop for Range {
     fn drop(&mut self) {
         let (Some(state), Some(_)) = (self.state.upgrade(), functions_in_drop()) else { return };
         // The next block in this room must not be written to by work for this one. A failure is one of that work, which is over then.
-        let _ = self.pending().synchronize();
+        let _ = self.pending.get_mut().unwrap_or_else(PoisonError::into_inner).synchronize();
         state.room().give_back(self.start, self.bytes);
     }
 }
@@ -222,12 +224,12 @@ impl Chunk {
         Ok(self.limbo.reclaim()?)
     }
 
-    /// Returns how many bytes are free. Those of dropped blocks that receivers still hold are not.
+    /// Returns how many bytes are free; 0 in a forked child. Those of dropped blocks that receivers still hold are not free.
     pub fn free_bytes(&self) -> usize {
-        self.state.room().free()
+        functions().map_or(0, |_| self.state.room().free())
     }
 
-    /// Returns how many dropped blocks wait for their receivers.
+    /// Returns how many dropped blocks wait for their receivers; 0 in a forked child.
     pub fn waiting(&self) -> usize {
         self.limbo.len()
     }

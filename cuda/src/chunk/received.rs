@@ -141,6 +141,7 @@ impl<T: Element, D: Dimension> ReceivedBlock<T, D> {
     ///
     /// Failures of the driver.
     pub fn wait_on(&self, stream: &Stream) -> Result<()> {
+        functions()?; // a forked child must not take the lock
         let mut writes = self.writes.lock().unwrap_or_else(PoisonError::into_inner);
         if writes.forget_complete()? {
             return Ok(());

@@ -12,6 +12,7 @@
 
 mod bench;
 mod chunk;
+mod export;
 mod failures;
 mod gpus;
 mod kills;
@@ -33,6 +34,7 @@ fn roles() -> Vec<(&'static str, Role)> {
     let suites = [
         bench::ROLES,
         chunk::ROLES,
+        export::ROLES,
         failures::ROLES,
         gpus::ROLES,
         kills::ROLES,
@@ -56,6 +58,7 @@ fn main() -> ExitCode {
     let arguments = Arguments::from_args();
     let trials = [
         chunk::trials(),
+        export::trials(),
         failures::trials(),
         gpus::trials(),
         kills::trials(),

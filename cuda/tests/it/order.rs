@@ -22,11 +22,11 @@ pub fn trials() -> Vec<Trial> {
     )
 }
 
-const LENGTH: usize = 1 << 20;
-const SLOW: &[(&str, &str)] = &[("FAKE_CUDA_DELAY_US", "20000")];
+pub const LENGTH: usize = 1 << 20;
+pub const SLOW: &[(&str, &str)] = &[("FAKE_CUDA_DELAY_US", "20000")];
 
 /// Enqueues a write of all bytes of an array, as a kernel would.
-fn enqueue_write(array: &DeviceArray<u8, Ix1>, stream: &Stream, value: u8) {
+pub fn enqueue_write(array: &DeviceArray<u8, Ix1>, stream: &Stream, value: u8) {
     // SAFETY: the array outlives the work: `written_on` lets its end wait.
     let answer = unsafe { sys::cuMemsetD8Async(array.device_pointer(), value, array.len(), stream.as_raw().cast()) };
     assert_eq!(answer, sys::CUresult::CUDA_SUCCESS);
