@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use libtest_mimic::Trial;
 use ndarray::{Array, ArrayD, Dimension, Ix1, Ix2, IxDyn, ShapeBuilder};
 use ndarray_shm::counted::{Channel, Foreign};
-use ndarray_shm::{DType, Order};
+use ndarray_shm::{DType, Order, unlink};
 use ndarray_shm_cuda::{Borrowed, Borrower, Device, DeviceArray, Error, LENT_KIND, Lender, Lent, Result};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -73,14 +73,34 @@ pub fn trials() -> Vec<Trial> {
 struct Scene {
     lender: Lender,
     freed: Arc<AtomicUsize>,
+    _name: Name,
+}
+
+/// The name of a lender's counts, which this process removes at the end. The last member removes it too, unless the kernel still has the memory
+/// of an ended one, because a program looks through /proc.
+struct Name(String, u32);
+
+impl Name {
+    fn of(name: &str) -> Self {
+        Self(name.to_owned(), std::process::id())
+    }
+}
+
+impl Drop for Name {
+    fn drop(&mut self) {
+        if self.1 == std::process::id() {
+            let _ = unlink(self.0.as_str()); // fails if it is gone
+        }
+    }
 }
 
 impl Scene {
     fn new() -> Self {
         static NUMBER: AtomicUsize = AtomicUsize::new(0);
         let name = format!("lender-{}-{}", std::process::id(), NUMBER.fetch_add(1, Ordering::Relaxed));
+        let _name = Name::of(&name);
         let lender = Lender::create(Device::new(0).expect("a GPU"), name).expect("a lender");
-        Self { lender, freed: Arc::default() }
+        Self { lender, freed: Arc::default(), _name }
     }
 
     fn name(&self) -> String {
@@ -294,7 +314,9 @@ fn borrower_of_a_killed_lender_is_told() {
     for (index, source) in SOURCES.into_iter().enumerate() {
         let mut lender = Actor::start("lend_and_wait");
         let child = Actor::start("borrower");
-        child.tell(&Task::Open(lender.hear()));
+        let name: String = lender.hear();
+        let _name = Name::of(&name);
+        child.tell(&Task::Open(name));
         let parcels: Vec<[Foreign; 2]> = SOURCES
             .iter()
             .map(|_| {
@@ -761,7 +783,8 @@ fn lend_parcels(channel: Channel) {
 fn fail_every_call_of_a_borrower(_: Channel) {
     let lender = Actor::start_with("lend_parcels", &[("FAKE_CUDA_DELAY_US", "3000")]);
     let opened = Borrower::open(lender.hear::<String>()).expect("counts");
-    let stream = Device::new(0).expect("a GPU").new_stream().expect("a stream");
+    let gpu = Device::new(0).expect("a GPU");
+    let stream = gpu.new_stream().expect("a stream");
     for source in SOURCES {
         // Memory cannot be closed without a context.
         let seen = fail_every_call_but(&["cuCtxPushCurrent_v2"], || {
@@ -772,8 +795,8 @@ fn fail_every_call_of_a_borrower(_: Channel) {
                 borrowed.used_on(&stream)?;
                 borrowed.to_host()
             });
-            // The stream's thread forgets an event a moment after the event is complete.
-            while stream.synchronize().is_err() {}
+            // The double's streams forget an event a moment after it is complete.
+            while gpu.synchronize().is_err() {}
             assert_eq!(answer?, ArrayD::from_elem(IxDyn(&[10]), 0x0707_0707));
             Ok(())
         });
