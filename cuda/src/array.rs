@@ -16,8 +16,8 @@ use crate::copies;
 use crate::device::Device;
 use crate::driver::functions;
 use crate::error::{Error, Result};
-use crate::layout::Layout;
-use crate::memory::Mapping;
+use crate::layout::DeviceLayout;
+use crate::memory::DeviceMapping;
 use crate::stream::{Pending, Stream};
 
 /// A typed n-dimensional array in the memory of a GPU, contiguous in C or Fortran order.
@@ -48,16 +48,16 @@ use crate::stream::{Pending, Stream};
 /// # Ok::<(), ndarray_shm_cuda::Error>(())
 /// ```
 pub struct DeviceArray<T, D> {
-    memory: Arc<Memory>,
+    memory: Arc<DeviceMemory>,
     /// Where the elements begin, in bytes from the start of the memory.
     offset: usize,
-    layout: Layout<D>,
+    layout: DeviceLayout<D>,
     elements: PhantomData<T>,
 }
 
 /// One allocation, of which several arrays of this process can be parts.
-pub(crate) struct Memory {
-    pub(crate) mapping: Mapping,
+pub(crate) struct DeviceMemory {
+    pub(crate) mapping: DeviceMapping,
     /// Whether other code may read it: it was sent, received, exported or split.
     shared: AtomicBool,
     /// Work that still writes to it.
@@ -66,8 +66,8 @@ pub(crate) struct Memory {
     reading: Mutex<Pending>,
 }
 
-impl Memory {
-    pub(crate) fn new(mapping: Mapping, shared: bool) -> Self {
+impl DeviceMemory {
+    pub(crate) fn new(mapping: DeviceMapping, shared: bool) -> Self {
         Self { mapping, shared: AtomicBool::new(shared), pending: Mutex::default(), reading: Mutex::default() }
     }
 
@@ -92,7 +92,7 @@ impl Memory {
     }
 }
 
-impl Drop for Memory {
+impl Drop for DeviceMemory {
     fn drop(&mut self) {
         // Unmapping under work that still uses it would be an error of the GPU, for the whole context. A failure is one of that work.
         for pending in [&mut self.pending, &mut self.reading] {
@@ -109,7 +109,7 @@ impl<T: Element, D: Dimension> DeviceArray<T, D> {
     /// - [`NoSpace`](Error::NoSpace): the GPU has too little free memory; none was taken.
     /// - [`TooLarge`](Error::TooLarge), [`Unsupported`](Error::Unsupported), [`ForkedChild`](Error::ForkedChild), and failures of the driver.
     pub fn zeroed(device: Device, shape: impl ShapeBuilder<Dim = D>) -> Result<Self> {
-        let array = Self::undefined(device, Layout::new::<T>(shape)?)?;
+        let array = Self::undefined(device, DeviceLayout::new::<T>(shape)?)?;
         copies::fill(device, array.start(), 0, array.layout.bytes::<T>())?;
         Ok(array)
     }
@@ -122,23 +122,23 @@ impl<T: Element, D: Dimension> DeviceArray<T, D> {
     ///
     /// As [`zeroed`](Self::zeroed).
     pub fn from_host(device: Device, array: &ArrayRef<T, D>) -> Result<Self> {
-        let copy = Self::undefined(device, Layout::like(array)?)?;
+        let copy = Self::undefined(device, DeviceLayout::like(array)?)?;
         copies::upload(device, copy.start(), &copy.layout, array)?;
         Ok(copy)
     }
 
     /// Takes memory for an array. What it contains is not defined.
-    pub(crate) fn undefined(device: Device, layout: Layout<D>) -> Result<Self> {
-        let mapping = Mapping::create(device, layout.bytes::<T>())?;
-        Ok(Self { memory: Arc::new(Memory::new(mapping, false)), offset: 0, layout, elements: PhantomData })
+    pub(crate) fn undefined(device: Device, layout: DeviceLayout<D>) -> Result<Self> {
+        let mapping = DeviceMapping::create(device, layout.bytes::<T>())?;
+        Ok(Self { memory: Arc::new(DeviceMemory::new(mapping, false)), offset: 0, layout, elements: PhantomData })
     }
 
     /// Makes an array of a part of memory, which the caller has checked to be long enough.
-    pub(crate) fn of_parts(memory: Arc<Memory>, offset: usize, layout: Layout<D>) -> Self {
+    pub(crate) fn of_parts(memory: Arc<DeviceMemory>, offset: usize, layout: DeviceLayout<D>) -> Self {
         Self { memory, offset, layout, elements: PhantomData }
     }
 
-    pub(crate) fn memory(&self) -> &Arc<Memory> {
+    pub(crate) fn memory(&self) -> &Arc<DeviceMemory> {
         &self.memory
     }
 
@@ -146,7 +146,7 @@ impl<T: Element, D: Dimension> DeviceArray<T, D> {
         self.offset
     }
 
-    pub(crate) fn layout(&self) -> &Layout<D> {
+    pub(crate) fn layout(&self) -> &DeviceLayout<D> {
         &self.layout
     }
 

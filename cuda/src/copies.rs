@@ -11,7 +11,7 @@ use ndarray_shm::{Element, Order};
 use crate::device::Device;
 use crate::driver::call;
 use crate::error::Result;
-use crate::layout::Layout;
+use crate::layout::DeviceLayout;
 
 /// Fills bytes of a GPU, which the caller has to itself.
 pub(crate) fn fill(device: Device, at: CUdeviceptr, value: u8, bytes: usize) -> Result<()> {
@@ -28,7 +28,7 @@ pub(crate) fn fill(device: Device, at: CUdeviceptr, value: u8, bytes: usize) -> 
 pub(crate) fn upload<T: Element, D: Dimension>(
     device: Device,
     to: CUdeviceptr,
-    layout: &Layout<D>,
+    layout: &DeviceLayout<D>,
     array: &ArrayRef<T, D>,
 ) -> Result<()> {
     let elements = in_order(array, layout.order);
@@ -47,7 +47,7 @@ pub(crate) fn upload<T: Element, D: Dimension>(
 pub(crate) fn download<T: Element, D: Dimension>(
     device: Device,
     from: CUdeviceptr,
-    layout: &Layout<D>,
+    layout: &DeviceLayout<D>,
 ) -> Result<Array<T, D>> {
     let mut elements: Vec<T> = Vec::with_capacity(layout.len);
     if layout.len > 0 {

@@ -3,50 +3,17 @@
 #![allow(unsafe_code)]
 
 use std::collections::BTreeMap;
-use std::ffi::{CStr, c_char, c_int};
+use std::ffi::{CStr, c_char, c_int, c_void};
 use std::fmt;
-use std::marker::PhantomData;
-use std::str::FromStr;
 use std::sync::{Mutex, PoisonError};
 
 use cudarc::driver::sys::{CUcontext, CUdevice, CUdevice_attribute, CUuuid};
 
+use crate::context::Current;
 use crate::driver::{self, Functions, call, functions};
 use crate::error::{Error, Result};
 use crate::stream::Stream;
-
-/// The identity of a GPU, or of a part of one (MIG). It is the same in all processes, unlike the number, which depends on `CUDA_VISIBLE_DEVICES`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Uuid(pub [u8; 16]);
-
-/// `GPU-` and 32 hexadecimal digits in groups of 8, 4, 4, 4 and 12, as `nvidia-smi -L` prints it.
-impl fmt::Display for Uuid {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("GPU")?;
-        for (at, byte) in self.0.iter().enumerate() {
-            let dash = if matches!(at, 0 | 4 | 6 | 8 | 10) { "-" } else { "" };
-            write!(f, "{dash}{byte:02x}")?;
-        }
-        Ok(())
-    }
-}
-
-impl FromStr for Uuid {
-    type Err = Error;
-
-    fn from_str(text: &str) -> Result<Self> {
-        let invalid = || Error::malformed(format_args!("`{text:.60}` is not the UUID of a GPU"));
-        let digits: String = text.strip_prefix("GPU-").ok_or_else(invalid)?.chars().filter(|c| *c != '-').collect();
-        if digits.len() != 32 || !digits.bytes().all(|digit| digit.is_ascii_hexdigit()) {
-            return Err(invalid());
-        }
-        let mut bytes = [0; 16];
-        for (byte, at) in bytes.iter_mut().zip((0..32).step_by(2)) {
-            *byte = u8::from_str_radix(&digits[at..at + 2], 16).map_err(|_| invalid())?;
-        }
-        Ok(Self(bytes))
-    }
-}
+use crate::uuid::Uuid;
 
 /// A GPU.
 ///
@@ -61,9 +28,9 @@ impl FromStr for Uuid {
 /// # Ok::<(), ndarray_shm_cuda::Error>(())
 /// ```
 #[derive(Clone, Copy)]
-pub struct Device(&'static State);
+pub struct Device(&'static UsedDevice);
 
-struct State {
+struct UsedDevice {
     ordinal: usize,
     raw: CUdevice,
     uuid: Uuid,
@@ -73,9 +40,9 @@ struct State {
 }
 
 // SAFETY: a context may be used by any number of threads at once; the other fields are plain values.
-unsafe impl Send for State {}
+unsafe impl Send for UsedDevice {}
 // SAFETY: as above.
-unsafe impl Sync for State {}
+unsafe impl Sync for UsedDevice {}
 
 /// Bytes of a GPU's memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -87,7 +54,7 @@ pub struct MemoryInfo {
 }
 
 /// The GPUs that were used, by number. They are never removed: see [`Device`].
-static USED: Mutex<BTreeMap<usize, &'static State>> = Mutex::new(BTreeMap::new());
+static USED: Mutex<BTreeMap<usize, &'static UsedDevice>> = Mutex::new(BTreeMap::new());
 
 impl Device {
     /// Returns how many GPUs this process sees: 0 where no driver is installed.
@@ -137,7 +104,7 @@ impl Device {
             // SAFETY: the context was retained above, and nothing uses it. The first error is the one to report.
             let _ = unsafe { call!(functions, cuDevicePrimaryCtxRelease_v2(raw)) };
         })?;
-        let state: &'static State = Box::leak(Box::new(State { ordinal, raw, uuid, context, stream }));
+        let state: &'static UsedDevice = Box::leak(Box::new(UsedDevice { ordinal, raw, uuid, context, stream }));
         used.insert(ordinal, state);
         Ok(Self(state))
     }
@@ -155,6 +122,12 @@ impl Device {
             }
         }
         Err(Error::DeviceNotVisible { device: uuid })
+    }
+
+    /// Returns the GPU whose UUID a message names.
+    pub(crate) fn named(uuid: &str) -> Result<Self> {
+        let uuid = Uuid::parse(uuid);
+        Self::with_uuid(uuid.ok_or_else(|| Error::malformed("it names no UUID of a GPU"))?)
     }
 
     /// Returns the GPU's number in this process.
@@ -219,6 +192,16 @@ impl Device {
         Stream::create_in(self.0.context)
     }
 
+    /// Uses a stream of another library, such as torch's current stream. Dropping the value leaves the stream as it is.
+    ///
+    /// # Safety
+    ///
+    /// `raw` is a `CUstream` of this GPU's primary context, which is not destroyed while the value lives. Null, the legacy default stream, is
+    /// allowed, and so are the driver's special values 1 and 2.
+    pub unsafe fn borrow_stream(self, raw: *mut c_void) -> Stream {
+        Stream::borrowed_in(self.0.context, raw.cast())
+    }
+
     /// Waits until the GPU has done all work of this process.
     ///
     /// # Errors
@@ -268,30 +251,6 @@ impl Eq for Device {}
 impl fmt::Debug for Device {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Device").field("ordinal", &self.0.ordinal).field("uuid", &self.0.uuid.to_string()).finish()
-    }
-}
-
-/// A context that is current in this thread. Dropping it restores the one before.
-pub(crate) struct Current {
-    pub(crate) functions: &'static Functions,
-    /// The current context belongs to the thread.
-    of_thread: PhantomData<*mut ()>,
-}
-
-impl Current {
-    pub(crate) fn of(context: CUcontext) -> Result<Self> {
-        let functions = functions()?;
-        // SAFETY: the context is a primary one, which is never released.
-        unsafe { call!(functions, cuCtxPushCurrent_v2(context)) }?;
-        Ok(Self { functions, of_thread: PhantomData })
-    }
-}
-
-impl Drop for Current {
-    fn drop(&mut self) {
-        let mut context = std::ptr::null_mut();
-        // SAFETY: the stack of contexts is not empty: `of` has pushed one. A failure leaves the context current, which harms no later call.
-        let _ = unsafe { call!(self.functions, cuCtxPopCurrent_v2(&raw mut context)) };
     }
 }
 

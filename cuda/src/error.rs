@@ -4,7 +4,7 @@ use std::fmt;
 
 use ndarray_shm::DType;
 
-use crate::device::Uuid;
+use crate::uuid::Uuid;
 
 /// A result whose error is [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;

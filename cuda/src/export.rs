@@ -7,7 +7,7 @@ use std::sync::Arc;
 use ndarray::Dimension;
 use ndarray_shm::{DType, Element, Order};
 
-use crate::array::{DeviceArray, Memory};
+use crate::array::{DeviceArray, DeviceMemory};
 use crate::device::Device;
 use crate::error::Result;
 use crate::stream::Stream;
@@ -29,7 +29,7 @@ use crate::stream::Stream;
 /// # Ok::<(), ndarray_shm_cuda::Error>(())
 /// ```
 pub struct Exported {
-    memory: Arc<Memory>,
+    memory: Arc<DeviceMemory>,
     pointer: u64,
     dtype: DType,
     shape: Vec<usize>,

@@ -7,14 +7,14 @@ use crate::error::{Error, Result};
 
 /// A shape and its order, checked to fit the address space.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Layout<D> {
+pub(crate) struct DeviceLayout<D> {
     pub(crate) dim: D,
     pub(crate) order: Order,
     /// Number of elements.
     pub(crate) len: usize,
 }
 
-impl<D: Dimension> Layout<D> {
+impl<D: Dimension> DeviceLayout<D> {
     pub(crate) fn new<T: Element>(shape: impl ShapeBuilder<Dim = D>) -> Result<Self> {
         let shape = shape.into_shape_with_order();
         let checked = Self::of::<T>(shape.raw_dim().clone(), Order::C)?;

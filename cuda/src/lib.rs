@@ -19,6 +19,7 @@
 
 mod array;
 mod chunk;
+mod context;
 mod copies;
 mod device;
 mod driver;
@@ -32,10 +33,11 @@ mod page_locked;
 mod parcel;
 mod stream;
 mod transfer;
+mod uuid;
 
 pub use crate::array::DeviceArray;
-pub use crate::chunk::{Block, BlockTicket, CHUNK_KIND, Chunk, ReceivedBlock, ReceivedChunk};
-pub use crate::device::{Device, MemoryInfo, Uuid};
+pub use crate::chunk::{BlockTicket, CHUNK_KIND, Chunk, DeviceBlock, ReceivedBlock, ReceivedChunk};
+pub use crate::device::{Device, MemoryInfo};
 pub use crate::driver::find_driver;
 pub use crate::error::{Error, IntoError, Result};
 pub use crate::export::Exported;
@@ -43,5 +45,6 @@ pub use crate::lender::{Borrowed, Borrower, LENT_KIND, Lender, Lent};
 pub use crate::page_lockable::{DownloadTarget, PageLockable, UploadSource};
 pub use crate::page_locked::PageLocked;
 pub use crate::parcel::KIND;
-pub use crate::stream::{Event, Stream};
+pub use crate::stream::Stream;
 pub use crate::transfer::Transfer;
+pub use crate::uuid::Uuid;

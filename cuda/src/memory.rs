@@ -106,7 +106,7 @@ impl Reservation {
 impl Drop for Reservation {
     fn drop(&mut self) {
         if let Some(functions) = functions_in_drop() {
-            // SAFETY: the range was reserved by this value, and nothing is mapped in it: `Mapping` drops its mapping first.
+            // SAFETY: the range was reserved by this value, and nothing is mapped in it: `DeviceMapping` drops its mapping first.
             let _ = unsafe { call!(functions, cuMemAddressFree(self.start, self.bytes)) };
         }
     }
@@ -114,14 +114,14 @@ impl Drop for Reservation {
 
 /// Physical memory at addresses at which its GPU can reach it.
 #[derive(Debug)]
-pub(crate) struct Mapping {
+pub(crate) struct DeviceMapping {
     device: Device,
     /// Dropped by this type's `Drop`, which first ends the mapping in it.
     reservation: ManuallyDrop<Reservation>,
     physical: Physical,
 }
 
-impl Mapping {
+impl DeviceMapping {
     /// Takes at least this many bytes of a GPU's memory. What they contain is not defined.
     pub(crate) fn create(device: Device, bytes: usize) -> Result<Self> {
         require(device)?;
@@ -183,7 +183,7 @@ impl Mapping {
     }
 }
 
-impl Drop for Mapping {
+impl Drop for DeviceMapping {
     fn drop(&mut self) {
         if let Some(functions) = functions_in_drop() {
             let Reservation { start, bytes } = *self.reservation;

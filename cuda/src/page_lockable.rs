@@ -16,14 +16,14 @@ const NAMELESS: &str = "(nameless)";
 
 /// The elements of an array, as memory.
 #[derive(Debug)]
-pub struct Elements {
+pub struct LockedElements {
     pub(crate) start: *mut c_void,
     pub(crate) bytes: usize,
     /// Whether they are mapped for writing.
     pub(crate) are_writable: bool,
 }
 
-impl Elements {
+impl LockedElements {
     fn new<T>(start: *const T, len: usize, are_writable: bool) -> Self {
         Self { start: start.cast_mut().cast(), bytes: len * size_of::<T>(), are_writable }
     }
@@ -35,7 +35,7 @@ mod sealed {
     /// What [`elements`](Self::elements) returns is mapped, and stays so at the same address as long as the value lives, whatever is done
     /// through shared references to it.
     pub unsafe trait Mapped {
-        fn elements(&self) -> super::Elements;
+        fn elements(&self) -> super::LockedElements;
 
         /// Returns what the array is called in errors.
         fn name(&self) -> String;
@@ -86,9 +86,9 @@ macro_rules! raw {
     ($($array:ident: $name:expr;)*) => {$(
         // SAFETY: the raw view is that of the array's mapping, which only dropping or consuming the array unmaps.
         unsafe impl<T: Element, D: Dimension> sealed::Mapped for $array<T, D> {
-            fn elements(&self) -> Elements {
+            fn elements(&self) -> LockedElements {
                 let view = self.raw_view();
-                Elements::new(view.as_ptr(), view.len(), !self.is_readonly())
+                LockedElements::new(view.as_ptr(), view.len(), !self.is_readonly())
             }
 
             fn name(&self) -> String {
@@ -104,9 +104,9 @@ macro_rules! viewed {
     ($($array:ident: $are_writable:expr, $name:expr;)*) => {$(
         // SAFETY: the view is that of the array's mapping, which only dropping, consuming or mutably borrowing the array unmaps.
         unsafe impl<T: Element, D: Dimension> sealed::Mapped for $array<T, D> {
-            fn elements(&self) -> Elements {
+            fn elements(&self) -> LockedElements {
                 let view = self.view();
-                Elements::new(view.as_ptr(), view.len(), $are_writable)
+                LockedElements::new(view.as_ptr(), view.len(), $are_writable)
             }
 
             fn name(&self) -> String {

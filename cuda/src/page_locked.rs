@@ -15,7 +15,7 @@ use ndarray_shm::{ArrayWriter, Element};
 use crate::device::Device;
 use crate::driver::{call, code, functions, functions_in_drop};
 use crate::error::{Error, IntoError, Result};
-use crate::page_lockable::{DownloadTarget, Elements, PageLockable};
+use crate::page_lockable::{DownloadTarget, LockedElements, PageLockable};
 
 /// An array of the host with pages that are locked in memory, as long as this value lives.
 ///
@@ -116,7 +116,7 @@ impl<A: PageLockable> PageLocked<A> {
     /// failures of the driver.
     pub fn device_pointer(&self) -> Result<u64> {
         let current = self.device.enter()?;
-        let Elements { start, bytes, .. } = self.array().elements();
+        let LockedElements { start, bytes, .. } = self.array().elements();
         if bytes == 0 {
             return Ok(0);
         }
@@ -194,7 +194,7 @@ impl<A: PageLockable + fmt::Debug> fmt::Debug for PageLocked<A> {
 /// Locks the pages of an array. Returns false if it has none.
 fn register<A: PageLockable>(device: Device, array: &A) -> Result<bool> {
     let current = device.enter()?;
-    let Elements { start, bytes, are_writable } = array.elements();
+    let LockedElements { start, bytes, are_writable } = array.elements();
     if bytes == 0 {
         return Ok(false);
     }

@@ -8,11 +8,11 @@ use ndarray_shm::Element;
 use ndarray_shm::counted::Foreign;
 use serde::{Deserialize, Serialize};
 
-use crate::array::{DeviceArray, Memory};
-use crate::device::{Device, Uuid};
+use crate::array::{DeviceArray, DeviceMemory};
+use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::layout::Layout;
-use crate::memory::Mapping;
+use crate::layout::DeviceLayout;
+use crate::memory::DeviceMapping;
 use crate::stream::Pending;
 
 /// The kind of the parcels of this crate, for [`Foreign`].
@@ -20,7 +20,7 @@ pub const KIND: &str = "cuda";
 
 /// What a message says beside type, shape and order.
 #[derive(Debug, Serialize, Deserialize)]
-struct Note {
+struct ArrayNote {
     version: u32,
     /// UUID of the GPU.
     device: String,
@@ -49,7 +49,7 @@ impl<T: Element, D: Dimension> DeviceArray<T, D> {
     pub fn parcel(&self) -> Result<Foreign> {
         let memory = self.memory();
         let events = memory.pending()?.handles()?;
-        let note = Note {
+        let note = ArrayNote {
             version: VERSION,
             device: self.device().uuid().to_string(),
             bytes: memory.mapping.bytes(),
@@ -75,19 +75,19 @@ impl<T: Element, D: Dimension> DeviceArray<T, D> {
         if parcel.kind() != KIND {
             return Err(Error::malformed(format_args!("its kind is {}, not {KIND}", parcel.kind())));
         }
-        let note: Note = serde_json::from_str(parcel.note()).map_err(Error::malformed)?;
+        let note: ArrayNote = serde_json::from_str(parcel.note()).map_err(Error::malformed)?;
         if note.version != VERSION {
             return Err(Error::malformed(format_args!(
                 "its version is {}, and this program reads {VERSION}",
                 note.version
             )));
         }
-        let layout = Layout::<D>::described::<T>(parcel.dtype(), parcel.shape(), parcel.order())?;
-        let device = Device::with_uuid(note.device.parse::<Uuid>()?)?;
+        let layout = DeviceLayout::<D>::described::<T>(parcel.dtype(), parcel.shape(), parcel.order())?;
+        let device = Device::named(&note.device)?;
         layout.require_within::<T>(note.offset, note.bytes)?;
-        let mapping = Mapping::import(device, parcel.descriptor().as_fd(), note.bytes)?;
-        let array = Self::of_parts(Arc::new(Memory::new(mapping, true)), note.offset, layout);
-        *array.memory().pending()? = Pending::open(device, note.events)?;
+        let mapping = DeviceMapping::import(device, parcel.descriptor().as_fd(), note.bytes)?;
+        let array = Self::of_parts(Arc::new(DeviceMemory::new(mapping, true)), note.offset, layout);
+        *array.memory().pending()? = Pending::open(device.context(), note.events)?;
         Ok(array)
     }
 }

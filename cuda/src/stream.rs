@@ -11,8 +11,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use cudarc::driver::sys::{CUcontext, CUevent, CUipcEventHandle, CUstream};
 use cudarc::driver::sys::{CUevent_flags, CUstream_flags};
 
-use crate::device::Current;
-use crate::driver::{call, code, functions, functions_in_drop};
+use crate::context::Current;
+use crate::driver::{call, code, functions_in_drop};
 use crate::error::{Error, Result};
 
 /// A queue of work of one GPU. Work of one stream is done in order, and beside that of other streams.
@@ -40,14 +40,8 @@ impl Stream {
         Ok(Self { context, raw, owned: true })
     }
 
-    /// Uses a stream of another library, such as torch's current stream. Dropping the value leaves the stream as it is.
-    ///
-    /// # Safety
-    ///
-    /// `raw` is a `CUstream` of this GPU's primary context, which is not destroyed while this value lives. Null, the legacy default stream, is
-    /// allowed, and so are the driver's special values 1 and 2.
-    pub unsafe fn borrowed(device: crate::Device, raw: *mut c_void) -> Self {
-        Self { context: device.context(), raw: raw.cast(), owned: false }
+    pub(crate) fn borrowed_in(context: CUcontext, raw: CUstream) -> Self {
+        Self { context, raw, owned: false }
     }
 
     /// Returns the driver's handle.
@@ -59,14 +53,8 @@ impl Stream {
         self.raw
     }
 
-    /// Fails if the work of this stream is not done by this GPU.
-    pub(crate) fn require(&self, device: crate::Device) -> Result<()> {
-        functions()?;
-        if self.context == device.context() {
-            return Ok(());
-        }
-        let reason = format!("the copy is one of GPU {} (make a stream of that GPU)", device.uuid());
-        Err(Error::Unsupported { what: "a copy on the stream of another GPU", reason })
+    pub(crate) fn is_in(&self, context: CUcontext) -> bool {
+        self.context == context
     }
 
     /// Waits until the work that was enqueued so far is done.
@@ -100,7 +88,7 @@ impl Stream {
     /// # Errors
     ///
     /// Failures of the driver.
-    pub fn wait(&self, event: &Event) -> Result<()> {
+    fn wait(&self, event: &DeviceEvent) -> Result<()> {
         let current = Current::of(self.context)?;
         // SAFETY: both exist as long as their values do.
         unsafe { call!(current.functions, cuStreamWaitEvent(self.raw, event.raw, 0)) }
@@ -154,15 +142,15 @@ impl fmt::Debug for Stream {
 }
 
 /// A point in the work of a stream, for which other streams, threads and processes can wait.
-pub struct Event {
+pub(crate) struct DeviceEvent {
     context: CUcontext,
     raw: CUevent,
 }
 
 // SAFETY: the driver's functions on an event may be called from any thread.
-unsafe impl Send for Event {}
+unsafe impl Send for DeviceEvent {}
 // SAFETY: and by several at once.
-unsafe impl Sync for Event {}
+unsafe impl Sync for DeviceEvent {}
 
 /// Bytes by which another process opens an event: the driver's, as they are.
 pub(crate) type EventHandle = [u8; 64];
@@ -170,14 +158,14 @@ pub(crate) type EventHandle = [u8; 64];
 /// Events of this process that record its work. They are never destroyed: a message that names one may be received long after the work was
 /// done and the memory dropped. One that is complete and that nothing else has is used again; code that still waits for it then waits for later work,
 /// which is too long and never too short.
-static RECORDED: Mutex<VecDeque<Arc<Event>>> = Mutex::new(VecDeque::new());
+static RECORDED: Mutex<VecDeque<Arc<DeviceEvent>>> = Mutex::new(VecDeque::new());
 
 /// How many events may exist before one is waited for. The driver allows some ten thousand.
 const MOST_EVENTS: usize = 1024;
 /// How many events are looked at before another one is made.
 const LOOKS: usize = 8;
 
-impl Event {
+impl DeviceEvent {
     /// Returns an event that other processes can open, which has recorded the work that the stream has now.
     pub(crate) fn recorded(stream: &Stream) -> Result<Arc<Self>> {
         let current = Current::of(stream.context)?; // refuses forked children, which must not take the lock
@@ -219,7 +207,7 @@ impl Event {
     /// # Errors
     ///
     /// Failures of the driver, those of the recorded work included.
-    pub fn is_complete(&self) -> Result<bool> {
+    pub(crate) fn is_complete(&self) -> Result<bool> {
         let current = Current::of(self.context)?;
         // SAFETY: the event exists as long as this value does.
         match unsafe { call!(current.functions, cuEventQuery(self.raw)) } {
@@ -234,7 +222,7 @@ impl Event {
     /// # Errors
     ///
     /// As [`is_complete`](Self::is_complete).
-    pub fn synchronize(&self) -> Result<()> {
+    pub(crate) fn synchronize(&self) -> Result<()> {
         let current = Current::of(self.context)?;
         // SAFETY: the event exists as long as this value does.
         unsafe { call!(current.functions, cuEventSynchronize(self.raw)) }
@@ -249,27 +237,35 @@ impl Event {
         Ok(handle.reserved.map(c_char::cast_unsigned))
     }
 
-    /// Opens an event of another process.
+    /// Opens the event of a message: one of another process, or one of this process.
     ///
     /// # Errors
     ///
-    /// [`SenderGone`](Error::SenderGone): that process has ended.
-    pub(crate) fn open(device: crate::Device, handle: EventHandle) -> Result<Self> {
-        let current = device.enter()?;
+    /// [`SenderGone`](Error::SenderGone): the process that sent it has ended.
+    pub(crate) fn open(context: CUcontext, handle: EventHandle) -> Result<Arc<Self>> {
+        let current = Current::of(context)?;
         let mut raw = std::ptr::null_mut();
-        let handle = CUipcEventHandle { reserved: handle.map(u8::cast_signed) };
+        let bytes = CUipcEventHandle { reserved: handle.map(u8::cast_signed) };
         // SAFETY: `raw` is valid for the write of a handle; the driver checks the bytes.
-        match unsafe { call!(current.functions, cuIpcOpenEventHandle(&raw mut raw, handle)) } {
-            Ok(()) => Ok(Self { context: device.context(), raw }),
-            Err(error) if matches!(error.driver_code(), Some(code::INVALID_VALUE | code::INVALID_HANDLE)) => {
-                Err(Error::SenderGone)
-            }
-            Err(error) => Err(error),
+        match unsafe { call!(current.functions, cuIpcOpenEventHandle(&raw mut raw, bytes)) } {
+            Ok(()) => Ok(Arc::new(Self { context, raw })),
+            Err(error) => match error.driver_code() {
+                Some(code::INVALID_VALUE | code::INVALID_HANDLE) => Err(Error::SenderGone),
+                // The driver does not open events in the process that has made them.
+                Some(code::INVALID_CONTEXT) => Self::own(handle).ok_or(error),
+                _ => Err(error),
+            },
         }
+    }
+
+    /// Returns the event of this process that has this handle.
+    fn own(handle: EventHandle) -> Option<Arc<Self>> {
+        let events = RECORDED.lock().unwrap_or_else(PoisonError::into_inner);
+        events.iter().find(|event| event.handle().is_ok_and(|own| own == handle)).map(Arc::clone)
     }
 }
 
-impl Drop for Event {
+impl Drop for DeviceEvent {
     fn drop(&mut self) {
         if let Some(functions) = functions_in_drop() {
             let _current = Current::of(self.context); // as for streams
@@ -279,7 +275,7 @@ impl Drop for Event {
     }
 }
 
-impl fmt::Debug for Event {
+impl fmt::Debug for DeviceEvent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Event").field("raw", &self.raw).finish_non_exhaustive()
     }
@@ -287,12 +283,12 @@ impl fmt::Debug for Event {
 
 /// The events of work that still uses memory.
 #[derive(Debug, Default)]
-pub(crate) struct Pending(Vec<Arc<Event>>);
+pub(crate) struct Pending(Vec<Arc<DeviceEvent>>);
 
 impl Pending {
     /// Adds what the stream has enqueued so far, and returns its event.
-    pub(crate) fn add(&mut self, stream: &Stream) -> Result<Arc<Event>> {
-        let event = Event::recorded(stream)?;
+    pub(crate) fn add(&mut self, stream: &Stream) -> Result<Arc<DeviceEvent>> {
+        let event = DeviceEvent::recorded(stream)?;
         self.forget_complete()?;
         self.0.push(Arc::clone(&event));
         Ok(event)
@@ -309,10 +305,10 @@ impl Pending {
     /// # Errors
     ///
     /// [`SenderGone`](Error::SenderGone), [`Malformed`](Error::Malformed), and failures of the driver.
-    pub(crate) fn open(device: crate::Device, handles: Vec<Vec<u8>>) -> Result<Self> {
+    pub(crate) fn open(context: CUcontext, handles: Vec<Vec<u8>>) -> Result<Self> {
         let open = |handle: Vec<u8>| {
             let handle = handle.try_into().map_err(|_| Error::malformed("an event has other than 64 bytes"))?;
-            Event::open(device, handle).map(Arc::new)
+            DeviceEvent::open(context, handle)
         };
         handles.into_iter().map(open).collect::<Result<_>>().map(Self)
     }

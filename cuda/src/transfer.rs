@@ -11,12 +11,12 @@ use ndarray_shm::{Element, Order};
 
 use crate::array::DeviceArray;
 use crate::device::Device;
-use crate::driver::{call, functions_in_drop};
+use crate::driver::{call, functions, functions_in_drop};
 use crate::error::{Error, IntoError, Result};
-use crate::layout::Layout;
+use crate::layout::DeviceLayout;
 use crate::page_lockable::{DownloadTarget, UploadSource};
 use crate::page_locked::PageLocked;
-use crate::stream::{Event, Stream};
+use crate::stream::{DeviceEvent, Stream};
 
 /// A copy between host and GPU that goes on while the program does other things.
 ///
@@ -27,7 +27,7 @@ use crate::stream::{Event, Stream};
 pub struct Transfer<V> {
     device: Device,
     /// The end of the copy. If it could not be recorded, the end of all work of the GPU is waited for.
-    end: Option<Arc<Event>>,
+    end: Option<Arc<DeviceEvent>>,
     /// There until `wait` or `drop` takes it.
     value: Option<V>,
 }
@@ -39,7 +39,7 @@ impl<V> Transfer<V> {
     fn begin(
         device: Device,
         value: V,
-        enqueue: impl FnOnce(&mut V) -> Result<Arc<Event>>,
+        enqueue: impl FnOnce(&mut V) -> Result<Arc<DeviceEvent>>,
     ) -> Result<Self, IntoError<V>> {
         let mut transfer = Self { device, end: None, value: Some(value) };
         match enqueue(transfer.value.as_mut().expect(THERE)) {
@@ -143,8 +143,8 @@ impl<T: Element, D: Dimension> DeviceArray<T, D> {
     {
         let device = source.device();
         let room = || {
-            stream.require(device)?;
-            Self::undefined(device, Layout::like(&source.source_view())?)
+            require(stream, device)?;
+            Self::undefined(device, DeviceLayout::like(&source.source_view())?)
         };
         let array = match room() {
             Ok(array) => array,
@@ -199,7 +199,7 @@ impl<T: Element, D: Dimension> DeviceArray<T, D> {
         A: DownloadTarget<Element = T, Dim = D>,
     {
         let ready = || {
-            stream.require(self.device())?;
+            require(stream, self.device())?;
             let found = target.source_view();
             let is_in_order =
                 if self.order() == Order::C { found.is_standard_layout() } else { found.t().is_standard_layout() };
@@ -224,4 +224,14 @@ impl<T: Element, D: Dimension> DeviceArray<T, D> {
             self.memory().reading()?.add(stream)
         })
     }
+}
+
+/// Fails if a stream belongs to another GPU than an array.
+fn require(stream: &Stream, device: Device) -> Result<()> {
+    functions()?;
+    if stream.is_in(device.context()) {
+        return Ok(());
+    }
+    let reason = format!("the copy is one of GPU {} (make a stream of that GPU)", device.uuid());
+    Err(Error::Unsupported { what: "a copy on the stream of another GPU", reason })
 }

@@ -73,7 +73,7 @@ impl RawDeviceArray {
         let raw = std::ptr::with_exposed_provenance_mut::<c_void>(number);
         // SAFETY: Python code gives the number of a stream of the GPU that exists, as it gives it to every library. 0, 1 and 2 are the
         // driver's own.
-        unsafe { Stream::borrowed(self.device, raw) }
+        unsafe { self.device.borrow_stream(raw) }
     }
 
     fn export(&self) -> PyResult<&Exported> {

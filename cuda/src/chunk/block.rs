@@ -10,22 +10,22 @@ use ndarray_shm::arena::loans::{CounterHandle, LentMemory};
 use ndarray_shm::{DType, Element, Order};
 use serde::{Deserialize, Serialize};
 
-use super::{Range, State};
+use super::{BlockRange, ChunkState};
 use crate::copies;
 use crate::device::Device;
 use crate::driver::functions;
 use crate::error::{Error, Result};
-use crate::layout::Layout;
+use crate::layout::DeviceLayout;
 use crate::stream::Stream;
 
 /// An array in a [`Chunk`](super::Chunk), at its producer. Dropping it frees its room as soon as no receiver needs it.
 ///
 /// Safe code writes its elements only while no receiver has it.
-pub struct Block<T, D> {
+pub struct DeviceBlock<T, D> {
     // Dropped first: it gives its room back to the chunk.
-    range: LentMemory<Range>,
-    chunk: Arc<State>,
-    layout: Layout<D>,
+    range: LentMemory<BlockRange>,
+    chunk: Arc<ChunkState>,
+    layout: DeviceLayout<D>,
     /// Whether a ticket may be on its way or received.
     sent: AtomicBool,
     elements: PhantomData<T>,
@@ -33,7 +33,7 @@ pub struct Block<T, D> {
 
 /// What one receiver needs to get one block: some hundred bytes for any message, as any format of serde writes them.
 ///
-/// It can be received once. Until then it keeps the block's memory, unless its producer [revokes](Block::revoke) it or ends.
+/// It can be received once. Until then it keeps the block's memory, unless its producer [revokes](DeviceBlock::revoke) it or ends.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BlockTicket {
     pub(super) loan: CounterHandle,
@@ -63,12 +63,12 @@ impl BlockTicket {
     }
 }
 
-impl<T: Element, D: Dimension> Block<T, D> {
-    pub(super) fn new(range: LentMemory<Range>, chunk: Arc<State>, layout: Layout<D>) -> Self {
+impl<T: Element, D: Dimension> DeviceBlock<T, D> {
+    pub(super) fn new(range: LentMemory<BlockRange>, chunk: Arc<ChunkState>, layout: DeviceLayout<D>) -> Self {
         Self { range, chunk, layout, sent: AtomicBool::new(false), elements: PhantomData }
     }
 
-    pub(super) fn layout(&self) -> &Layout<D> {
+    pub(super) fn layout(&self) -> &DeviceLayout<D> {
         &self.layout
     }
 
@@ -194,7 +194,7 @@ impl<T: Element, D: Dimension> Block<T, D> {
     }
 }
 
-impl<T: Element, D: Dimension> fmt::Debug for Block<T, D> {
+impl<T: Element, D: Dimension> fmt::Debug for DeviceBlock<T, D> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Block")
             .field("device", &self.device())

@@ -16,15 +16,15 @@ use ndarray_shm::counted::Foreign;
 use ndarray_shm::{DType, Element, IntoLocation, Location, Order};
 use serde::{Deserialize, Serialize};
 
-pub use self::block::{Block, BlockTicket};
+pub use self::block::{BlockTicket, DeviceBlock};
 pub use self::received::{ReceivedBlock, ReceivedChunk};
-use self::room::{ALIGNMENT, Room};
+use self::room::{ALIGNMENT, FreeRanges};
 use crate::copies;
 use crate::device::Device;
 use crate::driver::{functions, functions_in_drop};
 use crate::error::{Error, Result};
-use crate::layout::Layout;
-use crate::memory::Mapping;
+use crate::layout::DeviceLayout;
+use crate::memory::DeviceMapping;
 use crate::stream::Pending;
 
 /// The kind of the parcels of chunks, for [`Foreign`].
@@ -37,7 +37,7 @@ const LOANS: u32 = 1 << 16;
 
 /// What a message says about a chunk beside its length.
 #[derive(Debug, Serialize, Deserialize)]
-struct Note {
+struct ChunkNote {
     version: u32,
     /// UUID of the GPU.
     device: String,
@@ -47,7 +47,7 @@ struct Note {
 
 /// One large allocation of a GPU, from which its producer sends many arrays: its *blocks*.
 ///
-/// The allocation is [sent](Self::parcel) once to each receiver. A block is then sent as a [ticket](Block::send), in any message. When the producer
+/// The allocation is [sent](Self::parcel) once to each receiver. A block is then sent as a [ticket](DeviceBlock::send), in any message. When the producer
 /// has dropped a block, and each receiver has dropped it or died, its room is used again. The kernel shows which receivers live.
 ///
 /// Blocks begin at multiples of 256 bytes. The file of counts has room for 65,536 loans at one time, to at most 45 receiving processes.
@@ -75,25 +75,25 @@ struct Note {
 /// # Ok::<(), ndarray_shm_cuda::Error>(())
 /// ```
 pub struct Chunk {
-    state: Arc<State>,
+    state: Arc<ChunkState>,
     counters: Counters,
-    limbo: Limbo<Range>,
+    limbo: Limbo<BlockRange>,
 }
 
 /// The memory, and which of it is free.
 #[derive(Debug)]
-struct State {
-    mapping: Mapping,
-    room: Mutex<Room>,
+struct ChunkState {
+    mapping: DeviceMapping,
+    room: Mutex<FreeRanges>,
 }
 
-impl State {
-    fn room(&self) -> MutexGuard<'_, Room> {
+impl ChunkState {
+    fn room(&self) -> MutexGuard<'_, FreeRanges> {
         self.room.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Drop for State {
+impl Drop for ChunkState {
     fn drop(&mut self) {
         // Blocks that receivers hold are in the limbo for ever, with the work that writes to them. The memory must not be unmapped under it. A
         // failure is one of that work.
@@ -104,16 +104,16 @@ impl Drop for State {
 }
 
 /// A range of a chunk that is in use. Dropping it makes it free.
-struct Range {
+struct BlockRange {
     /// Gone when the chunk and all blocks are: then there is nothing left to be used again.
-    state: Weak<State>,
+    state: Weak<ChunkState>,
     start: usize,
     bytes: usize,
     /// Work of this process that writes to it.
     pending: Mutex<Pending>,
 }
 
-impl Range {
+impl BlockRange {
     /// Returns the work of this process that writes to it. Fails in a forked child, for which a thread of the parent may hold the lock for ever.
     fn pending(&self) -> Result<MutexGuard<'_, Pending>> {
         functions()?;
@@ -121,13 +121,13 @@ impl Range {
     }
 }
 
-impl Memory for Range {
+impl Memory for BlockRange {
     fn bytes(&self) -> u64 {
         self.bytes as u64
     }
 }
 
-impl Drop for Range {
+impl Drop for BlockRange {
     fn drop(&mut self) {
         let (Some(state), Some(_)) = (self.state.upgrade(), functions_in_drop()) else { return };
         // The next block in this room must not be written to by work for this one. A failure is one of that work, which is over then.
@@ -144,10 +144,10 @@ impl Chunk {
     /// - [`NoSpace`](Error::NoSpace), [`Unsupported`](Error::Unsupported), [`ForkedChild`](Error::ForkedChild), and failures of the driver.
     /// - [`Host`](Error::Host): those of [`Counters::create`].
     pub fn create(device: Device, bytes: usize, location: impl IntoLocation) -> Result<Self> {
-        let mapping = Mapping::create(device, bytes)?;
+        let mapping = DeviceMapping::create(device, bytes)?;
         let counters = Counters::create(location, LOANS)?;
-        let room = Mutex::new(Room::new(mapping.bytes()));
-        Ok(Self { state: Arc::new(State { mapping, room }), limbo: Limbo::new(&counters), counters })
+        let room = Mutex::new(FreeRanges::new(mapping.bytes()));
+        Ok(Self { state: Arc::new(ChunkState { mapping, room }), limbo: Limbo::new(&counters), counters })
     }
 
     /// Packs the chunk for a message of a [`Channel`](ndarray_shm::counted::Channel). A receiver needs it once, before its first ticket.
@@ -161,7 +161,7 @@ impl Chunk {
         let mapping = &self.state.mapping;
         let descriptor = mapping.export()?;
         let (device, counts) = (mapping.device().uuid().to_string(), self.location().to_string());
-        let note = serde_json::to_string(&Note { version: VERSION, device, counts }).map_err(Error::malformed)?;
+        let note = serde_json::to_string(&ChunkNote { version: VERSION, device, counts }).map_err(Error::malformed)?;
         Ok(Foreign::new(CHUNK_KIND, DType::U8, &[mapping.bytes()], Order::C, note, descriptor)?)
     }
 
@@ -171,8 +171,8 @@ impl Chunk {
     ///
     /// - [`ChunkFull`](Error::ChunkFull): no free range is long enough, not even after what dead receivers held was reclaimed.
     /// - [`TooLarge`](Error::TooLarge), [`ForkedChild`](Error::ForkedChild), and failures of the driver.
-    pub fn zeroed<T: Element, D: Dimension>(&self, shape: impl ShapeBuilder<Dim = D>) -> Result<Block<T, D>> {
-        let block = self.undefined(Layout::new::<T>(shape)?)?;
+    pub fn zeroed<T: Element, D: Dimension>(&self, shape: impl ShapeBuilder<Dim = D>) -> Result<DeviceBlock<T, D>> {
+        let block = self.undefined(DeviceLayout::new::<T>(shape)?)?;
         copies::fill(self.device(), block.device_pointer(), 0, block.layout().bytes::<T>())?;
         Ok(block)
     }
@@ -182,13 +182,13 @@ impl Chunk {
     /// # Errors
     ///
     /// As [`zeroed`](Self::zeroed).
-    pub fn from_host<T: Element, D: Dimension>(&self, array: &ArrayRef<T, D>) -> Result<Block<T, D>> {
-        let block = self.undefined(Layout::like(array)?)?;
+    pub fn from_host<T: Element, D: Dimension>(&self, array: &ArrayRef<T, D>) -> Result<DeviceBlock<T, D>> {
+        let block = self.undefined(DeviceLayout::like(array)?)?;
         copies::upload(self.device(), block.device_pointer(), block.layout(), array)?;
         Ok(block)
     }
 
-    fn undefined<T: Element, D: Dimension>(&self, layout: Layout<D>) -> Result<Block<T, D>> {
+    fn undefined<T: Element, D: Dimension>(&self, layout: DeviceLayout<D>) -> Result<DeviceBlock<T, D>> {
         functions()?;
         let bytes = layout.bytes::<T>();
         let whole = bytes.checked_next_multiple_of(ALIGNMENT).ok_or_else(|| self.full(bytes))?;
@@ -200,8 +200,8 @@ impl Chunk {
         }
         let start = start.ok_or_else(|| self.full(bytes))?;
         let (state, pending) = (Arc::downgrade(&self.state), Mutex::default());
-        let range = self.limbo.lend(Range { state, start, bytes: whole, pending })?;
-        Ok(Block::new(range, Arc::clone(&self.state), layout))
+        let range = self.limbo.lend(BlockRange { state, start, bytes: whole, pending })?;
+        Ok(DeviceBlock::new(range, Arc::clone(&self.state), layout))
     }
 
     fn full(&self, bytes: usize) -> Error {

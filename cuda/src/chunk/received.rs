@@ -10,13 +10,13 @@ use ndarray_shm::arena::loans::{Counters, ReceivedLoan};
 use ndarray_shm::counted::Foreign;
 use ndarray_shm::{DType, Element, Order};
 
-use super::{BlockTicket, CHUNK_KIND, Note, VERSION};
+use super::{BlockTicket, CHUNK_KIND, ChunkNote, VERSION};
 use crate::copies;
-use crate::device::{Device, Uuid};
+use crate::device::Device;
 use crate::driver::{functions, functions_in_drop};
 use crate::error::{Error, Result};
-use crate::layout::Layout;
-use crate::memory::Mapping;
+use crate::layout::DeviceLayout;
+use crate::memory::DeviceMapping;
 use crate::stream::{Pending, Stream};
 
 /// A [`Chunk`](super::Chunk) of another process, from which this one takes blocks. Cloning is cheap.
@@ -26,7 +26,7 @@ pub struct ReceivedChunk {
 }
 
 struct ReceivedState {
-    mapping: Mapping,
+    mapping: DeviceMapping,
     counters: Counters,
 }
 
@@ -52,16 +52,16 @@ impl ReceivedChunk {
         if parcel.kind() != CHUNK_KIND {
             return Err(Error::malformed(format_args!("its kind is {}, not {CHUNK_KIND}", parcel.kind())));
         }
-        let note: Note = serde_json::from_str(parcel.note()).map_err(Error::malformed)?;
+        let note: ChunkNote = serde_json::from_str(parcel.note()).map_err(Error::malformed)?;
         if note.version != VERSION {
             let found = note.version;
             return Err(Error::malformed(format_args!("its version is {found}, and this program reads {VERSION}")));
         }
-        let device = Device::with_uuid(note.device.parse::<Uuid>()?)?;
+        let device = Device::named(&note.device)?;
         let (DType::U8, &[bytes]) = (parcel.dtype(), parcel.shape()) else {
             return Err(Error::malformed("a chunk is a number of bytes"));
         };
-        let mapping = Mapping::import(device, parcel.descriptor().as_fd(), bytes)?;
+        let mapping = DeviceMapping::import(device, parcel.descriptor().as_fd(), bytes)?;
         let counters = Counters::open(note.counts.as_str())?;
         Ok(Self { state: Arc::new(ReceivedState { mapping, counters }) })
     }
@@ -82,10 +82,10 @@ impl ReceivedChunk {
     pub fn receive<T: Element, D: Dimension>(&self, ticket: &BlockTicket) -> Result<ReceivedBlock<T, D>> {
         functions()?;
         let ReceivedState { mapping, counters, .. } = &*self.state;
-        let layout = Layout::<D>::described::<T>(ticket.dtype, &ticket.shape, ticket.order)?;
+        let layout = DeviceLayout::<D>::described::<T>(ticket.dtype, &ticket.shape, ticket.order)?;
         layout.require_within::<T>(ticket.offset, mapping.bytes())?;
         let loan = counters.receive(&ticket.loan)?;
-        let writes = Pending::open(mapping.device(), ticket.events.clone())?;
+        let writes = Pending::open(mapping.device().context(), ticket.events.clone())?;
         Ok(ReceivedBlock {
             loan: Arc::new(loan),
             chunk: Arc::clone(&self.state),
@@ -119,7 +119,7 @@ pub struct ReceivedBlock<T, D> {
     /// Work of the producer that writes to it.
     writes: Mutex<Pending>,
     start: u64,
-    layout: Layout<D>,
+    layout: DeviceLayout<D>,
     elements: PhantomData<T>,
 }
 

@@ -7,14 +7,14 @@ pub(super) const ALIGNMENT: usize = 256;
 
 /// Free ranges. No two of them touch.
 #[derive(Debug)]
-pub(super) struct Room {
+pub(super) struct FreeRanges {
     by_start: BTreeMap<usize, usize>,
     /// Length and start.
     by_length: BTreeSet<(usize, usize)>,
     free: usize,
 }
 
-impl Room {
+impl FreeRanges {
     pub(super) fn new(bytes: usize) -> Self {
         let mut room = Self { by_start: BTreeMap::new(), by_length: BTreeSet::new(), free: 0 };
         room.insert(0, bytes);
@@ -83,7 +83,7 @@ mod tests {
     #[test]
     fn taken_ranges_never_overlap_and_all_room_comes_back() {
         let whole = 1 << 20;
-        let (mut room, mut taken) = (Room::new(whole), Vec::<(usize, usize)>::new());
+        let (mut room, mut taken) = (FreeRanges::new(whole), Vec::<(usize, usize)>::new());
         let mut random = 0x9e37_79b9_7f4a_7c15_u64;
         let mut below = |end: usize| {
             random ^= random << 13;

@@ -12,13 +12,13 @@ use ndarray_shm::{DType, Element, IntoLocation, Order};
 
 use super::opened::{OPENING, Opened, bytes64};
 use super::way::{WayNote, explained};
-use super::{Note, PROCESS};
+use super::{LentNote, PROCESS};
 use crate::copies;
-use crate::device::{Device, Uuid};
+use crate::device::Device;
 use crate::driver::{functions, functions_in_drop};
 use crate::error::{Error, Result};
-use crate::layout::Layout;
-use crate::memory::Mapping;
+use crate::layout::DeviceLayout;
+use crate::memory::DeviceMapping;
 use crate::stream::{Pending, Stream};
 
 /// Attaches what a [`Lender`](super::Lender) of another process has lent. Cloning is cheap.
@@ -59,9 +59,9 @@ impl Borrower {
     /// - [`ForkedChild`](Error::ForkedChild), and failures of the driver.
     pub fn attach<T: Element, D: Dimension>(&self, parcel: &Foreign) -> Result<Borrowed<T, D>> {
         functions()?;
-        let note = Note::of(parcel)?;
-        let layout = Layout::<D>::described::<T>(parcel.dtype(), parcel.shape(), parcel.order())?;
-        let device = Device::with_uuid(note.device.parse::<Uuid>()?)?;
+        let note = LentNote::of(parcel)?;
+        let layout = DeviceLayout::<D>::described::<T>(parcel.dtype(), parcel.shape(), parcel.order())?;
+        let device = Device::named(&note.device)?;
         layout.require_within::<T>(note.offset, usize::MAX)?;
         if note.process == *PROCESS {
             let reason = "this process lends it (use the owner itself)".to_owned();
@@ -69,7 +69,7 @@ impl Borrower {
         }
         // From here on the lender keeps the memory, so it can be opened.
         let loan = self.counters.receive(&note.loan)?;
-        let source = Source::open(device, &note, parcel).map_err(|error| match error {
+        let source = BorrowedSource::open(device, &note, parcel).map_err(|error| match error {
             Error::Driver { .. } | Error::Unsupported { .. } if !loan.producer_lives().unwrap_or(true) => {
                 Error::LenderGone
             }
@@ -77,7 +77,7 @@ impl Borrower {
         })?;
         let (start, bytes) = source.range();
         layout.require_within::<T>(note.offset, bytes)?;
-        let writes = Mutex::new(Pending::open(device, note.events)?);
+        let writes = Mutex::new(Pending::open(device.context(), note.events)?);
         let (start, uses) = (start + note.offset as u64, Mutex::default());
         Ok(Borrowed { source, writes, uses, loan, device, start, layout, elements: PhantomData })
     }
@@ -89,7 +89,7 @@ impl Borrower {
 /// Dropping it waits for the work that was said to [use](Self::used_on) it. [`Lender`](super::Lender) says how, and what this memory cannot do.
 pub struct Borrowed<T, D> {
     // Dropped in this order: the memory is closed before the lender may free it.
-    source: Source,
+    source: BorrowedSource,
     /// Work of the lender that writes to it.
     writes: Mutex<Pending>,
     /// Work of this process that uses it.
@@ -97,26 +97,26 @@ pub struct Borrowed<T, D> {
     loan: ReceivedLoan,
     device: Device,
     start: u64,
-    layout: Layout<D>,
+    layout: DeviceLayout<D>,
     elements: PhantomData<T>,
 }
 
 /// What keeps the memory open.
 #[derive(Debug)]
-enum Source {
+enum BorrowedSource {
     Nothing,
     /// It outlives the lender.
-    Physical(Mapping),
+    Physical(DeviceMapping),
     Opened(Opened),
 }
 
-impl Source {
-    fn open(device: Device, note: &Note, parcel: &Foreign) -> Result<Self> {
+impl BorrowedSource {
+    fn open(device: Device, note: &LentNote, parcel: &Foreign) -> Result<Self> {
         let descriptor = parcel.descriptor().as_fd();
         Ok(match &note.way {
             WayNote::Nothing => Self::Nothing,
             WayNote::Physical { bytes } => Self::Physical(
-                Mapping::import(device, descriptor, *bytes)
+                DeviceMapping::import(device, descriptor, *bytes)
                     .map_err(|error| explained(error, OPENING, "the driver refuses the descriptor"))?,
             ),
             WayNote::Pooled { pool, pointer } => {
@@ -187,8 +187,8 @@ impl<T: Element, D: Dimension> Borrowed<T, D> {
     pub fn is_backed(&self) -> Result<bool> {
         functions()?;
         match self.source {
-            Source::Nothing | Source::Physical(_) => Ok(true),
-            Source::Opened(_) => Ok(self.loan.producer_lives()?),
+            BorrowedSource::Nothing | BorrowedSource::Physical(_) => Ok(true),
+            BorrowedSource::Opened(_) => Ok(self.loan.producer_lives()?),
         }
     }
 

@@ -19,11 +19,11 @@ use ndarray_shm::{DType, Element, IntoLocation, Location, Order};
 use serde::{Deserialize, Serialize};
 
 pub use self::borrowed::{Borrowed, Borrower};
-use self::way::{Way, WayNote};
+use self::way::{LendingWay, WayNote};
 use crate::device::Device;
 use crate::driver::functions;
 use crate::error::{Error, Result};
-use crate::layout::Layout;
+use crate::layout::DeviceLayout;
 use crate::stream::{Pending, Stream};
 
 /// The kind of the parcels of lent memory, for [`Foreign`].
@@ -34,7 +34,7 @@ const LOANS: u32 = 10_000;
 
 /// What a message says about a loan beside type, shape and order.
 #[derive(Debug, Serialize, Deserialize)]
-struct Note {
+struct LentNote {
     version: u32,
     /// UUID of the GPU.
     device: String,
@@ -112,7 +112,7 @@ pub struct Lender {
 
 /// What keeps lent memory, and what its receivers must know. Dropped when no receiver needs the memory any more.
 struct Owner {
-    way: Way,
+    way: LendingWay,
     offset: usize,
     bytes: u64,
     /// Work that still writes to it. Receivers can wait for the events only while these live.
@@ -172,8 +172,8 @@ impl Lender {
         owner: impl Send + 'static,
     ) -> Result<Lent<T, D>> {
         functions()?;
-        let layout = Layout::new::<T>(shape)?;
-        let (way, offset) = Way::of(self.device, pointer, layout.bytes::<T>())?;
+        let layout = DeviceLayout::new::<T>(shape)?;
+        let (way, offset) = LendingWay::of(self.device, pointer, layout.bytes::<T>())?;
         layout.require_within::<T>(offset, usize::MAX)?;
         let (bytes, pending) = (layout.bytes::<T>() as u64, Mutex::default());
         let owner = Owner { way, offset, bytes, pending, _memory: Mutex::new(Box::new(owner)) };
@@ -221,7 +221,7 @@ pub struct Lent<T, D> {
     memory: LentMemory<Owner>,
     device: Device,
     pointer: u64,
-    layout: Layout<D>,
+    layout: DeviceLayout<D>,
     elements: PhantomData<T>,
 }
 
@@ -241,7 +241,7 @@ impl<T: Element, D: Dimension> Lent<T, D> {
         let events = self.memory.pending().handles()?;
         let (way, descriptor) = self.memory.way.describe(self.device)?;
         let loan = self.memory.send()?;
-        let note = Note {
+        let note = LentNote {
             version: VERSION,
             device: self.device.uuid().to_string(),
             process: *PROCESS,
@@ -267,7 +267,7 @@ impl<T: Element, D: Dimension> Lent<T, D> {
     /// - [`ForkedChild`](Error::ForkedChild).
     pub fn revoke(&self, parcel: &Foreign) -> Result<bool> {
         functions()?;
-        Ok(self.memory.revoke(&Note::of(parcel)?.loan)?)
+        Ok(self.memory.revoke(&LentNote::of(parcel)?.loan)?)
     }
 
     /// Returns how many loans are held or in flight, without those of receivers that have died.
@@ -338,7 +338,7 @@ impl<T: Element, D: Dimension> fmt::Debug for Lent<T, D> {
     }
 }
 
-impl Note {
+impl LentNote {
     /// Reads what a parcel says about a loan.
     fn of(parcel: &Foreign) -> Result<Self> {
         if parcel.kind() != LENT_KIND {

@@ -14,22 +14,23 @@ use cudarc::driver::sys::{CUdeviceptr, CUipcMem_flags, CUipcMemHandle};
 
 use super::pools::{Bytes64, ImportedPool};
 use super::way::{explained, range_around};
-use crate::device::{Device, Uuid};
+use crate::device::Device;
 use crate::driver::{call, functions_in_drop};
 use crate::error::{Error, Result};
+use crate::uuid::Uuid;
 
 /// Which pool of which process.
 type PoolKey = (u64, u64);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-struct Key {
+struct OpenedKey {
     device: Uuid,
     is_pooled: bool,
     bytes: Bytes64,
 }
 
 #[derive(Debug)]
-struct Block {
+struct DeviceBlock {
     opening: Opening,
     /// The end of what the driver has mapped.
     end: CUdeviceptr,
@@ -37,24 +38,24 @@ struct Block {
 }
 
 #[derive(Debug)]
-struct Table {
-    blocks: BTreeMap<Key, Block>,
+struct OpenedTable {
+    blocks: BTreeMap<OpenedKey, DeviceBlock>,
     /// Pools that blocks use.
     pools: BTreeMap<PoolKey, Weak<ImportedPool>>,
 }
 
 /// Locked while memory is opened or closed, so that it is never opened while it is being closed.
-static TABLE: Mutex<Table> = Mutex::new(Table { blocks: BTreeMap::new(), pools: BTreeMap::new() });
+static TABLE: Mutex<OpenedTable> = Mutex::new(OpenedTable { blocks: BTreeMap::new(), pools: BTreeMap::new() });
 
 /// Locks the table. The caller has checked that this is no forked child, in which it could be locked for ever.
-fn table() -> MutexGuard<'static, Table> {
+fn table() -> MutexGuard<'static, OpenedTable> {
     TABLE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// One use of opened memory.
 #[derive(Debug)]
 pub(super) struct Opened {
-    key: Key,
+    key: OpenedKey,
     /// The first address.
     pub(super) start: CUdeviceptr,
     /// The length from there.
@@ -65,7 +66,7 @@ impl Opened {
     /// Opens an allocation of a pool of another process.
     pub(super) fn pooled(device: Device, pool: PoolKey, descriptor: BorrowedFd<'_>, bytes: Bytes64) -> Result<Self> {
         let _current = device.enter()?;
-        Self::open(Key { device: device.uuid(), is_pooled: true, bytes }, |pools| {
+        Self::open(OpenedKey { device: device.uuid(), is_pooled: true, bytes }, |pools| {
             let known = pools.get(&pool).and_then(Weak::upgrade);
             let imported = if let Some(known) = known {
                 known
@@ -86,7 +87,7 @@ impl Opened {
     /// Opens an allocation of `cudaMalloc` of another process.
     pub(super) fn legacy(device: Device, bytes: Bytes64) -> Result<Self> {
         let current = device.enter()?;
-        Self::open(Key { device: device.uuid(), is_pooled: false, bytes }, |_| {
+        Self::open(OpenedKey { device: device.uuid(), is_pooled: false, bytes }, |_| {
             let mut base = 0;
             let handle = CUipcMemHandle { reserved: bytes.map(u8::cast_signed) };
             let flags = CUipcMem_flags::CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS as c_uint;
@@ -101,11 +102,11 @@ impl Opened {
     }
 
     fn open(
-        key: Key,
+        key: OpenedKey,
         open: impl FnOnce(&mut BTreeMap<PoolKey, Weak<ImportedPool>>) -> Result<Opening>,
     ) -> Result<Self> {
         let mut table = table();
-        let Table { blocks, pools } = &mut *table;
+        let OpenedTable { blocks, pools } = &mut *table;
         pools.retain(|_, pool| pool.strong_count() > 0);
         if let Some(block) = blocks.get_mut(&key) {
             block.users += 1;
@@ -114,15 +115,15 @@ impl Opened {
         let opening = open(pools)?;
         let (base, length) = range_around(opening.base)?;
         let end = base.saturating_add(length as u64);
-        let block = Block { opening, end, users: 1 };
+        let block = DeviceBlock { opening, end, users: 1 };
         let opened = block.used_by(key);
         blocks.insert(key, block);
         Ok(opened)
     }
 }
 
-impl Block {
-    fn used_by(&self, key: Key) -> Opened {
+impl DeviceBlock {
+    fn used_by(&self, key: OpenedKey) -> Opened {
         let start = self.opening.base;
         Opened { key, start, bytes: usize::try_from(self.end.saturating_sub(start)).unwrap_or(0) }
     }

@@ -18,7 +18,7 @@ use crate::memory::{DESCRIPTOR, Physical};
 
 /// A way by which other processes get at memory, with what it takes.
 #[derive(Debug)]
-pub(super) enum Way {
+pub(super) enum LendingWay {
     /// There are no elements.
     Nothing,
     /// One piece of physical memory that is mapped, of this length.
@@ -48,7 +48,7 @@ pub(super) enum WayNote {
     },
 }
 
-impl Way {
+impl LendingWay {
     /// Chooses the way for memory at an address. Returns with it where the address is in what the way leads to.
     pub(super) fn of(device: Device, pointer: CUdeviceptr, bytes: usize) -> Result<(Self, usize)> {
         if bytes == 0 {

@@ -10,7 +10,9 @@ use libtest_mimic::Trial;
 use ndarray::{Array1, Ix1, array};
 use ndarray_shm::counted::{Channel, Foreign};
 use ndarray_shm::{Location, unlink};
-use ndarray_shm_cuda::{Block, BlockTicket, CHUNK_KIND, Chunk, Device, Error, ReceivedBlock, ReceivedChunk, Result};
+use ndarray_shm_cuda::{
+    BlockTicket, CHUNK_KIND, Chunk, Device, DeviceBlock, Error, ReceivedBlock, ReceivedChunk, Result,
+};
 use serde_json::Value;
 
 use crate::failures::fail_every_call;
@@ -199,7 +201,7 @@ fn killed_consumer_gives_its_blocks_back() {
     let (mut first, second) = (Actor::start("hold_blocks"), Actor::start("hold_blocks"));
     chunk.send_to(&first);
     chunk.send_to(&second);
-    let blocks: Vec<Block<u64, Ix1>> =
+    let blocks: Vec<DeviceBlock<u64, Ix1>> =
         (0..4u64).map(|number| chunk.from_host(&Array1::from_elem(MIB / 16, number)).expect("a block")).collect();
     for child in [&first, &second] {
         child.tell(&blocks.iter().map(|block| block.send().expect("a ticket")).collect::<Vec<_>>());
@@ -221,7 +223,7 @@ fn killed_consumer_gives_its_blocks_back() {
 fn producer(channel: Channel) {
     let location: String = channel.receive_timeout(LIMIT).expect("a name").message;
     let chunk = Chunk::create(gpu(), MIB, location.as_str()).expect("a chunk");
-    let blocks: Vec<Block<u64, Ix1>> =
+    let blocks: Vec<DeviceBlock<u64, Ix1>> =
         (0..4u64).map(|number| chunk.from_host(&Array1::from_elem(100, number)).expect("a block")).collect();
     let tickets: Vec<BlockTicket> = blocks.iter().map(|block| block.send().expect("a ticket")).collect();
     channel.send(&tickets, &[&chunk.parcel().expect("a parcel")]).expect("the test");
@@ -333,7 +335,7 @@ fn block_that_is_still_read_is_not_used_again() {
 }
 
 /// A ticket for the first thousand elements: as if the block had been that long.
-fn chunk_ticket(block: &Block<u8, Ix1>) -> BlockTicket {
+fn chunk_ticket(block: &DeviceBlock<u8, Ix1>) -> BlockTicket {
     let ticket = serde_json::to_value(block.send().expect("a ticket")).expect("JSON");
     changed(&ticket, "shape", serde_json::json!([1000]))
 }

@@ -6,7 +6,7 @@ use ndarray_shm::counted::Channel;
 use ndarray_shm_cuda::{Device, DeviceArray, Error, Result};
 
 use crate::named;
-use crate::support::{Actor, Role, descriptors, double, is_real, trials as tests};
+use crate::support::{Actor, Role, descriptors, double, is_real, trials as tests, until};
 
 pub const ROLES: &[(&str, Role)] = named![fail_every_call_of_whole_arrays];
 
@@ -53,19 +53,13 @@ const ENDS: &[&str] = &[
     "cuDevicePrimaryCtxRelease_v2",
 ];
 
-const KINDS: &[&str] = &[
-    "physical",
-    "reservation",
-    "mapping",
-    "event",
-    "stream",
-    "registered",
-    "allocation",
-    "opened",
-    "pool",
-    "pooled",
-    "host",
-];
+const KINDS: &[&str] =
+    &["physical", "reservation", "mapping", "stream", "registered", "allocation", "opened", "pool", "pooled", "host"];
+
+/// Descriptors without those of events: how many events there are depends on how many are complete when one is needed.
+fn files() -> u64 {
+    descriptors() as u64 - double::live("event")
+}
 
 /// Runs a scenario with each call of the driver failing, at each of its occurrences. Returns how many failures were seen.
 pub fn fail_every_call(scenario: impl Fn() -> Result<()>) -> u64 {
@@ -82,7 +76,7 @@ pub fn fail_every_call_but(ends: &[&str], scenario: impl Fn() -> Result<()>) -> 
         let before = double::calls(&call);
         scenario().expect("without failures");
         for n in 1..=double::calls(&call) - before {
-            let (objects, files) = (live(), descriptors());
+            let (objects, files) = (live(), files());
             double::fail(&call, n, CODE);
             let answer = scenario();
             double::fail(&call, 0, 0);
@@ -97,12 +91,14 @@ pub fn fail_every_call_but(ends: &[&str], scenario: impl Fn() -> Result<()>) -> 
             }
             if ![ENDS, ends].concat().contains(&&*call) {
                 assert_eq!(live(), objects, "{call} failed at its call {n}");
-                assert_eq!(descriptors(), files, "{call} failed at its call {n}");
+                // Work that a stream still has keeps what it uses.
+                until(&format!("the descriptors, after {call} failed at its call {n}"), || self::files() == files);
             }
             double::assert_no_violation();
             scenario().unwrap_or_else(|error| panic!("after {call} failed at its call {n}: {error}"));
         }
     }
+    assert!(double::live("event") < 64, "{} events", double::live("event"));
     seen
 }
 
