@@ -98,9 +98,9 @@ impl Scene {
     fn new() -> Self {
         static NUMBER: AtomicUsize = AtomicUsize::new(0);
         let name = format!("lender-{}-{}", std::process::id(), NUMBER.fetch_add(1, Ordering::Relaxed));
-        let _name = Name::of(&name);
+        let removed = Name::of(&name);
         let lender = Lender::create(Device::new(0).expect("a GPU"), name).expect("a lender");
-        Self { lender, freed: Arc::default(), _name }
+        Self { lender, freed: Arc::default(), _name: removed }
     }
 
     fn name(&self) -> String {
