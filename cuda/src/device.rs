@@ -124,7 +124,7 @@ impl Device {
         Err(Error::DeviceNotVisible { device: uuid })
     }
 
-    /// Returns the GPU whose UUID a message names.
+    /// Returns the GPU that a message names.
     pub(crate) fn named(uuid: &str) -> Result<Self> {
         let uuid = Uuid::parse(uuid);
         Self::with_uuid(uuid.ok_or_else(|| Error::malformed("it names no UUID of a GPU"))?)

@@ -6,7 +6,7 @@ use ndarray_shm::DType;
 
 use crate::uuid::Uuid;
 
-/// A result whose error is [`Error`].
+/// A result with the error [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// Everything that can go wrong with an array on a GPU.

@@ -28,7 +28,7 @@ use crate::stream::Stream;
 /// assert_eq!((exported.shape(), exported.strides()), (&[2, 3][..], &[3, 1][..]));
 /// # Ok::<(), ndarray_shm_cuda::Error>(())
 /// ```
-pub struct Exported {
+pub struct ExportedArray {
     memory: Arc<DeviceMemory>,
     pointer: u64,
     dtype: DType,
@@ -41,9 +41,9 @@ impl<T: Element, D: Dimension> DeviceArray<T, D> {
     ///
     /// The other library's work must come after earlier writes: [`wait_on`](Self::wait_on) brings it in order. What that work writes must
     /// be [said](Self::written_on).
-    pub fn export(&self) -> Exported {
+    pub fn export(&self) -> ExportedArray {
         self.memory().share();
-        Exported {
+        ExportedArray {
             memory: Arc::clone(self.memory()),
             pointer: self.device_pointer(),
             dtype: T::DTYPE,
@@ -52,7 +52,7 @@ impl<T: Element, D: Dimension> DeviceArray<T, D> {
         }
     }
 
-    /// Returns a stream whose next work comes after everything that is known to write to the array, or `None` if all of that is done.
+    /// Returns a stream: its next work comes after everything that is known to write to the array, or `None` if all of that is done.
     ///
     /// For libraries that are told a stream to wait for, as by `__cuda_array_interface__`. Where the consumer names its own stream, as in
     /// DLPack, [`wait_on`](Self::wait_on) is better: the returned stream has all copies of this crate too.
@@ -71,7 +71,7 @@ impl<T: Element, D: Dimension> DeviceArray<T, D> {
     }
 }
 
-impl Exported {
+impl ExportedArray {
     /// Returns the address of the first element on the GPU.
     pub fn device_pointer(&self) -> u64 {
         self.pointer
@@ -98,9 +98,9 @@ impl Exported {
     }
 }
 
-impl fmt::Debug for Exported {
+impl fmt::Debug for ExportedArray {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Exported")
+        f.debug_struct("ExportedArray")
             .field("device", &self.device())
             .field("dtype", &self.dtype)
             .field("shape", &self.shape)

@@ -18,7 +18,7 @@ impl<D: Dimension> DeviceLayout<D> {
     pub(crate) fn new<T: Element>(shape: impl ShapeBuilder<Dim = D>) -> Result<Self> {
         let shape = shape.into_shape_with_order();
         let checked = Self::of::<T>(shape.raw_dim().clone(), Order::C)?;
-        // ndarray shows the order of a shape only by the strides of an array, here one whose elements take no memory.
+        // ndarray shows the order of a shape only by the strides of an array, here of one that takes no memory.
         let strides = Array::<(), D>::uninit(checked.dim.clone()).strides().to_vec();
         let order = if Array::<(), D>::uninit(shape).strides() == strides { Order::C } else { Order::F };
         Ok(Self { order, ..checked })

@@ -40,9 +40,9 @@ pub use crate::chunk::{BlockTicket, CHUNK_KIND, Chunk, DeviceBlock, ReceivedBloc
 pub use crate::device::{Device, MemoryInfo};
 pub use crate::driver::find_driver;
 pub use crate::error::{Error, IntoError, Result};
-pub use crate::export::Exported;
+pub use crate::export::ExportedArray;
 pub use crate::lender::{Borrowed, Borrower, LENT_KIND, Lender, Lent};
-pub use crate::page_lockable::{DownloadTarget, PageLockable, UploadSource};
+pub use crate::page_lockable::{LockedSource, LockedTarget, PageLockable};
 pub use crate::page_locked::PageLocked;
 pub use crate::parcel::KIND;
 pub use crate::stream::Stream;

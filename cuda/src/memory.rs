@@ -208,7 +208,7 @@ fn granularity(device: Device) -> Result<usize> {
     Ok(bytes)
 }
 
-/// Fails on a GPU, driver or system whose memory cannot be sent as a descriptor.
+/// Fails on a GPU, driver or system that cannot send GPU memory as a descriptor.
 fn require(device: Device) -> Result<()> {
     let virtual_memory = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED;
     let descriptors = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED;

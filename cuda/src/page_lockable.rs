@@ -57,7 +57,7 @@ impl<A: sealed::Mapped> PageLockable for A {}
 ///
 /// As long as the value lives and is not borrowed mutably, no process writes to the elements of [`source_view`](Self::source_view), which are all
 /// elements of the array, contiguous and in C or Fortran order.
-pub unsafe trait UploadSource: PageLockable {
+pub unsafe trait LockedSource: PageLockable {
     /// The type of the elements.
     type Element: Element;
     /// The dimension of the array.
@@ -76,7 +76,7 @@ pub unsafe trait UploadSource: PageLockable {
 ///
 /// As long as the value lives, no process reads or writes the elements except through it. That does not change when this process is
 /// killed.
-pub unsafe trait DownloadTarget: UploadSource {
+pub unsafe trait LockedTarget: LockedSource {
     /// Returns the view that is written.
     fn target_view(&mut self) -> ArrayViewMut<'_, Self::Element, Self::Dim>;
 }
@@ -99,7 +99,7 @@ macro_rules! raw {
     )*};
 }
 
-/// Implements [`Mapped`](sealed::Mapped) and [`UploadSource`] with the array's safe view.
+/// Implements [`Mapped`](sealed::Mapped) and [`LockedSource`] with the array's safe view.
 macro_rules! viewed {
     ($($array:ident: $are_writable:expr, $name:expr;)*) => {$(
         // SAFETY: the view is that of the array's mapping, which only dropping, consuming or mutably borrowing the array unmaps.
@@ -117,7 +117,7 @@ macro_rules! viewed {
 
         // SAFETY: the core gives out this view in safe code: a read lock, a write lock, a seal or the lack of a name excludes writers
         // as long as the array lives. The view is that of the whole array.
-        unsafe impl<T: Element, D: Dimension> UploadSource for $array<T, D> {
+        unsafe impl<T: Element, D: Dimension> LockedSource for $array<T, D> {
             type Element = T;
             type Dim = D;
 
@@ -128,11 +128,11 @@ macro_rules! viewed {
     )*};
 }
 
-/// Implements [`DownloadTarget`].
+/// Implements [`LockedTarget`].
 macro_rules! nameless {
     ($($array:ident)*) => {$(
         // SAFETY: a draft has no name, or a hidden one in a pool, under which no process opens it.
-        unsafe impl<T: Element, D: Dimension> DownloadTarget for $array<T, D> {
+        unsafe impl<T: Element, D: Dimension> LockedTarget for $array<T, D> {
             fn target_view(&mut self) -> ArrayViewMut<'_, T, D> {
                 self.view_mut()
             }

@@ -15,7 +15,7 @@ use ndarray_shm::{ArrayWriter, Element};
 use crate::device::Device;
 use crate::driver::{call, code, functions, functions_in_drop};
 use crate::error::{Error, IntoError, Result};
-use crate::page_lockable::{DownloadTarget, LockedElements, PageLockable};
+use crate::page_lockable::{LockedElements, LockedTarget, PageLockable};
 
 /// An array of the host with pages that are locked in memory, as long as this value lives.
 ///
@@ -148,7 +148,7 @@ impl<A: PageLockable> PageLocked<A> {
     }
 }
 
-impl<A: DownloadTarget> PageLocked<A> {
+impl<A: LockedTarget> PageLocked<A> {
     /// Returns a mutable view of a draft's elements.
     ///
     /// # Panics

@@ -14,7 +14,7 @@ use crate::device::Device;
 use crate::driver::{call, functions, functions_in_drop};
 use crate::error::{Error, IntoError, Result};
 use crate::layout::DeviceLayout;
-use crate::page_lockable::{DownloadTarget, UploadSource};
+use crate::page_lockable::{LockedSource, LockedTarget};
 use crate::page_locked::PageLocked;
 use crate::stream::{DeviceEvent, Stream};
 
@@ -139,7 +139,7 @@ impl<T: Element, D: Dimension> DeviceArray<T, D> {
         stream: &Stream,
     ) -> Result<Transfer<(Self, PageLocked<A>)>, IntoError<PageLocked<A>>>
     where
-        A: UploadSource<Element = T, Dim = D>,
+        A: LockedSource<Element = T, Dim = D>,
     {
         let device = source.device();
         let room = || {
@@ -196,7 +196,7 @@ impl<T: Element, D: Dimension> DeviceArray<T, D> {
         stream: &Stream,
     ) -> Result<Transfer<PageLocked<A>>, IntoError<PageLocked<A>>>
     where
-        A: DownloadTarget<Element = T, Dim = D>,
+        A: LockedTarget<Element = T, Dim = D>,
     {
         let ready = || {
             require(stream, self.device())?;

@@ -19,11 +19,12 @@ CUDA does not work in a forked child of a process that used it: there, everythin
 
 from __future__ import annotations
 
-import multiprocessing.context
-import multiprocessing.reduction
-import multiprocessing.resource_sharer  # noqa: F401  # not first in the thread of a Queue: a child forked meanwhile would wait for the import
 import os
 import sys
+
+# All of it now: if the thread of a Queue were the first to import the sharer, a child forked meanwhile would wait for the import for ever.
+from multiprocessing import reduction, resource_sharer
+from multiprocessing.context import get_spawning_popen
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
@@ -35,7 +36,7 @@ from ._guard import require_numpy
 
 if TYPE_CHECKING:
     import numpy
-    import numpy.typing
+    from numpy.typing import ArrayLike, DTypeLike
 
 __all__ = ["Array", "device_count", "from_numpy", "zeros"]
 
@@ -57,8 +58,9 @@ class Array(_core.RawDeviceArray):
     ``cupy.cuda.Stream.ptr``; 0 and 1 are the legacy default stream, 2 is that of the thread.
 
     A pickle of an array leads to the same memory. Only multiprocessing can send it: as an argument of a Process or Pool, or through a Queue,
-    Pipe or ``ProcessPoolExecutor``. Sending waits until what was said to be written is written. A message that is never received keeps its
-    memory until the sender ends or calls ``multiprocessing.resource_sharer.stop()``. The sender of a message must live until it is received.
+    Pipe or ``ProcessPoolExecutor``. Sending does not wait for the GPU: the receiver's GPU waits for what was said to be written. The sender
+    must live until the array is received and written: `synchronize` waits for the latter. A message that is never received keeps its memory
+    until the sender ends or calls ``multiprocessing.resource_sharer.stop()``.
     """
 
     __slots__ = ()
@@ -80,7 +82,7 @@ class Array(_core.RawDeviceArray):
         copy: numpy.ndarray[Any, Any] = require_numpy("numpy()").asarray(memoryview(self.download()))
         return copy
 
-    def write(self, x: numpy.typing.ArrayLike) -> None:
+    def write(self, x: ArrayLike) -> None:
         """Replace the elements by those of an array of the same shape and dtype. Nothing may write to `x` meanwhile.
 
         Raises
@@ -92,7 +94,7 @@ class Array(_core.RawDeviceArray):
         """
         self.upload(self._bytes_of(x), False)
 
-    def overwrite(self, x: numpy.typing.ArrayLike) -> None:
+    def overwrite(self, x: ArrayLike) -> None:
         """Replace the elements of an array that may be shared.
 
         The caller must ensure that no process and no kernel uses the elements until this returns, except in streams that wait for it.
@@ -160,7 +162,7 @@ def device_count() -> int:
     return _core.cuda_device_count()
 
 
-def zeros(shape: int | tuple[int, ...] | list[int], dtype: numpy.typing.DTypeLike, order: str = "C", device: int = 0) -> Array:
+def zeros(shape: int | tuple[int, ...] | list[int], dtype: DTypeLike, order: str = "C", device: int = 0) -> Array:
     """Create an array of zeros.
 
     Parameters
@@ -199,14 +201,16 @@ def from_numpy(x: Any, device: int = 0) -> Array:
 
 
 def _reduce(array: Array) -> tuple[Any, ...]:
-    # A process that is being started gets descriptors by number after everything was pickled. The array keeps its own open until then:
-    # Process has its arguments until it has started. Otherwise multiprocessing duplicates the descriptor.
-    starting = multiprocessing.context.get_spawning_popen() is not None
-    number, note = array.descriptor(starting)
-    try:
-        descriptor = multiprocessing.reduction.DupFd(number)
-    finally:
-        if not starting:
+    if get_spawning_popen() is not None:
+        # A process that is being started gets descriptors by their numbers after everything was pickled. The array keeps its own open
+        # until then: a Process has its arguments until it has started.
+        number, note = array.descriptor(True)
+        descriptor: Any = reduction.DupFd(number)
+    else:
+        number, note = array.descriptor(False)
+        try:
+            descriptor = resource_sharer.DupFd(number)
+        finally:
             os.close(number)
     return _receive, (descriptor, note, array.shape, array.dtype_name, array.order)
 
@@ -222,4 +226,4 @@ def _receive(descriptor: Any, note: str, shape: tuple[int, ...], dtype: str, ord
     return Array(_core.cuda_attach(number, note, list(shape), dtype, order))
 
 
-multiprocessing.reduction.ForkingPickler.register(Array, _reduce)
+reduction.ForkingPickler.register(Array, _reduce)

@@ -7,7 +7,7 @@ use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use ndarray_shm::counted::Foreign;
-use ndarray_shm_cuda::{Device, Exported, KIND, Result, Stream, find_driver};
+use ndarray_shm_cuda::{Device, ExportedArray, KIND, Result, Stream, find_driver};
 use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::{PyBufferError, PyValueError};
 use pyo3::prelude::*;
@@ -36,7 +36,7 @@ pub(crate) struct RawDeviceArray {
     /// `None` after `close`.
     attached: Mutex<Option<Attached>>,
     /// Keeps the memory as long as this object lives once Python code has seen its address.
-    exported: OnceLock<Exported>,
+    exported: OnceLock<ExportedArray>,
     shape: Shape,
     device: Device,
 }
@@ -76,7 +76,7 @@ impl RawDeviceArray {
         unsafe { self.device.borrow_stream(raw) }
     }
 
-    fn export(&self) -> PyResult<&Exported> {
+    fn export(&self) -> PyResult<&ExportedArray> {
         let memory = self.memory()?;
         Ok(self.exported.get_or_init(|| memory.export()))
     }
@@ -201,21 +201,16 @@ impl RawDeviceArray {
         self.run(py, |memory| memory.synchronize())
     }
 
-    /// Returns a stream whose next work comes after everything that is known to write to the array, or None if all that is done.
+    /// Returns a stream: its next work comes after everything that is known to write to the array, or None if all that is done.
     fn ready_stream(&self, py: Python<'_>) -> PyResult<Option<usize>> {
         self.run(py, |memory| Ok(memory.ready_stream()?.map(|stream| stream.as_raw().expose_provenance())))
     }
 
-    /// Waits for the GPU, and opens a descriptor of the memory. Returns its number, and what the receiver must know beside type, shape and
-    /// order.
+    /// Opens a descriptor of the memory. Returns its number, and what the receiver must know beside type, shape and order.
     ///
     /// With `keep` the descriptor is this object's, and stays open until it is closed or gone; otherwise the caller closes it.
     fn descriptor(&self, py: Python<'_>, keep: bool) -> PyResult<(RawFd, String)> {
-        let parcel = self.run(py, |memory| {
-            // A receiver may come when this process has ended, or has dropped its events.
-            memory.synchronize()?;
-            memory.parcel()
-        })?;
+        let parcel = self.run(py, |memory| memory.parcel())?;
         let (note, descriptor) = (parcel.note().to_owned(), OwnedFd::from(parcel.into_descriptor()));
         if !keep {
             return Ok((descriptor.into_raw_fd(), note));

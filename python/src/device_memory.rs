@@ -10,7 +10,7 @@ use ndarray::{ArrayView, IxDyn, ShapeBuilder};
 use ndarray_shm::array::with_element;
 use ndarray_shm::counted::Foreign;
 use ndarray_shm::{Element, Order};
-use ndarray_shm_cuda::{Device, DeviceArray, Error, Exported, Result, Stream};
+use ndarray_shm_cuda::{Device, DeviceArray, Error, ExportedArray, Result, Stream};
 
 use crate::export::{Elements, Kept};
 use crate::memory::Shape;
@@ -31,7 +31,7 @@ pub(crate) trait DeviceMemory: Send + Sync {
     fn written_on(&self, stream: &Stream) -> Result<()>;
     fn ready_stream(&self) -> Result<Option<&'static Stream>>;
     fn synchronize(&self) -> Result<()>;
-    fn export(&self) -> Exported;
+    fn export(&self) -> ExportedArray;
     fn parcel(&self) -> Result<Foreign>;
 }
 
@@ -90,7 +90,7 @@ impl<T: Element> DeviceMemory for DeviceArray<T, IxDyn> {
         DeviceArray::synchronize(self)
     }
 
-    fn export(&self) -> Exported {
+    fn export(&self) -> ExportedArray {
         DeviceArray::export(self)
     }
 
@@ -123,7 +123,7 @@ pub(crate) fn zeros(device: Device, shape: &Shape) -> Result<Arc<dyn DeviceMemor
     }, else => unreachable!("all features of elements are enabled"))
 }
 
-/// Creates a copy of an array of the host, whose bytes are in the order of `shape`.
+/// Creates a copy of an array of the host, with bytes in the order of `shape`.
 pub(crate) fn upload(device: Device, shape: &Shape, bytes: &[u8]) -> Result<Arc<dyn DeviceMemory>> {
     with_element!(shape.element.dtype, T => {
         let elements = typed::<T>(bytes);

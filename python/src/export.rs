@@ -74,7 +74,7 @@ impl Elements {
 }
 
 /// The data that an exported buffer points to. It lives until the buffer is released, and keeps the memory mapped until then.
-struct Exported {
+struct ExportedArray {
     lengths: Vec<isize>,
     strides: Vec<isize>,
     _kept: Arc<dyn Kept>,
@@ -113,7 +113,7 @@ pub(crate) unsafe fn fill(
     if !c && !f && asks(ffi::PyBUF_ANY_CONTIGUOUS) {
         return Err(PyBufferError::new_err("the elements are not contiguous, and the caller needs contiguous ones"));
     }
-    let exported = Box::new(Exported {
+    let exported = Box::new(ExportedArray {
         lengths: elements.lengths.iter().map(|length| signed(*length)).collect(),
         strides: elements.strides.clone(),
         _kept: Arc::clone(&elements.kept),
@@ -149,5 +149,5 @@ pub(crate) unsafe fn release(view: *mut ffi::Py_buffer) {
     // SAFETY: `fill` wrote the whole buffer.
     let internal = unsafe { (*view).internal };
     // SAFETY: `fill` made this pointer from a box, and the caller promises that it is released once.
-    drop(unsafe { Box::from_raw(internal.cast::<Exported>()) });
+    drop(unsafe { Box::from_raw(internal.cast::<ExportedArray>()) });
 }

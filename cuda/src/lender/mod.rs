@@ -149,7 +149,7 @@ impl Lender {
     /// Lends an array, contiguous in the shape's order. The owner is dropped after the returned value, once no receiver is left: by the next
     /// call that lends, by [`reclaim`](Self::reclaim), or when another [`Lent`] is dropped.
     ///
-    /// If receivers outlive the lender and all its [`Lent`] values, the owner is never dropped.
+    /// An owner is never dropped if its receivers outlive the lender and all its [`Lent`] values.
     ///
     /// # Errors
     ///
@@ -181,7 +181,7 @@ impl Lender {
         Ok(Lent { memory, device: self.device, pointer, layout, elements: PhantomData })
     }
 
-    /// Drops the owners of memory that all receivers have released, or died with. Returns their number.
+    /// Drops the owners of which all receivers have released their loans or died. Returns their number.
     ///
     /// # Errors
     ///
@@ -258,7 +258,7 @@ impl<T: Element, D: Dimension> Lent<T, D> {
         })
     }
 
-    /// Takes a loan back that was not received: its parcel could not be sent, or the receiver died before it attached it. Returns
+    /// Takes a loan back that was not received, for a parcel that could not be sent or that its receiver did not attach before it died. Returns
     /// `Ok(false)` if it was received, or is not one of this memory.
     ///
     /// # Errors

@@ -30,7 +30,7 @@ struct OpenedKey {
 }
 
 #[derive(Debug)]
-struct DeviceBlock {
+struct OpenedBlock {
     opening: Opening,
     /// The end of what the driver has mapped.
     end: CUdeviceptr,
@@ -39,7 +39,7 @@ struct DeviceBlock {
 
 #[derive(Debug)]
 struct OpenedTable {
-    blocks: BTreeMap<OpenedKey, DeviceBlock>,
+    blocks: BTreeMap<OpenedKey, OpenedBlock>,
     /// Pools that blocks use.
     pools: BTreeMap<PoolKey, Weak<ImportedPool>>,
 }
@@ -115,14 +115,14 @@ impl Opened {
         let opening = open(pools)?;
         let (base, length) = range_around(opening.base)?;
         let end = base.saturating_add(length as u64);
-        let block = DeviceBlock { opening, end, users: 1 };
+        let block = OpenedBlock { opening, end, users: 1 };
         let opened = block.used_by(key);
         blocks.insert(key, block);
         Ok(opened)
     }
 }
 
-impl DeviceBlock {
+impl OpenedBlock {
     fn used_by(&self, key: OpenedKey) -> Opened {
         let start = self.opening.base;
         Opened { key, start, bytes: usize::try_from(self.end.saturating_sub(start)).unwrap_or(0) }

@@ -3,7 +3,7 @@
 use libtest_mimic::Trial;
 use ndarray::{Array1, IxDyn, ShapeBuilder, array};
 use ndarray_shm::counted::Channel;
-use ndarray_shm_cuda::{Device, DeviceArray, Error, Exported};
+use ndarray_shm_cuda::{Device, DeviceArray, Error, ExportedArray};
 
 use crate::named;
 use crate::order::{LENGTH, SLOW, enqueue_write};
@@ -86,7 +86,7 @@ fn export_and_drop(channel: Channel) {
         value
     }
     let array = DeviceArray::from_host(gpu(), &array![1u8, 2, 3]).expect("an array");
-    let exported: Exported = is_send(array.export());
+    let exported: ExportedArray = is_send(array.export());
     drop(array);
     let before = double::live("mapping");
     drop(exported);

@@ -175,7 +175,7 @@ fn received_array_can_be_sent_on() {
     let mut received = first.channel.receive_timeout::<u32>(LIMIT).expect("an array");
     let received = DeviceArray::<i64, Ix1>::attach(&received.arrays.remove(0).foreign(KIND).expect("a parcel"));
     drop(first);
-    let received = received.expect("an array whose sender was killed");
+    let received = received.expect("an array of a killed sender");
     let floats =
         DeviceArray::from_host(gpu(), &received.to_host().expect("a copy").mapv(|one| one as f64)).expect("an array");
     let again = DeviceArray::<f64, Ix1>::attach(&floats.parcel().expect("a parcel")).expect("an array");

@@ -7,7 +7,7 @@ use ndarray_shm::array::SealableDraft;
 use ndarray_shm::counted::Channel;
 use ndarray_shm::pool::PooledDraft;
 use ndarray_shm::{ArrayReader, ArrayWriter, Draft, FrozenArray, Order, Pool, SharedArray};
-use ndarray_shm_cuda::{DeviceArray, DownloadTarget, Error, KIND, PageLocked, Stream, Transfer, UploadSource};
+use ndarray_shm_cuda::{DeviceArray, Error, KIND, LockedSource, LockedTarget, PageLocked, Stream, Transfer};
 
 use crate::page_locked::{Case, Name, assert_locked, gpu, trial};
 use crate::support::{Actor, LIMIT, Role, double, is_real};
@@ -62,7 +62,7 @@ fn pooled(pool: &Pool) -> PageLocked<PooledDraft<u8, Ix1>> {
 }
 
 /// Copies all elements of a source, which have this value, to the GPU.
-fn upload<A: UploadSource<Element = u8, Dim = Ix1>>(source: A, value: u8) -> DeviceArray<u8, Ix1> {
+fn upload<A: LockedSource<Element = u8, Dim = Ix1>>(source: A, value: u8) -> DeviceArray<u8, Ix1> {
     let source = PageLocked::new(gpu(), source).unwrap_or_else(|refused| panic!("{refused}"));
     let transfer = DeviceArray::upload(source, &stream()).unwrap_or_else(|refused| panic!("{refused}"));
     let (copy, source) = transfer.wait().unwrap_or_else(|refused| panic!("{refused}"));
@@ -73,7 +73,7 @@ fn upload<A: UploadSource<Element = u8, Dim = Ix1>>(source: A, value: u8) -> Dev
 }
 
 /// Copies an array to a draft.
-fn download<A: DownloadTarget<Element = u8, Dim = Ix1>>(array: &DeviceArray<u8, Ix1>, target: A) -> A {
+fn download<A: LockedTarget<Element = u8, Dim = Ix1>>(array: &DeviceArray<u8, Ix1>, target: A) -> A {
     let target = PageLocked::new(gpu(), target).unwrap_or_else(|refused| panic!("{refused}"));
     let transfer = array.download(target, &stream()).unwrap_or_else(|refused| panic!("{refused}"));
     let target = transfer.wait().unwrap_or_else(|refused| panic!("{refused}"));
