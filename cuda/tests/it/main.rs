@@ -17,6 +17,7 @@ mod failures;
 mod gpus;
 mod kills;
 mod lender;
+mod lender_refusals;
 mod order;
 mod page_locked;
 mod support;
@@ -39,6 +40,7 @@ fn roles() -> Vec<(&'static str, Role)> {
         gpus::ROLES,
         kills::ROLES,
         lender::ROLES,
+        lender_refusals::ROLES,
         order::ROLES,
         torch::ROLES,
         whole::ROLES,
@@ -63,6 +65,7 @@ fn main() -> ExitCode {
         gpus::trials(),
         kills::trials(),
         lender::trials(),
+        lender_refusals::trials(),
         order::trials(),
         page_locked::trials(),
         torch::trials(),

@@ -38,6 +38,7 @@ macro_rules! must {
 /// Makes the first GPU's primary context the one of this thread, as the CUDA runtime does.
 pub fn use_gpu() {
     let mut context = std::ptr::null_mut();
+    must!(sys::cuInit(0));
     must!(sys::cuCtxGetCurrent(&raw mut context));
     if context.is_null() {
         must!(sys::cuDevicePrimaryCtxRetain(&raw mut context, 0));
