@@ -65,7 +65,7 @@ class RawArray:
 
 class DeviceAttachment: ...
 
-# On Linux only, and so are the functions whose names begin with `cuda_`.
+# On Linux only, and so are the functions with names that begin with `cuda_`.
 class RawDeviceArray:
     def __new__(cls, attachment: DeviceAttachment) -> Self: ...
     @property
