@@ -18,7 +18,8 @@ use crate::driver::functions;
 use crate::error::{Error, Result};
 use crate::layout::DeviceLayout;
 use crate::memory::DeviceMapping;
-use crate::stream::{Pending, Stream};
+use crate::pending::Pending;
+use crate::stream::Stream;
 
 /// A typed n-dimensional array in the memory of a GPU, contiguous in C or Fortran order.
 ///
@@ -62,7 +63,7 @@ pub(crate) struct DeviceMemory {
     shared: AtomicBool,
     /// Work that still writes to it.
     pending: Mutex<Pending>,
-    /// Copies that still read it.
+    /// Work that still reads it.
     reading: Mutex<Pending>,
 }
 
@@ -81,7 +82,7 @@ impl DeviceMemory {
         Ok(self.pending.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Returns the copies that still read it. As [`pending`](Self::pending).
+    /// Returns the work that still reads it. As [`pending`](Self::pending).
     pub(crate) fn reading(&self) -> Result<MutexGuard<'_, Pending>> {
         functions()?;
         Ok(self.reading.lock().unwrap_or_else(PoisonError::into_inner))
@@ -94,9 +95,9 @@ impl DeviceMemory {
 
 impl Drop for DeviceMemory {
     fn drop(&mut self) {
-        // Unmapping under work that still uses it would be an error of the GPU, for the whole context. A failure is one of that work.
+        // Unmapping under work that still uses it would be an error of the GPU, for the whole context.
         for pending in [&mut self.pending, &mut self.reading] {
-            let _ = pending.get_mut().unwrap_or_else(PoisonError::into_inner).synchronize();
+            pending.get_mut().unwrap_or_else(PoisonError::into_inner).settle();
         }
     }
 }
@@ -248,27 +249,33 @@ impl<T: Element, D: Dimension> DeviceArray<T, D> {
             return Err(Error::Shape { expected: format!("{:?}", self.shape()), found: array.shape().to_vec() });
         }
         self.ready()?;
-        self.memory.reading()?.wait_on(self.device().stream())?;
+        let reading = self.memory.reading()?.unfinished()?;
+        reading.before_copy(self.device().stream())?;
         copies::upload(self.device(), self.start(), &self.layout, array)
     }
 
-    /// Lets this crate's own stream wait for what was said to write to the array.
+    /// Brings the next copy of this crate after what is known to write to the array.
     fn ready(&self) -> Result<()> {
-        self.wait_on(self.device().stream())
+        let writing = self.memory.pending()?.unfinished()?; // the lock is released before the wait
+        writing.before_copy(self.device().stream())
     }
 
-    /// Lets the work that is enqueued on the stream from now on wait for everything that is known to write to the array: what its sender
-    /// had enqueued, and what was [said](Self::written_on) in this process.
+    /// Lets the work that is enqueued on the stream from now on wait for everything that is known to use the array: what its sender had enqueued,
+    /// what was [said](Self::written_on) in this process, and downloads. Then it may read and write.
     ///
     /// # Errors
     ///
     /// Failures of the driver.
     pub fn wait_on(&self, stream: &Stream) -> Result<()> {
-        let mut pending = self.memory.pending()?;
-        if pending.forget_complete()? {
-            return Ok(());
-        }
-        pending.wait_on(stream)
+        self.after_writes(stream)?;
+        let reading = self.memory.reading()?.unfinished()?;
+        reading.wait_on(stream)
+    }
+
+    /// Lets the work that is enqueued on the stream from now on wait for everything that is known to write to the array. Then it may read.
+    pub(crate) fn after_writes(&self, stream: &Stream) -> Result<()> {
+        let writing = self.memory.pending()?.unfinished()?;
+        writing.wait_on(stream)
     }
 
     /// Says that the work that the stream has now writes to the array. Copies to the host, and receivers that the array is sent to, wait
@@ -276,20 +283,30 @@ impl<T: Element, D: Dimension> DeviceArray<T, D> {
     ///
     /// # Errors
     ///
-    /// Failures of the driver.
+    /// Failures of the driver. The caller must then wait for the work before the array is read or dropped.
     pub fn written_on(&self, stream: &Stream) -> Result<()> {
         self.memory.pending()?.add(stream).map(drop)
     }
 
-    /// Waits until everything that is known to write to the array is done. After that the sender may end.
+    /// Says that the work that the stream has now reads the array. Work that [waits](Self::wait_on) comes after it; so does the end of the
+    /// memory.
+    ///
+    /// # Errors
+    ///
+    /// Failures of the driver. The caller must then wait for the work before the array is written or dropped.
+    pub fn used_on(&self, stream: &Stream) -> Result<()> {
+        self.memory.reading()?.add(stream).map(drop)
+    }
+
+    /// Waits until everything that is known to write to the array is done. A [parcel](Self::parcel) that is made after that does not need its sender
+    /// any more.
     ///
     /// # Errors
     ///
     /// Failures of the driver.
     pub fn synchronize(&self) -> Result<()> {
-        let mut pending = self.memory.pending()?;
-        pending.synchronize()?;
-        pending.forget_complete().map(drop)
+        let writing = self.memory.pending()?.unfinished()?;
+        writing.synchronize()
     }
 }
 

@@ -3,6 +3,7 @@
 #![allow(unsafe_code)]
 
 use std::marker::PhantomData;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use cudarc::driver::sys::CUcontext;
 
@@ -31,4 +32,27 @@ impl Drop for Current {
         // SAFETY: the stack of contexts is not empty: `of` has pushed one. A failure leaves the context current, which harms no later call.
         let _ = unsafe { call!(self.functions, cuCtxPopCurrent_v2(&raw mut context)) };
     }
+}
+
+/// Whether work may still run of which the driver has not said that it ended.
+static MAY_RUN: AtomicBool = AtomicBool::new(false);
+
+/// Returns whether the driver could not say, at any time, that work had ended. From then on this process unmaps, frees and uses again nothing
+/// that work of a GPU may touch, and leaks it instead. It happens after errors that a context does not survive.
+pub(crate) fn may_still_run() -> bool {
+    MAY_RUN.load(Ordering::Relaxed)
+}
+
+/// Makes sure that work has ended for which the caller has waited, with this answer. If waiting failed, waits for all work of the context; if that
+/// fails too, [`may_still_run`] returns true from then on. Returns the caller's answer.
+pub(crate) fn ended(context: CUcontext, answer: Result<()>) -> Result<()> {
+    answer.inspect_err(|_| {
+        let all = Current::of(context).and_then(|current| {
+            // SAFETY: a context is current.
+            unsafe { call!(current.functions, cuCtxSynchronize()) }
+        });
+        if all.is_err() {
+            MAY_RUN.store(true, Ordering::Relaxed);
+        }
+    })
 }

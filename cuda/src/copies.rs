@@ -8,6 +8,7 @@ use cudarc::driver::sys::CUdeviceptr;
 use ndarray::{Array, ArrayRef, Dimension, ShapeBuilder};
 use ndarray_shm::{Element, Order};
 
+use crate::context::may_still_run;
 use crate::device::Device;
 use crate::driver::call;
 use crate::error::Result;
@@ -20,8 +21,10 @@ pub(crate) fn fill(device: Device, at: CUdeviceptr, value: u8, bytes: usize) -> 
     }
     let (current, stream) = (device.enter()?, device.stream());
     // SAFETY: the range is mapped memory of the caller.
-    unsafe { call!(current.functions, cuMemsetD8Async(at, value, bytes, stream.raw())) }?;
-    stream.synchronize()
+    let enqueued = unsafe { call!(current.functions, cuMemsetD8Async(at, value, bytes, stream.raw())) };
+    // The driver also answers with errors of earlier work, after which it may have enqueued this one.
+    let ended = stream.settle();
+    enqueued.and(ended)
 }
 
 /// Copies an array of the layout's shape to a GPU, into the layout's order.
@@ -38,9 +41,12 @@ pub(crate) fn upload<T: Element, D: Dimension>(
     let (current, stream) = (device.enter()?, device.stream());
     let bytes = size_of_val(&*elements);
     // SAFETY: the source is valid for reads of `bytes` until this function has waited for the copy, and so is the target, which the caller has
-    // mapped for an array of this layout.
-    unsafe { call!(current.functions, cuMemcpyHtoDAsync_v2(to, elements.as_ptr().cast(), bytes, stream.raw())) }?;
-    stream.settle()
+    // mapped for an array of this layout. If the end of the copy stays unknown, the target is never unmapped, and a GPU that goes on to read memory that
+    // the host uses for something else gets wrong bytes, no more.
+    let enqueued =
+        unsafe { call!(current.functions, cuMemcpyHtoDAsync_v2(to, elements.as_ptr().cast(), bytes, stream.raw())) };
+    let ended = stream.settle();
+    enqueued.and(ended)
 }
 
 /// Copies an array from a GPU.
@@ -54,8 +60,14 @@ pub(crate) fn download<T: Element, D: Dimension>(
         let (current, stream) = (device.enter()?, device.stream());
         let (to, bytes) = (elements.as_mut_ptr().cast(), layout.bytes::<T>());
         // SAFETY: the source is a mapped array of this layout; the target has room for it until this function has waited for the copy.
-        unsafe { call!(current.functions, cuMemcpyDtoHAsync_v2(to, from, bytes, stream.raw())) }?;
-        stream.settle()?;
+        let enqueued = unsafe { call!(current.functions, cuMemcpyDtoHAsync_v2(to, from, bytes, stream.raw())) };
+        let ended = stream.settle();
+        if let Err(error) = enqueued.and(ended) {
+            if may_still_run() {
+                std::mem::forget(elements); // the GPU may still write to it
+            }
+            return Err(error);
+        }
     }
     // SAFETY: the copy has written all elements, for which every bit pattern is valid, within the capacity.
     unsafe { elements.set_len(layout.len) };

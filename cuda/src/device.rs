@@ -196,8 +196,8 @@ impl Device {
     ///
     /// # Safety
     ///
-    /// `raw` is a `CUstream` of this GPU's primary context, which is not destroyed while the value lives. Null, the legacy default stream, is
-    /// allowed, and so are the driver's special values 1 and 2.
+    /// `raw` is a `CUstream` of this GPU's primary context, which is not destroyed while the value lives. Null and 1,
+    /// the legacy default stream, are allowed. 2, the stream of the calling thread, is allowed as long as the value is used in that thread only.
     pub unsafe fn borrow_stream(self, raw: *mut c_void) -> Stream {
         Stream::borrowed_in(self.0.context, raw.cast())
     }

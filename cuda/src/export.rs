@@ -61,12 +61,12 @@ impl<T: Element, D: Dimension> DeviceArray<T, D> {
     ///
     /// Failures of the driver.
     pub fn ready_stream(&self) -> Result<Option<&'static Stream>> {
-        let mut pending = self.memory().pending()?;
-        if pending.forget_complete()? {
+        let writing = self.memory().pending()?.unfinished()?;
+        if writing.is_empty() {
             return Ok(None);
         }
         let stream = self.device().stream();
-        pending.wait_on(stream)?;
+        writing.before_copy(stream)?;
         Ok(Some(stream))
     }
 }

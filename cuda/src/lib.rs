@@ -31,6 +31,7 @@ mod memory;
 mod page_lockable;
 mod page_locked;
 mod parcel;
+mod pending;
 mod stream;
 mod transfer;
 mod uuid;

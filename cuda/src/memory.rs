@@ -15,6 +15,7 @@ use cudarc::driver::sys::{
     CUmemGenericAllocationHandle, CUmemLocation, CUmemLocationType,
 };
 
+use crate::context::may_still_run;
 use crate::device::Device;
 use crate::driver::{call, code, functions, functions_in_drop};
 use crate::error::{Error, Result};
@@ -185,6 +186,9 @@ impl DeviceMapping {
 
 impl Drop for DeviceMapping {
     fn drop(&mut self) {
+        if may_still_run() {
+            return;
+        }
         if let Some(functions) = functions_in_drop() {
             let Reservation { start, bytes } = *self.reservation;
             // SAFETY: the range is mapped, and no work uses it: the owner of the mapping has waited for that.

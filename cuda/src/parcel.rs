@@ -13,7 +13,8 @@ use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::layout::DeviceLayout;
 use crate::memory::DeviceMapping;
-use crate::stream::Pending;
+use crate::pending::Pending;
+use crate::stream::EventNote;
 
 /// The kind of the parcels of this crate, for [`Foreign`].
 pub const KIND: &str = "cuda";
@@ -28,8 +29,8 @@ struct ArrayNote {
     bytes: usize,
     /// Where the elements begin.
     offset: usize,
-    /// The events that must be complete before the elements are read: the driver's bytes.
-    events: Vec<Vec<u8>>,
+    /// The events that must be complete before the elements are read.
+    events: Vec<EventNote>,
 }
 
 const VERSION: u32 = 1;
@@ -40,15 +41,16 @@ impl<T: Element, D: Dimension> DeviceArray<T, D> {
     /// The parcel holds a descriptor, and with it the memory, until it is dropped; so does a message that was not received yet. It can be sent
     /// any number of times. Received arrays can be sent on.
     ///
-    /// Work that still [writes](Self::written_on) to the array is named in the parcel, and the receiver waits for it on its GPU. This process
-    /// must live, and keep the array, until it is done: [`synchronize`](Self::synchronize) waits for that.
+    /// Work that still [writes](Self::written_on) to the array is named in the parcel, and the receiver waits for it. The process that enqueued it
+    /// must then live until the array is attached and the work is done. A parcel that is made after [`synchronize`](Self::synchronize) names no
+    /// work and does not need its sender.
     ///
     /// # Errors
     ///
     /// Failures of the driver.
     pub fn parcel(&self) -> Result<Foreign> {
         let memory = self.memory();
-        let events = memory.pending()?.handles()?;
+        let events = memory.pending()?.notes()?;
         let note = ArrayNote {
             version: VERSION,
             device: self.device().uuid().to_string(),
@@ -69,7 +71,9 @@ impl<T: Element, D: Dimension> DeviceArray<T, D> {
     /// - [`Malformed`](Error::Malformed): it is not an array on a GPU, or not one of this version.
     /// - [`DeviceNotVisible`](Error::DeviceNotVisible): `CUDA_VISIBLE_DEVICES` hides its GPU from this process.
     /// - [`DType`](Error::DType), [`Shape`](Error::Shape): it has another element type or number of axes.
-    /// - [`SenderGone`](Error::SenderGone): its sender ended before its GPU had finished the array.
+    /// - [`SenderGone`](Error::SenderGone): the parcel names unfinished work of a process that has ended. If a sender is killed later, the array stays
+    ///   as its GPU has left it, and this process is not told.
+    /// - [`Unsupported`](Error::Unsupported): the parcel names unfinished work, and the driver cannot wait here for that of its sender.
     /// - failures of the driver.
     pub fn attach(parcel: &Foreign) -> Result<Self> {
         if parcel.kind() != KIND {
@@ -87,7 +91,7 @@ impl<T: Element, D: Dimension> DeviceArray<T, D> {
         layout.require_within::<T>(note.offset, note.bytes)?;
         let mapping = DeviceMapping::import(device, parcel.descriptor().as_fd(), note.bytes)?;
         let array = Self::of_parts(Arc::new(DeviceMemory::new(mapping, true)), note.offset, layout);
-        *array.memory().pending()? = Pending::open(device.context(), note.events)?;
+        *array.memory().pending()? = Pending::open(device.context(), &note.events)?;
         Ok(array)
     }
 }

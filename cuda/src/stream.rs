@@ -5,13 +5,16 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::ffi::{c_char, c_void};
 use std::fmt;
+use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 
 use cudarc::driver::sys::{CUcontext, CUevent, CUipcEventHandle, CUstream};
 use cudarc::driver::sys::{CUevent_flags, CUstream_flags};
 
-use crate::context::Current;
+use serde::{Deserialize, Serialize};
+
+use crate::context::{Current, ended};
 use crate::driver::{call, code, functions_in_drop};
 use crate::error::{Error, Result};
 
@@ -68,19 +71,14 @@ impl Stream {
         unsafe { call!(current.functions, cuStreamSynchronize(self.raw)) }
     }
 
-    /// Waits until no work that was enqueued so far can touch memory of the host any more, whatever the driver answers.
+    /// Waits until the work that was enqueued so far is done, by another way if one fails. If all fail,
+    /// [`may_still_run`](crate::context::may_still_run) returns true from then on.
     ///
     /// # Errors
     ///
-    /// As [`synchronize`](Self::synchronize).
+    /// As [`synchronize`](Self::synchronize), also where another way succeeded.
     pub(crate) fn settle(&self) -> Result<()> {
-        self.synchronize().inspect_err(|_| {
-            // After an error that a context survives, this waits for its work. After any other, the context does no work any more.
-            if let Ok(current) = Current::of(self.context) {
-                // SAFETY: a context is current.
-                let _ = unsafe { call!(current.functions, cuCtxSynchronize()) };
-            }
-        })
+        ended(self.context, self.synchronize())
     }
 
     /// Lets the work that is enqueued from now on wait for what the event has recorded.
@@ -88,7 +86,7 @@ impl Stream {
     /// # Errors
     ///
     /// Failures of the driver.
-    fn wait(&self, event: &DeviceEvent) -> Result<()> {
+    pub(crate) fn wait(&self, event: &DeviceEvent) -> Result<()> {
         let current = Current::of(self.context)?;
         // SAFETY: both exist as long as their values do.
         unsafe { call!(current.functions, cuStreamWaitEvent(self.raw, event.raw, 0)) }
@@ -145,6 +143,7 @@ impl fmt::Debug for Stream {
 pub(crate) struct DeviceEvent {
     context: CUcontext,
     raw: CUevent,
+    origin: Origin,
 }
 
 // SAFETY: the driver's functions on an event may be called from any thread.
@@ -152,8 +151,39 @@ unsafe impl Send for DeviceEvent {}
 // SAFETY: and by several at once.
 unsafe impl Sync for DeviceEvent {}
 
-/// Bytes by which another process opens an event: the driver's, as they are.
-pub(crate) type EventHandle = [u8; 64];
+/// A random number of this process: its own events and memory cannot be opened as those of another one. Nothing secret depends on it.
+pub(crate) static PROCESS: LazyLock<u64> = LazyLock::new(|| RandomState::new().build_hasher().finish());
+
+/// What a message says of an event.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct EventNote {
+    /// The process that has made the event, as [`PROCESS`] in it.
+    process: u64,
+    /// The bytes by which the driver opens it.
+    handle: Vec<u8>,
+}
+
+impl EventNote {
+    fn bytes(&self) -> Result<[u8; 64]> {
+        let bytes = <[u8; 64]>::try_from(&*self.handle);
+        bytes.map_err(|_| Error::malformed("an event has other than 64 bytes"))
+    }
+
+    /// Fails if one of the notes is none of an event.
+    pub(crate) fn check(notes: &[Self]) -> Result<()> {
+        notes.iter().try_for_each(|note| note.bytes().map(drop))
+    }
+}
+
+/// Where an event comes from.
+enum Origin {
+    /// Made here, for other processes too.
+    Own,
+    /// Made here, where the driver has no events for other processes.
+    Local,
+    /// Opened here.
+    Opened(EventNote),
+}
 
 /// Events of this process that record its work. They are never destroyed: a message that names one may be received long after the work was
 /// done and the memory dropped. One that is complete and that nothing else has is used again; code that still waits for it then waits for later work,
@@ -166,33 +196,56 @@ const MOST_EVENTS: usize = 1024;
 const LOOKS: usize = 8;
 
 impl DeviceEvent {
-    /// Returns an event that other processes can open, which has recorded the work that the stream has now.
+    /// Returns an event that has recorded the work that the stream has now.
     pub(crate) fn recorded(stream: &Stream) -> Result<Arc<Self>> {
-        let current = Current::of(stream.context)?; // refuses forked children, which must not take the lock
+        let context = stream.context;
+        let _current = Current::of(context)?; // refuses forked children, which must not take the lock
         let mut events = RECORDED.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_free = |event: &Arc<Self>| event.context == stream.context && Arc::strong_count(event) == 1;
+        let is_free = |event: &Arc<Self>| event.context == context && Arc::strong_count(event) == 1;
+        let mut found = None;
         for _ in 0..LOOKS.min(events.len()) {
             events.rotate_left(1);
-            let last = events.back().expect("at least one event");
-            if is_free(last) && last.is_complete()? {
-                last.record(stream)?;
-                return Ok(Arc::clone(last));
+            // A failure is one of the work of that event.
+            found = events.back().filter(|last| is_free(last) && last.is_complete().unwrap_or(false)).cloned();
+            if found.is_some() {
+                break;
             }
         }
-        let oldest = events.iter().find(|event| is_free(event)).filter(|_| events.len() >= MOST_EVENTS);
-        if let Some(oldest) = oldest {
-            oldest.synchronize()?;
-            oldest.record(stream)?;
-            return Ok(Arc::clone(oldest));
-        }
-        let mut raw = std::ptr::null_mut();
-        let flags = CUevent_flags::CU_EVENT_DISABLE_TIMING as u32 | CUevent_flags::CU_EVENT_INTERPROCESS as u32;
-        // SAFETY: `raw` is valid for the write of a handle; a context is current.
-        unsafe { call!(current.functions, cuEventCreate(&raw mut raw, flags)) }?;
-        let event = Arc::new(Self { context: stream.context, raw });
-        events.push_back(Arc::clone(&event));
+        let is_full = found.is_none() && events.len() >= MOST_EVENTS;
+        let oldest = if is_full { events.iter().find(|event| is_free(event)).cloned() } else { None };
+        drop(events);
+        // Nothing else takes an event that is in use here.
+        let event = match (found, oldest) {
+            (Some(event), _) => event,
+            (None, Some(oldest)) => {
+                oldest.synchronize()?;
+                oldest
+            }
+            (None, None) => {
+                let event = Arc::new(Self::new(context)?);
+                RECORDED.lock().unwrap_or_else(PoisonError::into_inner).push_back(Arc::clone(&event));
+                event
+            }
+        };
         event.record(stream)?;
         Ok(event)
+    }
+
+    fn new(context: CUcontext) -> Result<Self> {
+        let current = Current::of(context)?;
+        let create = |flags: CUevent_flags, origin: Origin| -> Result<Self> {
+            let mut raw = std::ptr::null_mut();
+            let flags = CUevent_flags::CU_EVENT_DISABLE_TIMING as u32 | flags as u32;
+            // SAFETY: `raw` is valid for the write of a handle; a context is current.
+            unsafe { call!(current.functions, cuEventCreate(&raw mut raw, flags)) }?;
+            Ok(Self { context, raw, origin })
+        };
+        match create(CUevent_flags::CU_EVENT_INTERPROCESS, Origin::Own) {
+            Err(error) if error.driver_code() == Some(code::NOT_SUPPORTED) => {
+                create(CUevent_flags::CU_EVENT_DEFAULT, Origin::Local)
+            }
+            answer => answer,
+        }
     }
 
     /// Records the work that the stream has now, instead of what was recorded before.
@@ -228,8 +281,27 @@ impl DeviceEvent {
         unsafe { call!(current.functions, cuEventSynchronize(self.raw)) }
     }
 
-    /// Returns what another process opens the event by, while this process lives.
-    pub(crate) fn handle(&self) -> Result<EventHandle> {
+    /// Waits until the recorded work is done, by another way if one fails; see [`ended`].
+    pub(crate) fn settle(&self) {
+        let _ = ended(self.context, self.synchronize()); // a failure is one of that work
+    }
+
+    /// Returns whether another process has made it.
+    pub(crate) fn is_opened(&self) -> bool {
+        matches!(self.origin, Origin::Opened(_))
+    }
+
+    /// Returns what another process opens the event by, while the process lives that has made it. Where there is no such thing, waits for the
+    /// recorded work instead.
+    pub(crate) fn note(&self) -> Result<Option<EventNote>> {
+        match &self.origin {
+            Origin::Own => Ok(Some(EventNote { process: *PROCESS, handle: self.handle()?.to_vec() })),
+            Origin::Local => self.synchronize().map(|()| None),
+            Origin::Opened(note) => Ok(Some(note.clone())),
+        }
+    }
+
+    fn handle(&self) -> Result<[u8; 64]> {
         let current = Current::of(self.context)?;
         let mut handle = CUipcEventHandle { reserved: [0; 64] };
         // SAFETY: `handle` is valid for the write of 64 bytes; the event exists and is one for other processes.
@@ -241,27 +313,49 @@ impl DeviceEvent {
     ///
     /// # Errors
     ///
-    /// [`SenderGone`](Error::SenderGone): the process that sent it has ended.
-    pub(crate) fn open(context: CUcontext, handle: EventHandle) -> Result<Arc<Self>> {
+    /// - [`SenderGone`](Error::SenderGone): the process that has made it has ended.
+    /// - [`Unsupported`](Error::Unsupported): the driver opens no events of that process here.
+    /// - [`Malformed`](Error::Malformed), and failures of the driver.
+    pub(crate) fn open(context: CUcontext, note: EventNote) -> Result<Arc<Self>> {
         let current = Current::of(context)?;
+        let handle = note.bytes()?;
+        // The driver does not open events in the process that has made them.
+        let own = if note.process == *PROCESS { Self::own(handle) } else { None };
+        if let Some(own) = own {
+            return Ok(own);
+        }
         let mut raw = std::ptr::null_mut();
         let bytes = CUipcEventHandle { reserved: handle.map(u8::cast_signed) };
         // SAFETY: `raw` is valid for the write of a handle; the driver checks the bytes.
         match unsafe { call!(current.functions, cuIpcOpenEventHandle(&raw mut raw, bytes)) } {
-            Ok(()) => Ok(Arc::new(Self { context, raw })),
-            Err(error) => match error.driver_code() {
-                Some(code::INVALID_VALUE | code::INVALID_HANDLE) => Err(Error::SenderGone),
-                // The driver does not open events in the process that has made them.
-                Some(code::INVALID_CONTEXT) => Self::own(handle).ok_or(error),
-                _ => Err(error),
-            },
+            Ok(()) => Ok(Arc::new(Self { context, raw, origin: Origin::Opened(note) })),
+            Err(error) => Err(match error.driver_code() {
+                Some(code::INVALID_VALUE | code::INVALID_HANDLE) => Error::SenderGone,
+                Some(
+                    code::INVALID_CONTEXT
+                    | code::MAP_FAILED
+                    | code::OPERATING_SYSTEM
+                    | code::NOT_PERMITTED
+                    | code::NOT_SUPPORTED,
+                ) => {
+                    let advice = "the processes must share /dev/shm and the IPC namespace (containers: --ipc=host), or the sender must \
+                                  synchronize before it sends";
+                    Error::Unsupported {
+                        what: "waiting for the GPU of the sender",
+                        reason: format!("{advice}; {error}"),
+                    }
+                }
+                _ => error,
+            }),
         }
     }
 
     /// Returns the event of this process that has this handle.
-    fn own(handle: EventHandle) -> Option<Arc<Self>> {
-        let events = RECORDED.lock().unwrap_or_else(PoisonError::into_inner);
-        events.iter().find(|event| event.handle().is_ok_and(|own| own == handle)).map(Arc::clone)
+    fn own(handle: [u8; 64]) -> Option<Arc<Self>> {
+        let events: Vec<_> = RECORDED.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect();
+        events
+            .into_iter()
+            .find(|event| matches!(event.origin, Origin::Own) && event.handle().is_ok_and(|own| own == handle))
     }
 }
 
@@ -278,61 +372,5 @@ impl Drop for DeviceEvent {
 impl fmt::Debug for DeviceEvent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Event").field("raw", &self.raw).finish_non_exhaustive()
-    }
-}
-
-/// The events of work that still uses memory.
-#[derive(Debug, Default)]
-pub(crate) struct Pending(Vec<Arc<DeviceEvent>>);
-
-impl Pending {
-    /// Adds what the stream has enqueued so far, and returns its event.
-    pub(crate) fn add(&mut self, stream: &Stream) -> Result<Arc<DeviceEvent>> {
-        let event = DeviceEvent::recorded(stream)?;
-        self.forget_complete()?;
-        self.0.push(Arc::clone(&event));
-        Ok(event)
-    }
-
-    /// Returns what a message says of the events: the driver's bytes.
-    pub(crate) fn handles(&mut self) -> Result<Vec<Vec<u8>>> {
-        self.forget_complete()?;
-        self.0.iter().map(|event| Ok(event.handle()?.to_vec())).collect()
-    }
-
-    /// Opens the events of a message.
-    ///
-    /// # Errors
-    ///
-    /// [`SenderGone`](Error::SenderGone), [`Malformed`](Error::Malformed), and failures of the driver.
-    pub(crate) fn open(context: CUcontext, handles: Vec<Vec<u8>>) -> Result<Self> {
-        let open = |handle: Vec<u8>| {
-            let handle = handle.try_into().map_err(|_| Error::malformed("an event has other than 64 bytes"))?;
-            DeviceEvent::open(context, handle)
-        };
-        handles.into_iter().map(open).collect::<Result<_>>().map(Self)
-    }
-
-    /// Drops the events of work that is done. Returns whether none is left.
-    pub(crate) fn forget_complete(&mut self) -> Result<bool> {
-        let mut failed = Ok(());
-        self.0.retain(|event| match event.is_complete() {
-            Ok(complete) => !complete,
-            Err(error) => {
-                failed = Err(error);
-                true
-            }
-        });
-        failed.map(|()| self.0.is_empty())
-    }
-
-    /// Lets a stream wait for all of it.
-    pub(crate) fn wait_on(&self, stream: &Stream) -> Result<()> {
-        self.0.iter().try_for_each(|event| stream.wait(event))
-    }
-
-    /// Waits for all of it, also if some of it has failed.
-    pub(crate) fn synchronize(&self) -> Result<()> {
-        self.0.iter().map(|event| event.synchronize()).fold(Ok(()), Result::and)
     }
 }

@@ -207,7 +207,7 @@ impl<T: Element, D: Dimension> DeviceArray<T, D> {
                 let expected = format!("{:?} in order {:?}", self.shape(), self.order());
                 return Err(Error::Shape { expected, found: found.shape().to_vec() });
             }
-            self.wait_on(stream)
+            self.after_writes(stream)
         };
         if let Err(error) = ready() {
             return Err(IntoError::new(error, target));

@@ -62,6 +62,7 @@ const CUDA_FLOORS: &[(&str, u32)] = &[
     ("context", 1),
     ("device", 1),
     ("driver", 1),
+    ("pending", 1),
     ("stream", 1),
     ("copies", 2),
     ("layout", 2),

@@ -16,7 +16,7 @@ use crate::device::Device;
 use crate::driver::functions;
 use crate::error::{Error, Result};
 use crate::layout::DeviceLayout;
-use crate::stream::Stream;
+use crate::stream::{EventNote, Stream};
 
 /// An array in a [`Chunk`](super::Chunk), at its producer. Dropping it frees its room as soon as no receiver needs it.
 ///
@@ -42,8 +42,8 @@ pub struct BlockTicket {
     pub(super) dtype: DType,
     pub(super) shape: Vec<usize>,
     pub(super) order: Order,
-    /// The events that must be complete before the elements are read: the driver's bytes.
-    pub(super) events: Vec<Vec<u8>>,
+    /// The events that must be complete before the elements are read.
+    pub(super) events: Vec<EventNote>,
 }
 
 impl BlockTicket {
@@ -80,7 +80,7 @@ impl<T: Element, D: Dimension> DeviceBlock<T, D> {
     /// - [`Host`](Error::Host): 65,536 blocks are with receivers or on their way.
     /// - [`ForkedChild`](Error::ForkedChild), and failures of the driver.
     pub fn send(&self) -> Result<BlockTicket> {
-        let events = self.range.pending()?.handles()?;
+        let events = self.range.pending()?.notes()?;
         self.sent.store(true, Ordering::Relaxed);
         let loan = self.range.send()?;
         let (shape, order) = (self.shape().to_vec(), self.order());
@@ -113,7 +113,8 @@ impl<T: Element, D: Dimension> DeviceBlock<T, D> {
     ///
     /// Failures of the driver.
     pub fn to_host(&self) -> Result<Array<T, D>> {
-        self.wait_on(self.device().stream())?;
+        let writing = self.range.pending()?.unfinished()?;
+        writing.before_copy(self.device().stream())?;
         copies::download(self.device(), self.device_pointer(), &self.layout)
     }
 
@@ -135,17 +136,15 @@ impl<T: Element, D: Dimension> DeviceBlock<T, D> {
         copies::upload(self.device(), self.device_pointer(), &self.layout, array)
     }
 
-    /// Lets the work that is enqueued on the stream from now on wait for what was said to write to the block.
+    /// Lets the work that is enqueued on the stream from now on wait for what was said to use the block.
     ///
     /// # Errors
     ///
     /// Failures of the driver.
     pub fn wait_on(&self, stream: &Stream) -> Result<()> {
-        let mut pending = self.range.pending()?;
-        if pending.forget_complete()? {
-            return Ok(());
-        }
-        pending.wait_on(stream)
+        let (writing, reading) = (self.range.pending()?.unfinished()?, self.range.reading()?.unfinished()?);
+        writing.wait_on(stream)?;
+        reading.wait_on(stream)
     }
 
     /// Says that the work that the stream has now writes to the block. Copies to the host, receivers of later tickets, and the next block in
@@ -153,9 +152,18 @@ impl<T: Element, D: Dimension> DeviceBlock<T, D> {
     ///
     /// # Errors
     ///
-    /// Failures of the driver.
+    /// Failures of the driver. The caller must then wait for the work before the block is sent, read or dropped.
     pub fn written_on(&self, stream: &Stream) -> Result<()> {
         self.range.pending()?.add(stream).map(drop)
+    }
+
+    /// Says that the work that the stream has now reads the block. The next block in the same room waits for it.
+    ///
+    /// # Errors
+    ///
+    /// Failures of the driver. The caller must then wait for the work before the block is written or dropped.
+    pub fn used_on(&self, stream: &Stream) -> Result<()> {
+        self.range.reading()?.add(stream).map(drop)
     }
 
     /// Returns the GPU.

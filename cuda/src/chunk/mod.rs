@@ -19,13 +19,14 @@ use serde::{Deserialize, Serialize};
 pub use self::block::{BlockTicket, DeviceBlock};
 pub use self::received::{ReceivedBlock, ReceivedChunk};
 use self::room::{ALIGNMENT, FreeRanges};
+use crate::context::{ended, may_still_run};
 use crate::copies;
 use crate::device::Device;
 use crate::driver::{functions, functions_in_drop};
 use crate::error::{Error, Result};
 use crate::layout::DeviceLayout;
 use crate::memory::DeviceMapping;
-use crate::stream::Pending;
+use crate::pending::Pending;
 
 /// The kind of the parcels of chunks, for [`Foreign`].
 pub const CHUNK_KIND: &str = "cuda-chunk";
@@ -43,6 +44,8 @@ struct ChunkNote {
     device: String,
     /// Name of the file of counts, in the default backend.
     counts: String,
+    /// Number of that file: another one may have its name later.
+    number: u64,
 }
 
 /// One large allocation of a GPU, from which its producer sends many arrays: its *blocks*.
@@ -98,7 +101,8 @@ impl Drop for ChunkState {
         // Blocks that receivers hold are in the limbo for ever, with the work that writes to them. The memory must not be unmapped under it. A
         // failure is one of that work.
         if functions_in_drop().is_some() {
-            let _ = self.mapping.device().synchronize();
+            let device = self.mapping.device();
+            let _ = ended(device.context(), device.synchronize());
         }
     }
 }
@@ -111,6 +115,8 @@ struct BlockRange {
     bytes: usize,
     /// Work of this process that writes to it.
     pending: Mutex<Pending>,
+    /// Work of this process that reads it.
+    reading: Mutex<Pending>,
 }
 
 impl BlockRange {
@@ -118,6 +124,12 @@ impl BlockRange {
     fn pending(&self) -> Result<MutexGuard<'_, Pending>> {
         functions()?;
         Ok(self.pending.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Returns the work of this process that reads it. As [`pending`](Self::pending).
+    fn reading(&self) -> Result<MutexGuard<'_, Pending>> {
+        functions()?;
+        Ok(self.reading.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
@@ -130,9 +142,13 @@ impl Memory for BlockRange {
 impl Drop for BlockRange {
     fn drop(&mut self) {
         let (Some(state), Some(_)) = (self.state.upgrade(), functions_in_drop()) else { return };
-        // The next block in this room must not be written to by work for this one. A failure is one of that work, which is over then.
-        let _ = self.pending.get_mut().unwrap_or_else(PoisonError::into_inner).synchronize();
-        state.room().give_back(self.start, self.bytes);
+        // Work for this block must not use the next one in this room.
+        for pending in [&mut self.pending, &mut self.reading] {
+            pending.get_mut().unwrap_or_else(PoisonError::into_inner).settle();
+        }
+        if !may_still_run() {
+            state.room().give_back(self.start, self.bytes);
+        }
     }
 }
 
@@ -161,7 +177,8 @@ impl Chunk {
         let mapping = &self.state.mapping;
         let descriptor = mapping.export()?;
         let (device, counts) = (mapping.device().uuid().to_string(), self.location().to_string());
-        let note = serde_json::to_string(&ChunkNote { version: VERSION, device, counts }).map_err(Error::malformed)?;
+        let note = ChunkNote { version: VERSION, device, counts, number: self.counters.number() };
+        let note = serde_json::to_string(&note).map_err(Error::malformed)?;
         Ok(Foreign::new(CHUNK_KIND, DType::U8, &[mapping.bytes()], Order::C, note, descriptor)?)
     }
 
@@ -199,8 +216,8 @@ impl Chunk {
             start = take();
         }
         let start = start.ok_or_else(|| self.full(bytes))?;
-        let (state, pending) = (Arc::downgrade(&self.state), Mutex::default());
-        let range = self.limbo.lend(BlockRange { state, start, bytes: whole, pending })?;
+        let (state, pending, reading) = (Arc::downgrade(&self.state), Mutex::default(), Mutex::default());
+        let range = self.limbo.lend(BlockRange { state, start, bytes: whole, pending, reading })?;
         Ok(DeviceBlock::new(range, Arc::clone(&self.state), layout))
     }
 

@@ -11,13 +11,15 @@ use ndarray_shm::counted::Foreign;
 use ndarray_shm::{DType, Element, Order};
 
 use super::{BlockTicket, CHUNK_KIND, ChunkNote, VERSION};
+use crate::context::ended;
 use crate::copies;
 use crate::device::Device;
 use crate::driver::{functions, functions_in_drop};
 use crate::error::{Error, Result};
 use crate::layout::DeviceLayout;
 use crate::memory::DeviceMapping;
-use crate::stream::{Pending, Stream};
+use crate::pending::{Pending, Unfinished};
+use crate::stream::{EventNote, Stream};
 
 /// A [`Chunk`](super::Chunk) of another process, from which this one takes blocks. Cloning is cheap.
 #[derive(Clone)]
@@ -34,7 +36,8 @@ impl Drop for ReceivedState {
     fn drop(&mut self) {
         // Streams may still read blocks that were dropped. The memory must not be unmapped under them. A failure is one of that work.
         if functions_in_drop().is_some() {
-            let _ = self.mapping.device().synchronize();
+            let device = self.mapping.device();
+            let _ = ended(device.context(), device.synchronize());
         }
     }
 }
@@ -63,6 +66,9 @@ impl ReceivedChunk {
         };
         let mapping = DeviceMapping::import(device, parcel.descriptor().as_fd(), bytes)?;
         let counters = Counters::open(note.counts.as_str())?;
+        if counters.number() != note.number {
+            return Err(Error::malformed("its producer has ended, and another chunk has the name of its counts"));
+        }
         Ok(Self { state: Arc::new(ReceivedState { mapping, counters }) })
     }
 
@@ -75,7 +81,7 @@ impl ReceivedChunk {
     /// After an error of the first two kinds the ticket can still be received.
     ///
     /// - [`DType`](Error::DType), [`Shape`](Error::Shape): the block has another element type or number of axes.
-    /// - [`Malformed`](Error::Malformed): the ticket is not one of this version, or leads out of the chunk.
+    /// - [`Malformed`](Error::Malformed): the ticket leads out of the chunk, or names no events.
     /// - [`Host`](Error::Host): the ticket was received or revoked, is one of another chunk, or its producer has ended.
     /// - [`SenderGone`](Error::SenderGone): the producer ended before its GPU had finished the block.
     /// - [`ForkedChild`](Error::ForkedChild), and failures of the driver.
@@ -84,8 +90,9 @@ impl ReceivedChunk {
         let ReceivedState { mapping, counters, .. } = &*self.state;
         let layout = DeviceLayout::<D>::described::<T>(ticket.dtype, &ticket.shape, ticket.order)?;
         layout.require_within::<T>(ticket.offset, mapping.bytes())?;
+        EventNote::check(&ticket.events)?;
         let loan = counters.receive(&ticket.loan)?;
-        let writes = Pending::open(mapping.device().context(), ticket.events.clone())?;
+        let writes = Pending::open(mapping.device().context(), &ticket.events)?;
         Ok(ReceivedBlock {
             loan: Arc::new(loan),
             chunk: Arc::clone(&self.state),
@@ -111,7 +118,7 @@ impl fmt::Debug for ReceivedChunk {
 
 /// A block of another process's chunk. The producer keeps its memory as it is until this value is dropped or this process ends.
 ///
-/// Dropping it does not wait. If work was said to [use](Self::used_on) the block, the producer gets it back once that work is done.
+/// Dropping it does not wait, unless it is the last that has the chunk. If work was said to [use](Self::used_on) the block, the producer gets it back once that work is done.
 pub struct ReceivedBlock<T, D> {
     /// Released when this value is dropped and no stream keeps it any more.
     loan: Arc<ReceivedLoan>,
@@ -128,11 +135,15 @@ impl<T: Element, D: Dimension> ReceivedBlock<T, D> {
     ///
     /// # Errors
     ///
-    /// Failures of the driver.
+    /// [`SenderGone`](Error::SenderGone): the producer ended before this process saw that its GPU had finished the block. Also failures of the driver.
     pub fn to_host(&self) -> Result<Array<T, D>> {
-        let device = self.device();
-        self.wait_on(device.stream())?;
-        copies::download(device, self.start, &self.layout)
+        let (device, writes) = (self.device(), self.unfinished()?);
+        writes.before_copy(device.stream())?;
+        let copy = copies::download(device, self.start, &self.layout)?;
+        if !writes.is_empty() {
+            self.unfinished()?; // the producer may have been killed while its GPU wrote
+        }
+        Ok(copy)
     }
 
     /// Lets the work that is enqueued on the stream from now on wait for the producer's work that writes to the block.
@@ -141,12 +152,23 @@ impl<T: Element, D: Dimension> ReceivedBlock<T, D> {
     ///
     /// Failures of the driver.
     pub fn wait_on(&self, stream: &Stream) -> Result<()> {
+        let writes = self.unfinished()?;
+        writes.wait_on(stream)
+    }
+
+    /// Returns the producer's work that writes to the block. The work of a process that is killed ends in the middle and counts as done; so it is
+    /// taken for done only if the producer still lives afterwards.
+    fn unfinished(&self) -> Result<Unfinished> {
         functions()?; // a forked child must not take the lock
         let mut writes = self.writes.lock().unwrap_or_else(PoisonError::into_inner);
-        if writes.forget_complete()? {
-            return Ok(());
+        let events = writes.events();
+        if !events.is_empty() && events.is_complete()? {
+            if !self.loan.producer_lives()? {
+                return Err(Error::SenderGone);
+            }
+            *writes = Pending::default();
         }
-        writes.wait_on(stream)
+        Ok(writes.events())
     }
 
     /// Says that the work that the stream has now reads the block: the producer gets it back only after that work.

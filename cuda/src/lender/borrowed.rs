@@ -10,16 +10,17 @@ use ndarray_shm::arena::loans::{Counters, ReceivedLoan};
 use ndarray_shm::counted::Foreign;
 use ndarray_shm::{DType, Element, IntoLocation, Order};
 
+use super::LentNote;
 use super::opened::{OPENING, Opened, bytes64};
 use super::way::{WayNote, explained};
-use super::{LentNote, PROCESS};
 use crate::copies;
 use crate::device::Device;
 use crate::driver::{functions, functions_in_drop};
 use crate::error::{Error, Result};
 use crate::layout::DeviceLayout;
 use crate::memory::DeviceMapping;
-use crate::stream::{Pending, Stream};
+use crate::pending::{Pending, Unfinished};
+use crate::stream::{EventNote, PROCESS, Stream};
 
 /// Attaches what a [`Lender`](super::Lender) of another process has lent. Cloning is cheap.
 ///
@@ -67,6 +68,7 @@ impl Borrower {
             let reason = "this process lends it (use the owner itself)".to_owned();
             return Err(Error::Unsupported { what: OPENING, reason });
         }
+        EventNote::check(&note.events)?;
         // From here on the lender keeps the memory, so it can be opened.
         let loan = self.counters.receive(&note.loan)?;
         let source = BorrowedSource::open(device, &note, parcel).map_err(|error| match error {
@@ -77,7 +79,7 @@ impl Borrower {
         })?;
         let (start, bytes) = source.range();
         layout.require_within::<T>(note.offset, bytes)?;
-        let writes = Mutex::new(Pending::open(device.context(), note.events)?);
+        let writes = Mutex::new(Pending::open(device.context(), &note.events)?);
         let (start, uses) = (start + note.offset as u64, Mutex::default());
         Ok(Borrowed { source, writes, uses, loan, device, start, layout, elements: PhantomData })
     }
@@ -196,10 +198,32 @@ impl<T: Element, D: Dimension> Borrowed<T, D> {
     ///
     /// # Errors
     ///
-    /// [`LenderGone`](Error::LenderGone): the memory does not outlive the lender, which has ended. Also failures of the driver.
+    /// [`LenderGone`](Error::LenderGone): the lender has ended, and the memory does not outlive it or was not finished. Also failures of the driver.
     pub fn to_host(&self) -> Result<Array<T, D>> {
-        self.wait_on(self.device.stream())?;
-        copies::download(self.device, self.start, &self.layout)
+        let writes = self.unfinished()?;
+        writes.before_copy(self.device.stream())?;
+        let copy = copies::download(self.device, self.start, &self.layout)?;
+        if !writes.is_empty() {
+            self.unfinished()?; // the lender may have been killed while its GPU wrote
+        }
+        Ok(copy)
+    }
+
+    /// Returns the lender's work that writes to the array, if the lender still lives where it must. The work of a process that is killed ends in
+    /// the middle and counts as done; so it is taken for done only if the lender still lives afterwards.
+    fn unfinished(&self) -> Result<Unfinished> {
+        if !self.is_backed()? {
+            return Err(Error::LenderGone);
+        }
+        let mut writes = locked(&self.writes);
+        let events = writes.events();
+        if !events.is_empty() && events.is_complete()? {
+            if !self.loan.producer_lives()? {
+                return Err(Error::LenderGone);
+            }
+            *writes = Pending::default();
+        }
+        Ok(writes.events())
     }
 
     /// Lets the work that is enqueued on the stream from now on wait for the work that the lender has named as writing to the array.
@@ -208,13 +232,7 @@ impl<T: Element, D: Dimension> Borrowed<T, D> {
     ///
     /// As [`to_host`](Self::to_host).
     pub fn wait_on(&self, stream: &Stream) -> Result<()> {
-        if !self.is_backed()? {
-            return Err(Error::LenderGone);
-        }
-        let mut writes = locked(&self.writes);
-        if writes.forget_complete()? {
-            return Ok(());
-        }
+        let writes = self.unfinished()?;
         writes.wait_on(stream)
     }
 
@@ -234,13 +252,7 @@ impl<T, D> Drop for Borrowed<T, D> {
         if functions_in_drop().is_none() {
             return; // the parent has the memory, its lock and its loan
         }
-        let pending = [&mut self.writes, &mut self.uses].map(|pending| {
-            let pending = pending.get_mut().unwrap_or_else(PoisonError::into_inner);
-            pending.synchronize()
-        });
-        if pending.iter().any(Result::is_err) {
-            let _ = self.device.synchronize(); // all there is left; a failure is one of earlier work
-        }
+        self.uses.get_mut().unwrap_or_else(PoisonError::into_inner).settle();
     }
 }
 

@@ -8,9 +8,9 @@ mod pools;
 mod way;
 
 use std::fmt;
-use std::hash::{BuildHasher, Hasher, RandomState};
 use std::marker::PhantomData;
-use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
+use std::mem::ManuallyDrop;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use ndarray::{Dimension, ShapeBuilder};
 use ndarray_shm::arena::loans::{CounterHandle, Counters, LentMemory, Limbo, Memory};
@@ -20,11 +20,13 @@ use serde::{Deserialize, Serialize};
 
 pub use self::borrowed::{Borrowed, Borrower};
 use self::way::{LendingWay, WayNote};
+use crate::context::may_still_run;
 use crate::device::Device;
 use crate::driver::functions;
 use crate::error::{Error, Result};
 use crate::layout::DeviceLayout;
-use crate::stream::{Pending, Stream};
+use crate::pending::Pending;
+use crate::stream::{EventNote, PROCESS, Stream};
 
 /// The kind of the parcels of lent memory, for [`Foreign`].
 pub const LENT_KIND: &str = "cuda-lent";
@@ -44,14 +46,11 @@ struct LentNote {
     way: WayNote,
     /// Where the elements begin in the memory that the way leads to, in bytes.
     offset: usize,
-    /// The events that must be complete before the elements are read: the driver's bytes.
-    events: Vec<Vec<u8>>,
+    /// The events that must be complete before the elements are read.
+    events: Vec<EventNote>,
 }
 
 const VERSION: u32 = 1;
-
-/// A random number of this process: memory cannot be borrowed in the process that lends it. Nothing secret depends on it.
-static PROCESS: LazyLock<u64> = LazyLock::new(|| RandomState::new().build_hasher().finish());
 
 /// Lends memory of a GPU that another library owns, such as torch or `CuPy`, to other processes.
 ///
@@ -117,8 +116,19 @@ struct Owner {
     bytes: u64,
     /// Work that still writes to it. Receivers can wait for the events only while these live.
     pending: Mutex<Pending>,
-    /// Never locked: it makes a value that is only `Send` one that threads can share.
-    _memory: Mutex<Box<dyn Send>>,
+    /// Never locked: it makes a value that is only `Send` one that threads can share. Dropped by this type's `Drop`, after the work.
+    memory: ManuallyDrop<Mutex<Box<dyn Send>>>,
+}
+
+impl Drop for Owner {
+    fn drop(&mut self) {
+        // In a forked child the limbo forgets its owners instead.
+        self.pending.get_mut().unwrap_or_else(PoisonError::into_inner).settle();
+        if !may_still_run() {
+            // SAFETY: nothing uses the value after this.
+            unsafe { ManuallyDrop::drop(&mut self.memory) };
+        }
+    }
 }
 
 impl Owner {
@@ -176,7 +186,7 @@ impl Lender {
         let (way, offset) = LendingWay::of(self.device, pointer, layout.bytes::<T>())?;
         layout.require_within::<T>(offset, usize::MAX)?;
         let (bytes, pending) = (layout.bytes::<T>() as u64, Mutex::default());
-        let owner = Owner { way, offset, bytes, pending, _memory: Mutex::new(Box::new(owner)) };
+        let owner = Owner { way, offset, bytes, pending, memory: ManuallyDrop::new(Mutex::new(Box::new(owner))) };
         let memory = self.limbo.lend(owner)?;
         Ok(Lent { memory, device: self.device, pointer, layout, elements: PhantomData })
     }
@@ -238,7 +248,7 @@ impl<T: Element, D: Dimension> Lent<T, D> {
     /// - [`ForkedChild`](Error::ForkedChild), and failures of the driver.
     pub fn parcel(&self) -> Result<Foreign> {
         functions()?;
-        let events = self.memory.pending().handles()?;
+        let events = self.memory.pending().notes()?;
         let (way, descriptor) = self.memory.way.describe(self.device)?;
         let loan = self.memory.send()?;
         let note = LentNote {
@@ -280,7 +290,8 @@ impl<T: Element, D: Dimension> Lent<T, D> {
         Ok(self.memory.count()?)
     }
 
-    /// Says that the work that the stream has now writes to the array. Receivers of later [parcels](Self::parcel) wait for it.
+    /// Says that the work that the stream has now writes to the array. Receivers of later [parcels](Self::parcel) wait for it, and the owner is
+    /// dropped only after it.
     ///
     /// # Errors
     ///
@@ -297,9 +308,8 @@ impl<T: Element, D: Dimension> Lent<T, D> {
     /// Failures of the driver.
     pub fn synchronize(&self) -> Result<()> {
         functions()?;
-        let mut pending = self.memory.pending();
-        pending.synchronize()?;
-        pending.forget_complete().map(drop)
+        let writing = self.memory.pending().unfinished()?; // the lock is released before the wait
+        writing.synchronize()
     }
 
     /// Returns the GPU.

@@ -14,6 +14,7 @@ use cudarc::driver::sys::{CUdeviceptr, CUipcMem_flags, CUipcMemHandle};
 
 use super::pools::{Bytes64, ImportedPool};
 use super::way::{explained, range_around};
+use crate::context::may_still_run;
 use crate::device::Device;
 use crate::driver::{call, functions_in_drop};
 use crate::error::{Error, Result};
@@ -155,7 +156,7 @@ struct Opening {
 
 impl Drop for Opening {
     fn drop(&mut self) {
-        if functions_in_drop().is_none() {
+        if may_still_run() || functions_in_drop().is_none() {
             return;
         }
         let Ok(current) = self.device.enter() else { return };

@@ -414,7 +414,7 @@ fn forged_tickets_reach_nothing_outside_the_chunk() {
         let refused = receiver.receive::<u64, Ix1>(&forged).expect_err("it leads out of the chunk");
         assert!(matches!(refused, Error::Malformed { .. } | Error::TooLarge { .. }), "{field} {value}: {refused}");
     }
-    let event = changed(&ticket, "events", serde_json::json!([[1, 2, 3]]));
+    let event = changed(&ticket, "events", serde_json::json!([{ "process": 1, "handle": [1, 2, 3] }]));
     assert!(matches!(receiver.receive::<u64, Ix1>(&event), Err(Error::Malformed { .. })));
     // Chunks, too, are compared with their memory.
     let forged = |shape: &[usize]| {

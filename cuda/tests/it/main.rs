@@ -14,6 +14,7 @@ mod bench;
 mod chunk;
 mod export;
 mod failures;
+mod faults;
 mod gpus;
 mod kills;
 mod lender;
@@ -37,6 +38,7 @@ fn roles() -> Vec<(&'static str, Role)> {
         chunk::ROLES,
         export::ROLES,
         failures::ROLES,
+        faults::ROLES,
         gpus::ROLES,
         kills::ROLES,
         lender::ROLES,
@@ -62,6 +64,7 @@ fn main() -> ExitCode {
         chunk::trials(),
         export::trials(),
         failures::trials(),
+        faults::trials(),
         gpus::trials(),
         kills::trials(),
         lender::trials(),

@@ -450,7 +450,7 @@ fn each_call_fails_once_without_a_leak(_: Channel) {
         Ok(())
     });
     println!("{seen} failures of the driver were reported");
-    assert!(seen > 40, "only {seen} failures were reported");
+    assert!(seen > 30, "only {seen} failures were reported");
 }
 
 /// Forks. Fails unless the child, which inherits everything, returns true.

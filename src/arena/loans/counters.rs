@@ -111,6 +111,11 @@ impl Counters {
         &self.header().home.location
     }
 
+    /// Returns the random number of the file, which all its handles carry. Another file that gets the same name later has another number.
+    pub fn number(&self) -> u64 {
+        self.header().tag()
+    }
+
     /// Returns the maximum number of loans at one time.
     pub fn capacity(&self) -> u32 {
         self.header().geometry.slots()

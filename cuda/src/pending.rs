@@ -1,0 +1,106 @@
+//! Unfinished work that uses an array, as events: what must be waited for before the array is read, written or freed.
+
+use std::sync::Arc;
+
+use cudarc::driver::sys::CUcontext;
+
+use crate::error::Result;
+use crate::stream::{DeviceEvent, EventNote, Stream};
+
+/// The events of work that still uses memory.
+#[derive(Debug, Default)]
+pub(crate) struct Pending(Vec<Arc<DeviceEvent>>);
+
+/// How much unfinished work of one array is told apart. What comes then waits for the oldest.
+const MOST_PENDING: usize = 64;
+
+impl Pending {
+    /// Adds what the stream has enqueued so far, and returns its event. Waits for the oldest work if there is too much.
+    pub(crate) fn add(&mut self, stream: &Stream) -> Result<Arc<DeviceEvent>> {
+        let event = DeviceEvent::recorded(stream)?;
+        self.0.push(Arc::clone(&event));
+        // Failures are those of other work, which code that waits for it is told.
+        let _ = self.forget_complete();
+        if let Some(oldest) = self.0.first().filter(|_| self.0.len() > MOST_PENDING) {
+            let _ = oldest.synchronize();
+        }
+        Ok(event)
+    }
+
+    /// Returns what a message says of the events.
+    pub(crate) fn notes(&mut self) -> Result<Vec<EventNote>> {
+        self.forget_complete()?;
+        self.0.iter().filter_map(|event| event.note().transpose()).collect()
+    }
+
+    /// Opens the events of a message.
+    ///
+    /// # Errors
+    ///
+    /// [`SenderGone`](Error::SenderGone), [`Unsupported`](Error::Unsupported), [`Malformed`](Error::Malformed), and failures of the driver.
+    pub(crate) fn open(context: CUcontext, notes: &[EventNote]) -> Result<Self> {
+        notes.iter().map(|note| DeviceEvent::open(context, note.clone())).collect::<Result<_>>().map(Self)
+    }
+
+    /// Drops the events of work that is done. Returns whether none is left.
+    pub(crate) fn forget_complete(&mut self) -> Result<bool> {
+        let mut failed = Ok(());
+        self.0.retain(|event| match event.is_complete() {
+            Ok(complete) => !complete,
+            Err(error) => {
+                failed = Err(error);
+                true
+            }
+        });
+        failed.map(|()| self.0.is_empty())
+    }
+
+    /// Returns the events of work that is not done yet. They can be waited for without a lock on this list.
+    pub(crate) fn unfinished(&mut self) -> Result<Unfinished> {
+        self.forget_complete()?;
+        Ok(Unfinished(self.0.clone()))
+    }
+
+    /// Returns all events, also of work that is done by now.
+    pub(crate) fn events(&self) -> Unfinished {
+        Unfinished(self.0.clone())
+    }
+
+    /// Waits for the work of this process, by another way if one fails. If all fail, [`may_still_run`](crate::context::may_still_run) returns
+    /// true from then on. Other processes use the memory at addresses of their own, so it does not wait for them.
+    pub(crate) fn settle(&self) {
+        for event in self.0.iter().filter(|event| !event.is_opened()) {
+            event.settle();
+        }
+    }
+}
+
+/// Events of work that may not be done yet.
+pub(crate) struct Unfinished(Vec<Arc<DeviceEvent>>);
+
+impl Unfinished {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Returns whether all of it is done.
+    pub(crate) fn is_complete(&self) -> Result<bool> {
+        self.0.iter().try_fold(true, |all, event| Ok(event.is_complete()? && all))
+    }
+
+    /// Lets a stream wait for all of it.
+    pub(crate) fn wait_on(&self, stream: &Stream) -> Result<()> {
+        self.0.iter().try_for_each(|event| stream.wait(event))
+    }
+
+    /// Lets the stream of this crate's copies wait for the work of this process, and this thread for that of other processes: if one of those
+    /// does not end, only this thread hangs.
+    pub(crate) fn before_copy(&self, copies: &Stream) -> Result<()> {
+        self.0.iter().try_for_each(|event| if event.is_opened() { event.synchronize() } else { copies.wait(event) })
+    }
+
+    /// Waits for all of it, also if some of it has failed.
+    pub(crate) fn synchronize(&self) -> Result<()> {
+        self.0.iter().map(|event| event.synchronize()).fold(Ok(()), Result::and)
+    }
+}
