@@ -49,3 +49,10 @@ pub use crate::parcel::KIND;
 pub use crate::stream::Stream;
 pub use crate::transfer::Transfer;
 pub use crate::uuid::Uuid;
+
+/// The programs of the guide, as tests.
+#[cfg(doctest)]
+mod pages {
+    #[doc = include_str!("../../docs/guide/gpu.md")]
+    mod gpu {}
+}
