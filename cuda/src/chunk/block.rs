@@ -33,7 +33,7 @@ pub struct DeviceBlock<T, D> {
 
 /// What one receiver needs to get one block: some hundred bytes for any message, as any format of serde writes them.
 ///
-/// It can be received once. Until then it keeps the block's memory, unless its producer [revokes](DeviceBlock::revoke) it or ends.
+/// It can be received once. Until then it keeps the block's memory, unless its producer [revokes](super::Chunk::revoke) it or ends.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BlockTicket {
     pub(super) loan: CounterHandle,
@@ -85,16 +85,6 @@ impl<T: Element, D: Dimension> DeviceBlock<T, D> {
         let loan = self.range.send()?;
         let (shape, order) = (self.shape().to_vec(), self.order());
         Ok(BlockTicket { loan, offset: self.range.start, dtype: T::DTYPE, shape, order, events })
-    }
-
-    /// Takes back a ticket that was not delivered. Returns `Ok(false)` if it was received, or is not one of this block.
-    ///
-    /// # Errors
-    ///
-    /// [`ForkedChild`](Error::ForkedChild).
-    pub fn revoke(&self, ticket: &BlockTicket) -> Result<bool> {
-        functions()?;
-        Ok(self.range.revoke(&ticket.loan)?)
     }
 
     /// Returns how many receivers hold the block or are about to, without those that have died.
@@ -155,6 +145,16 @@ impl<T: Element, D: Dimension> DeviceBlock<T, D> {
     /// Failures of the driver. The caller must then wait for the work before the block is sent, read or dropped.
     pub fn written_on(&self, stream: &Stream) -> Result<()> {
         self.range.pending()?.add(stream).map(drop)
+    }
+
+    /// Waits until everything that was said to write to the block is done. A ticket that is made after that names no work.
+    ///
+    /// # Errors
+    ///
+    /// Failures of the driver.
+    pub fn synchronize(&self) -> Result<()> {
+        let writing = self.range.pending()?.unfinished()?;
+        writing.synchronize()
     }
 
     /// Says that the work that the stream has now reads the block. The next block in the same room waits for it.

@@ -55,7 +55,11 @@ struct ChunkNote {
 ///
 /// Blocks begin at multiples of 256 bytes. The file of counts has room for 65,536 loans at one time, to at most 45 receiving processes.
 ///
-/// If the producer ends, receivers keep the memory and the blocks that they hold; tickets that were not received are void.
+/// If the producer ends, receivers keep the memory and the blocks that they hold; tickets that were not received are void. A ticket that was
+/// lost, such as one sent to a process that was killed before it read it, keeps its block until it is [revoked](Self::revoke).
+///
+/// A producer must live until receivers have seen the end of the work that a ticket names. [`DeviceBlock::synchronize`] before
+/// [`DeviceBlock::send`] frees it from that.
 ///
 /// ```no_run
 /// use ndarray::{Ix1, array};
@@ -227,6 +231,17 @@ impl Chunk {
             (room.free(), room.longest())
         };
         Error::ChunkFull { bytes, free, longest, waiting: self.limbo.bytes() }
+    }
+
+    /// Takes back a ticket that was not delivered, also of a block that was dropped. Returns `Ok(false)` if it was received, or is not one of
+    /// this chunk.
+    ///
+    /// # Errors
+    ///
+    /// [`ForkedChild`](Error::ForkedChild), and [`Host`](Error::Host) with those of [`Limbo::revoke`].
+    pub fn revoke(&self, ticket: &BlockTicket) -> Result<bool> {
+        functions()?;
+        Ok(self.limbo.revoke(&ticket.loan)?)
     }
 
     /// Frees the dropped blocks that no living receiver holds. Returns their number.

@@ -3,7 +3,9 @@
 //! With `NDSHM_CUDA_LONG=1` a million blocks are sent.
 
 use std::collections::VecDeque;
+use std::ffi::c_void;
 use std::fs;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use cudarc::driver::sys;
 use libtest_mimic::Trial;
@@ -11,7 +13,7 @@ use ndarray::{Array1, Ix1, array};
 use ndarray_shm::counted::{Channel, Foreign};
 use ndarray_shm::{Location, unlink};
 use ndarray_shm_cuda::{
-    BlockTicket, CHUNK_KIND, Chunk, Device, DeviceBlock, Error, ReceivedBlock, ReceivedChunk, Result,
+    BlockTicket, CHUNK_KIND, Chunk, Device, DeviceBlock, Error, ReceivedBlock, ReceivedChunk, Result, Stream,
 };
 use serde_json::Value;
 
@@ -35,6 +37,8 @@ pub fn trials() -> Vec<Trial> {
         "chunk",
         named![
             a_hundred_thousand_blocks_leave_nothing,
+            lost_tickets_of_a_killed_consumer_can_be_revoked,
+            unfinished_block_is_received_by_its_own_process,
             killed_consumer_gives_its_blocks_back,
             blocks_outlive_their_killed_producer,
             receiver_reads_after_the_producer_has_written,
@@ -264,10 +268,7 @@ fn slow_producer(channel: Channel) {
     let tickets: Vec<BlockTicket> = (1..=10u8)
         .map(|value| {
             let block = chunk.zeroed::<u8, _>(1000).expect("a block");
-            // SAFETY: the block's room is not used again before the work is done.
-            let answer = unsafe { sys::cuMemsetD8Async(block.device_pointer(), value, 1000, stream.as_raw().cast()) };
-            assert_eq!(answer, sys::CUresult::CUDA_SUCCESS);
-            block.written_on(&stream).expect("an event");
+            enqueue_write(&block, &stream, value);
             block.send().expect("a ticket")
         })
         .collect();
@@ -390,7 +391,7 @@ fn revoked_ticket_is_refused() {
     let (receiver, _parcel) = attached(&chunk);
     let block = chunk.from_host(&array![1u16]).expect("a block");
     let ticket = block.send().expect("a ticket");
-    assert!(block.revoke(&ticket).expect("no error"));
+    assert!(chunk.revoke(&ticket).expect("no error"));
     assert!(matches!(receiver.receive::<u16, Ix1>(&ticket), Err(Error::Host(ndarray_shm::Error::HandleSpent { .. }))));
     drop(block);
     assert_eq!((chunk.waiting(), chunk.free_bytes()), (0, chunk.bytes()));
@@ -440,6 +441,70 @@ fn block_is_written_only_while_no_receiver_has_it() {
     block.write(&array![5, 6]).expect("no receiver has it any more");
     assert_eq!(block.to_host().expect("a copy"), array![5, 6]);
     assert!(matches!(block.write(&array![5, 6, 7]), Err(Error::Shape { .. })));
+}
+
+fn lost_tickets_of_a_killed_consumer_can_be_revoked() {
+    let chunk = Named::new("lost", MIB);
+    let mut child = Actor::start("hold_blocks");
+    chunk.send_to(&child);
+    let send = |number: u64| {
+        let block = chunk.from_host(&array![number]).expect("a block");
+        block.send().expect("a ticket")
+    };
+    let (read, lost) = ([send(1), send(2)], [send(3), send(4)]);
+    child.tell(&read.to_vec());
+    assert_eq!(child.hear::<Vec<u64>>(), [1, 2]);
+    child.kill();
+    assert_eq!(chunk.reclaim().expect("no error"), 2);
+    assert_eq!(chunk.waiting(), 2, "the lost tickets could still be received");
+    for ticket in &read {
+        assert!(!chunk.revoke(ticket).expect("no error"));
+    }
+    for ticket in &lost {
+        assert!(chunk.revoke(ticket).expect("no error"));
+    }
+    assert_eq!((chunk.waiting(), chunk.free_bytes()), (0, chunk.bytes()));
+}
+
+/// Fills a block with a value in a stream, as a kernel would.
+fn enqueue_write(block: &DeviceBlock<u8, Ix1>, stream: &Stream, value: u8) {
+    // SAFETY: the block's room is not used again before the work is done: `written_on` says so.
+    let answer = unsafe { sys::cuMemsetD8Async(block.device_pointer(), value, block.len(), stream.as_raw().cast()) };
+    assert_eq!(answer, sys::CUresult::CUDA_SUCCESS);
+    block.written_on(stream).expect("an event");
+}
+
+unsafe extern "C" fn wait_for_gate(gate: *mut c_void) {
+    // SAFETY: the test passes a gate that outlives the work.
+    let gate = unsafe { &*gate.cast::<AtomicBool>() };
+    while !gate.load(Ordering::Acquire) {
+        std::thread::yield_now();
+    }
+}
+
+fn unfinished_block_is_received_by_its_own_process() {
+    let chunk = Named::new("own", MIB);
+    let (receiver, _parcel) = attached(&chunk);
+    make_current();
+    let stream = gpu().new_stream().expect("a stream");
+    let block = chunk.from_host(&array![0u8, 0]).expect("a block");
+    let gate = AtomicBool::new(false);
+    let data = (&raw const gate).cast_mut().cast();
+    // SAFETY: the gate outlives the work, for which this function waits; the function calls no driver.
+    let answer = unsafe { sys::cuLaunchHostFunc(stream.as_raw().cast(), Some(wait_for_gate), data) };
+    assert_eq!(answer, sys::CUresult::CUDA_SUCCESS);
+    enqueue_write(&block, &stream, 5);
+    let ticket = block.send().expect("a ticket");
+    assert!(has_events(&ticket));
+    let held = receiver.receive::<u8, Ix1>(&ticket).expect("a block");
+    gate.store(true, Ordering::Release);
+    assert_eq!(held.to_host().expect("a copy"), array![5, 5]);
+    stream.synchronize().expect("the work ends");
+}
+
+fn has_events(ticket: &BlockTicket) -> bool {
+    let ticket = serde_json::to_value(ticket).expect("JSON");
+    !ticket["events"].as_array().expect("a list").is_empty()
 }
 
 fn forked_chunk(channel: Channel) {

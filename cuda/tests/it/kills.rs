@@ -54,15 +54,22 @@ fn killed_links_leave_no_memory_and_live_ones_read_right_data() {
     }
 }
 
-fn number(variable: &str, default: u64) -> u64 {
+/// Returns the number in a variable.
+pub fn number(variable: &str, default: u64) -> u64 {
     std::env::var(variable).map_or(default, |text| text.parse().expect("a number"))
 }
 
+/// Returns the seed of `NDSHM_CUDA_SEED`, or one that no other process has.
+pub fn seed() -> u64 {
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).expect("a clock").as_secs();
+    number("NDSHM_CUDA_SEED", (now << 20 | u64::from(std::process::id())) * 2 + 1)
+}
+
 /// xorshift64*: random enough to choose victims and moments.
-struct Random(u64);
+pub struct Random(pub u64);
 
 impl Random {
-    fn below(&mut self, end: u64) -> u64 {
+    pub fn below(&mut self, end: u64) -> u64 {
         self.0 ^= self.0 >> 12;
         self.0 ^= self.0 << 25;
         self.0 ^= self.0 >> 27;
@@ -71,8 +78,7 @@ impl Random {
 }
 
 fn director(channel: Channel) {
-    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).expect("a clock").as_secs();
-    let seed = number("NDSHM_CUDA_SEED", (now << 20 | u64::from(std::process::id())) * 2 + 1);
+    let seed = seed();
     let rounds = number("NDSHM_CUDA_KILLS", if is_real() { 100 } else { 1000 / u64::from(DIRECTORS) });
     let mut random = Random(seed);
     println!("kills: NDSHM_CUDA_SEED={seed}");
@@ -133,7 +139,8 @@ fn director(channel: Channel) {
     channel.send(&summary, &[]).expect("the test");
 }
 
-fn packed(socket: UnixStream) -> Foreign {
+/// Packs the end of a channel for a message.
+pub fn packed(socket: UnixStream) -> Foreign {
     Foreign::new("test-socket", DType::U8, &[], Order::C, "", OwnedFd::from(socket)).expect("a parcel")
 }
 

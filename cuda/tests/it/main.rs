@@ -12,6 +12,7 @@
 
 mod bench;
 mod chunk;
+mod chunk_kills;
 mod export;
 mod failures;
 mod faults;
@@ -36,6 +37,7 @@ fn roles() -> Vec<(&'static str, Role)> {
     let suites = [
         bench::ROLES,
         chunk::ROLES,
+        chunk_kills::ROLES,
         export::ROLES,
         failures::ROLES,
         faults::ROLES,
@@ -62,6 +64,7 @@ fn main() -> ExitCode {
     let arguments = Arguments::from_args();
     let trials = [
         chunk::trials(),
+        chunk_kills::trials(),
         export::trials(),
         failures::trials(),
         faults::trials(),

@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use super::counters::Counters;
 use crate::arena::handle::CounterHandle;
@@ -19,6 +19,8 @@ use crate::error::{Error, IntoError, Result};
 const LIMIT: usize = 1000;
 /// Number of buffers in the limbo that are checked when memory is lent or dropped.
 const LOOKS: usize = 64;
+/// Number of lists of loans below which those of freed buffers are not looked for.
+const LISTS: usize = 1024;
 
 /// A buffer that belongs to its producer. Dropping the value frees the memory, for receivers too.
 ///
@@ -70,6 +72,8 @@ pub struct Limbo<M: Memory> {
 struct LimboState<M: Memory> {
     counters: Counters,
     waiting: Mutex<VecDeque<Waiting<M>>>,
+    /// The loans of all memory, in use or in the limbo. Locked for moments only, and never together with the lists in it.
+    lists: Mutex<Lists>,
     limit: AtomicUsize,
     warned: AtomicBool,
 }
@@ -78,14 +82,55 @@ struct Waiting<M> {
     memory: M,
     /// Size of the memory, computed once: `Memory::bytes` is foreign code, which must not run while `waiting` is locked.
     bytes: u64,
-    loans: Vec<CounterHandle>,
+    loans: Arc<Loans>,
+}
+
+/// The loans of one buffer that may not be over yet. Locked after `waiting`, where both are.
+#[derive(Default)]
+struct Loans(Mutex<Vec<CounterHandle>>);
+
+impl Loans {
+    fn lock(&self) -> MutexGuard<'_, Vec<CounterHandle>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Removes the loans that are over, and returns how many are left.
+    fn count(&self, counters: &Counters) -> usize {
+        let mut loans = self.lock();
+        loans.retain(|loan| !counters.end_if_over(loan));
+        loans.len()
+    }
+
+    /// Revokes a loan of this buffer. Returns `None` if it is none, or is over, and otherwise whether it was in flight.
+    fn revoke(&self, handle: &CounterHandle, counters: &Counters) -> Option<bool> {
+        // While the loan is in the list, which is locked, its slot is not used for another one.
+        self.lock().contains(handle).then(|| counters.revoke(handle))
+    }
+}
+
+/// Every buffer's list, and some of buffers that were freed: these are removed when the number has doubled.
+#[derive(Default)]
+struct Lists {
+    lists: Vec<Weak<Loans>>,
+    most: usize,
+}
+
+impl Lists {
+    fn add(&mut self, loans: &Arc<Loans>) {
+        if self.lists.len() >= self.most {
+            self.lists.retain(|list| list.strong_count() > 0);
+            self.most = LISTS.max(self.lists.len() * 2);
+        }
+        self.lists.push(Arc::downgrade(loans));
+    }
 }
 
 impl<M: Memory> Limbo<M> {
     /// Creates a limbo that counts its loans in these counters.
     pub fn new(counters: &Counters) -> Self {
         let (limit, warned) = (AtomicUsize::new(LIMIT), AtomicBool::new(false));
-        Self { inner: Arc::new(LimboState { counters: counters.clone(), waiting: Mutex::default(), limit, warned }) }
+        let (counters, waiting, lists) = (counters.clone(), Mutex::default(), Mutex::default());
+        Self { inner: Arc::new(LimboState { counters, waiting, lists, limit, warned }) }
     }
 
     /// Sets how many buffers the limbo may keep before it logs a warning, once. The default is 1000.
@@ -106,10 +151,31 @@ impl<M: Memory> Limbo<M> {
     pub fn lend(&self, memory: M) -> Result<LentMemory<M>, IntoError<M>> {
         let is_too_much = self.len() > self.inner.limit.load(Ordering::Relaxed);
         let looks = if is_too_much { self.reclaim() } else { self.inner.free_released(LOOKS) };
-        match looks {
-            Ok(_) => Ok(LentMemory { memory: Some(memory), loans: Mutex::default(), inner: Arc::clone(&self.inner) }),
-            Err(error) => Err(IntoError::new(error, memory)),
+        if let Err(error) = looks {
+            return Err(IntoError::new(error, memory));
         }
+        let loans = Arc::default();
+        self.inner.lists().add(&loans);
+        Ok(LentMemory { memory: Some(memory), loans, inner: Arc::clone(&self.inner) })
+    }
+
+    /// Revokes a handle that was not delivered, also of memory that was dropped. Returns `Ok(false)` if it was received, is over, or
+    /// is not one of this limbo.
+    ///
+    /// A handle that is lost, such as one in a message to a process that was killed before it read it, keeps its memory until then.
+    ///
+    /// # Errors
+    ///
+    /// [`Unsupported`](Error::Unsupported): this is a forked child.
+    pub fn revoke(&self, handle: &CounterHandle) -> Result<bool> {
+        let lists = self.inner.all_loans()?;
+        let Some(revoked) = lists.iter().find_map(|loans| loans.revoke(handle, &self.inner.counters)) else {
+            return Ok(false);
+        };
+        if revoked {
+            self.inner.free_released(usize::MAX)?;
+        }
+        Ok(revoked)
     }
 
     /// Frees the buffers in the limbo that no living receiver holds, and returns their number.
@@ -146,10 +212,28 @@ impl<M: Memory> LimboState<M> {
         Ok(self.waiting.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Removes the loans that are over, and returns whether any are left.
-    fn is_lent(&self, loans: &mut Vec<CounterHandle>) -> bool {
-        loans.retain(|loan| !self.counters.end_if_over(loan));
-        !loans.is_empty()
+    fn lists(&self) -> MutexGuard<'_, Lists> {
+        self.lists.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the loans of each buffer. Fails in a forked child, as [`waiting`](Self::waiting).
+    fn all_loans(&self) -> Result<Vec<Arc<Loans>>> {
+        self.counters.header().check_process()?;
+        Ok(self.lists().lists.iter().filter_map(Weak::upgrade).collect())
+    }
+
+    /// Takes a counter. If none is free, ends the loans of all buffers that are over: each keeps a counter until its producer has
+    /// noticed.
+    fn take_counter(&self) -> Result<CounterHandle> {
+        match self.counters.lend() {
+            Err(Error::TooManyHandles { .. }) => {
+                for loans in self.all_loans()? {
+                    loans.count(&self.counters);
+                }
+                self.counters.lend()
+            }
+            taken => taken,
+        }
     }
 
     /// Checks at most `looks` buffers in the limbo, and frees those that are not lent any more. Returns their number.
@@ -157,8 +241,8 @@ impl<M: Memory> LimboState<M> {
         let mut free = Vec::new();
         let mut waiting = self.waiting()?;
         for _ in 0..looks.min(waiting.len()) {
-            let Some(mut one) = waiting.pop_front() else { break };
-            if self.is_lent(&mut one.loans) {
+            let Some(one) = waiting.pop_front() else { break };
+            if one.loans.count(&self.counters) > 0 {
                 waiting.push_back(one);
             } else {
                 free.push(one.memory);
@@ -170,7 +254,7 @@ impl<M: Memory> LimboState<M> {
     }
 
     /// Keeps memory in the limbo until its loans are over.
-    fn keep(&self, memory: M, loans: Vec<CounterHandle>) {
+    fn keep(&self, memory: M, loans: Arc<Loans>) {
         let bytes = memory.bytes();
         let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
         waiting.push_back(Waiting { memory, bytes, loans });
@@ -217,15 +301,11 @@ impl<M: Memory> fmt::Debug for Limbo<M> {
 /// [`Limbo`] has an example.
 pub struct LentMemory<M: Memory> {
     memory: Option<M>,
-    loans: Mutex<Vec<CounterHandle>>,
+    loans: Arc<Loans>,
     inner: Arc<LimboState<M>>,
 }
 
 impl<M: Memory> LentMemory<M> {
-    fn loans(&self) -> MutexGuard<'_, Vec<CounterHandle>> {
-        self.loans.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Returns a handle for one receiver, which receives it once and releases it once.
     ///
     /// # Errors
@@ -233,13 +313,14 @@ impl<M: Memory> LentMemory<M> {
     /// [`TooManyHandles`](Error::TooManyHandles): the file has no free counter. [`Unsupported`](Error::Unsupported): this is a
     /// forked child.
     pub fn send(&self) -> Result<CounterHandle> {
-        self.inner.counters.header().check_process()?;
-        let mut loans = self.loans();
+        let counters = &self.inner.counters;
+        counters.header().check_process()?;
+        let handle = self.inner.take_counter()?;
+        let mut loans = self.loans.lock();
         // Removes loans that are over, so that the list does not grow for ever.
         if loans.len() >= LOOKS {
-            self.inner.is_lent(&mut loans);
+            loans.retain(|loan| !counters.end_if_over(loan));
         }
-        let handle = self.inner.counters.lend()?;
         loans.push(handle);
         Ok(handle)
     }
@@ -250,11 +331,11 @@ impl<M: Memory> LentMemory<M> {
     ///
     /// [`Unsupported`](Error::Unsupported): this is a forked child.
     pub fn revoke(&self, handle: &CounterHandle) -> Result<bool> {
-        self.inner.counters.header().check_process()?;
-        let mut loans = self.loans();
-        let revoked = loans.contains(handle) && self.inner.counters.revoke(handle);
-        self.inner.is_lent(&mut loans);
-        Ok(revoked)
+        let counters = &self.inner.counters;
+        counters.header().check_process()?;
+        let revoked = self.loans.revoke(handle, counters);
+        self.loans.count(counters);
+        Ok(revoked == Some(true))
     }
 
     /// Returns how many handles are held or in flight, after reclaiming what dead receivers held.
@@ -264,9 +345,7 @@ impl<M: Memory> LentMemory<M> {
     /// As [`Counters::reclaim`].
     pub fn count(&self) -> Result<usize> {
         self.inner.counters.reclaim()?;
-        let mut loans = self.loans();
-        self.inner.is_lent(&mut loans);
-        Ok(loans.len())
+        Ok(self.loans.count(&self.inner.counters))
     }
 
     /// Returns the memory, if no receiver holds it and no handle is in flight.
@@ -302,9 +381,8 @@ impl<M: Memory> Drop for LentMemory<M> {
             std::mem::forget(memory);
             return;
         }
-        let mut loans = std::mem::take(&mut *self.loans());
-        if self.inner.is_lent(&mut loans) {
-            self.inner.keep(memory, loans);
+        if self.loans.count(&self.inner.counters) > 0 {
+            self.inner.keep(memory, Arc::clone(&self.loans));
         } else {
             drop(memory);
         }
@@ -314,7 +392,7 @@ impl<M: Memory> Drop for LentMemory<M> {
 
 impl<M: Memory> fmt::Debug for LentMemory<M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let loans = self.loans.try_lock().map(|loans| loans.len()); // in a forked child it may be locked for ever
+        let loans = self.loans.0.try_lock().map(|loans| loans.len()); // in a forked child it may be locked for ever
         f.debug_struct("LentMemory").field("loans", &loans.ok()).finish_non_exhaustive()
     }
 }

@@ -22,6 +22,8 @@ pub fn trials(place: &Place) -> Vec<Trial> {
             loan_of_killed_producer_cannot_be_received,
             loan_is_received_and_released_once,
             unreceived_loan_can_be_revoked,
+            lost_loan_of_dropped_memory_can_be_revoked,
+            loans_that_are_over_leave_counters_for_other_memory,
             unused_memory_is_freed_or_returned,
             counters_are_used_again,
             dropped_limbo_spares_received_memory,
@@ -233,6 +235,40 @@ fn unreceived_loan_can_be_revoked(place: &Place) {
     drop(held);
     drop(lent);
     assert_eq!(scene.alive(), 1);
+}
+
+fn lost_loan_of_dropped_memory_can_be_revoked(place: &Place) {
+    let scene = Scene::new(place, 100);
+    let mut child = scene.receiver(place);
+    let lent = scene.limbo.lend(scene.memory(10)).unwrap();
+    let [received, lost] = [lent.send().unwrap(), lent.send().unwrap()];
+    child.tell(format!("receive {received}"));
+    child.expect("held");
+    let used = scene.limbo.lend(scene.memory(1)).unwrap();
+    let undelivered = used.send().unwrap();
+    drop(lent);
+    assert!(!scene.limbo.revoke(&received).unwrap(), "a receiver has it");
+    child.kill();
+    assert_eq!(scene.limbo.reclaim().unwrap(), 0, "no process has the lost handle, which could still be received");
+    assert!(scene.limbo.revoke(&lost).unwrap());
+    assert_eq!((scene.limbo.len(), scene.alive()), (0, 1));
+    assert!(!scene.limbo.revoke(&lost).unwrap() && !scene.limbo.revoke(&received).unwrap());
+    assert!(scene.limbo.revoke(&undelivered).unwrap(), "memory in use counts too");
+    assert!(scene.counters.receive(&undelivered).unwrap_err().is_handle_spent());
+    assert_eq!(used.count().unwrap(), 0);
+    let other = Scene::new(place, 100);
+    assert!(!other.limbo.revoke(&used.send().unwrap()).unwrap());
+}
+
+fn loans_that_are_over_leave_counters_for_other_memory(place: &Place) {
+    let scene = Scene::new(place, 1);
+    let lent: Vec<_> = (0..20).map(|_| scene.limbo.lend(scene.memory(1)).unwrap()).collect();
+    // More loans than counters, of which none is received when the next memory is sent.
+    for lent in &lent {
+        let handles: Vec<_> = (0..50).map(|_| lent.send().unwrap()).collect();
+        handles.iter().for_each(|handle| drop(scene.counters.receive(handle).unwrap()));
+    }
+    assert!(lent.iter().all(|lent| lent.count().unwrap() == 0));
 }
 
 fn unused_memory_is_freed_or_returned(place: &Place) {
