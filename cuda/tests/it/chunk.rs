@@ -101,10 +101,10 @@ fn chunk_of(channel: &Channel) -> ReceivedChunk {
     ReceivedChunk::attach(&received.arrays.remove(0).foreign(CHUNK_KIND).expect("a parcel")).expect("a chunk")
 }
 
-/// Kibibytes of memory that this process has to itself.
+/// Kibibytes of memory of this process that are not of a file: pages of a program that was just built would count as written.
 fn private_memory() -> u64 {
     let text = fs::read_to_string("/proc/self/smaps_rollup").expect("/proc");
-    let line = text.lines().find(|line| line.starts_with("Private_Dirty:")).expect("a line");
+    let line = text.lines().find(|line| line.starts_with("Anonymous:")).expect("a line");
     line.split_whitespace().nth(1).expect("a number").parse().expect("a number")
 }
 
