@@ -78,7 +78,7 @@ impl ReceivedChunk {
     ///
     /// # Errors
     ///
-    /// After an error of the first two kinds the ticket can still be received.
+    /// After an error of the first two kinds in this list the ticket can still be received.
     ///
     /// - [`DType`](Error::DType), [`Shape`](Error::Shape): the block has another element type or number of axes.
     /// - [`Malformed`](Error::Malformed): the ticket leads out of the chunk, or names no events.
@@ -118,7 +118,8 @@ impl fmt::Debug for ReceivedChunk {
 
 /// A block of another process's chunk. The producer keeps its memory as it is until this value is dropped or this process ends.
 ///
-/// Dropping it does not wait, unless it is the last that has the chunk. If work was said to [use](Self::used_on) the block, the producer gets it back once that work is done.
+/// Dropping it does not wait, unless it is the last that has the chunk. If work was said to [use](Self::used_on) the block, the producer
+/// gets it back once that work is done.
 pub struct ReceivedBlock<T, D> {
     /// Released when this value is dropped and no stream keeps it any more.
     loan: Arc<ReceivedLoan>,
