@@ -4,6 +4,7 @@
 //! by the directory it lives in.
 
 use std::borrow::Cow;
+use std::time::Duration;
 use std::{fmt, io};
 
 /// A result whose error is [`Error`].
@@ -23,7 +24,11 @@ pub enum Error {
         /// The name asked for.
         location: String,
     },
-    /// Nothing has this name in the place that was searched, but an array in the other of the two usual places has it.
+    /// Nothing has this name in the place that was searched, but an array in the other of the two usual places has it. A kind of
+    /// [`NotFound`](Self::NotFound): [`is_not_found`](Self::is_not_found) is true for it.
+    ///
+    /// Whatever opens an array by its name in `/dev/shm` or in the emulated directory reports this, and so does
+    /// [`unlink`](crate::unlink()).
     #[error(
         "`{location}`: no array has this name in {searched}, but there is one in {directory} (EMULATE_SHM={emulate} chooses that \
          place)"
@@ -75,7 +80,7 @@ pub enum Error {
         found: &'static str,
     },
     /// There is not enough room for the pages; what was to be made was not.
-    #[error("`{location}` needs {needed} bytes, but only {available} are available: {advice}")]
+    #[error("`{location}` needs {needed} bytes, but only {available} are available{}: {advice}", kept(*in_flight))]
     NoSpace {
         /// The name or directory the room was asked for.
         location: String,
@@ -83,8 +88,10 @@ pub enum Error {
         needed: u64,
         /// Bytes that could be had.
         available: u64,
+        /// Bytes of arrays in the same directory that only handles in flight keep: no process is attached to them.
+        in_flight: u64,
         /// Which limit it was, and how to raise it.
-        advice: &'static str,
+        advice: Cow<'static, str>,
     },
     /// shape * element size does not fit the address space, or the array is larger than a file can be.
     #[error("`{location}`: an array of shape {shape:?} with {item} byte elements is larger than the address space")]
@@ -132,6 +139,14 @@ pub enum Error {
         /// The name asked for.
         location: String,
     },
+    /// Another process has replaced the array, or its description, since the description was read.
+    #[error(
+        "`{location}`: the array or its description was replaced since it was read (read the description again, then change it)"
+    )]
+    Changed {
+        /// The name asked for.
+        location: String,
+    },
     /// The stored element type is another one.
     #[error("`{location}` has elements of type {found}, not {expected}")]
     DTypeMismatch {
@@ -153,10 +168,7 @@ pub enum Error {
         found: String,
     },
     /// A renderbuffer of this name is painted for another purpose.
-    #[error(
-        "`{location}` is being painted with another {what}: found {found}, expected {expected} \
-         (choose another name, or discard the unfinished buffer)"
-    )]
+    #[error("`{location}` {}", other_work(*state, what, expected, found))]
     Mismatch {
         /// The name asked for.
         location: String,
@@ -166,6 +178,8 @@ pub enum Error {
         expected: String,
         /// What the buffer says.
         found: String,
+        /// What became of the buffer, which decides what can be done.
+        state: OtherWork,
     },
     /// Our own bookkeeping bytes are damaged, cut short, or of another version.
     #[error("`{location}`: the bookkeeping bytes are not valid: {reason} (discard or unlink it and start anew)")]
@@ -235,6 +249,13 @@ pub enum Error {
         location: String,
         /// How long was waited.
         waited: std::time::Duration,
+    },
+    /// The callback of [`interruptible`](crate::backend::interruptible) has ended the call. Nothing has changed, except that a
+    /// sparse file of another process may have got some of its memory.
+    #[error("`{location}`: the call was interrupted (make it again)")]
+    Interrupted {
+        /// The array, or the directory in which a new one was to be.
+        location: String,
     },
     /// Chunks of the renderbuffer are still missing.
     #[error("`{location}`: {done} of {total} chunks are painted (paint the rest, then finish)")]
@@ -354,6 +375,48 @@ pub enum Error {
     },
 }
 
+/// The state of a renderbuffer with other work than the caller's: see [`Error::Mismatch`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum OtherWork {
+    /// It is unfinished, and a process is attached to it, perhaps this one.
+    Attached,
+    /// It is unfinished, and no process is attached to it. [`RenderOptions::replace`](crate::render::RenderOptions::replace) replaces it,
+    /// and [`render::discard`](crate::render::discard) removes it.
+    Idle,
+    /// It is finished: an array has the name. Reported with
+    /// [`RenderOptions::accept_finished`](crate::render::RenderOptions::accept_finished) only.
+    Finished,
+}
+
+fn other_work(state: OtherWork, what: &str, expected: &str, found: &str) -> String {
+    match state {
+        OtherWork::Attached => format!(
+            "is being painted with another {what}: found {found}, expected {expected}, and a process is attached to the buffer (wait \
+             until it is finished, choose another name, or take it from its painters with `render::discard`)"
+        ),
+        OtherWork::Idle => format!(
+            "is an unfinished buffer with another {what}: found {found}, expected {expected}, and no process is attached to it \
+             (`replace(true)` replaces it, `render::discard` removes it; or choose another name)"
+        ),
+        OtherWork::Finished => format!(
+            "is a finished array of another {what}: found {found}, expected {expected} (unlink it, or ask for it to be replaced, or choose \
+             another name)"
+        ),
+    }
+}
+
+fn kept(in_flight: u64) -> String {
+    if in_flight == 0 {
+        return String::new();
+    }
+    let mebibytes = in_flight.div_ceil(1 << 20);
+    format!(
+        ", and handles in flight (those of pickles, for example) keep {mebibytes} MiB of arrays to which no process is attached \
+         (they expire; `ndshm gc --in-flight` ends them and frees the arrays)"
+    )
+}
+
 fn described(description: Option<&str>) -> String {
     description.map(|found| format!(" (it describes itself as {found})")).unwrap_or_default()
 }
@@ -381,12 +444,14 @@ predicates! {
     is_mismatch => Mismatch, "Whether a renderbuffer of this name has another purpose.";
     is_description_mismatch => DescriptionMismatch, "Whether the array describes itself as another one.";
     is_not_described => NotDescribed, "Whether the array does not describe itself.";
+    is_changed => Changed, "Whether the array or its description was replaced meanwhile.";
     is_not_counted => NotCounted, "Whether the file says nothing about itself.";
     is_handle_spent => HandleSpent, "Whether a handle leads nowhere any more.";
     is_unlinked => Unlinked, "Whether the name has gone or means something else.";
     is_would_block => WouldBlock, "Whether another holder has the lock.";
     is_would_deadlock => WouldDeadlock, "Whether waiting would never end.";
     is_timed_out => TimedOut, "Whether the time ran out.";
+    is_interrupted => Interrupted, "Whether the callback of `interruptible` has ended the call.";
     is_incomplete => Incomplete, "Whether chunks are still missing.";
     is_permission_denied => PermissionDenied, "Whether permissions forbid it.";
     is_foreign_owner => ForeignOwner, "Whether it belongs to another user that was not allowed.";
@@ -407,10 +472,10 @@ impl fmt::Debug for Error {
         let name = variant_name! {
             self;
             NotFound, Elsewhere, NoDirectory, AlreadyExists, InvalidLocation, Reserved, NotAnArray, NoSpace, TooLarge, SizeMismatch,
-            DescriptionMismatch, NotDescribed,
+            DescriptionMismatch, NotDescribed, Changed,
             DTypeMismatch, ShapeMismatch, Mismatch, Trailer, NotCounted, HandleSpent, TooManyHandles, TooManyProcesses,
             Unlinked,
-            WouldBlock, WouldDeadlock, TimedOut, Incomplete, TooManyOpenFiles, PermissionDenied, ForeignOwner,
+            WouldBlock, WouldDeadlock, TimedOut, Interrupted, Incomplete, TooManyOpenFiles, PermissionDenied, ForeignOwner,
             InvalidSetting, Manager, Unsupported, Closed, QueueFull, Message, Protocol, Os,
         };
         write!(f, "{name}: {}", with_causes(self))
@@ -432,6 +497,8 @@ impl Error {
                 Self::Unsupported { location, what: format!("{op}: {source}").into() }
             }
             io::ErrorKind::Unsupported => Self::Unsupported { location, what: op.into() },
+            // As above. The kernel's own interruptions are not reported, but the call is made again.
+            io::ErrorKind::Interrupted if source.get_ref().is_some() => Self::Interrupted { location },
             _ => Self::Os { op, location, source },
         }
     }
@@ -452,6 +519,14 @@ impl Error {
 }
 
 impl Error {
+    /// Names the time limit that the caller has set, of which the last wait got only the rest.
+    pub(crate) fn with_limit(mut self, limit: Duration) -> Self {
+        if let Self::TimedOut { waited, .. } = &mut self {
+            *waited = limit;
+        }
+        self
+    }
+
     /// Names the array that the caller knows, instead of the directory or bookkeeping file in which the error was met.
     pub(crate) fn about(mut self, array: impl fmt::Display) -> Self {
         match &mut self {
@@ -465,6 +540,7 @@ impl Error {
             | Self::SizeMismatch { location, .. }
             | Self::DescriptionMismatch { location, .. }
             | Self::NotDescribed { location }
+            | Self::Changed { location }
             | Self::DTypeMismatch { location, .. }
             | Self::ShapeMismatch { location, .. }
             | Self::Mismatch { location, .. }
@@ -477,6 +553,7 @@ impl Error {
             | Self::WouldBlock { location }
             | Self::WouldDeadlock { location }
             | Self::TimedOut { location, .. }
+            | Self::Interrupted { location }
             | Self::Incomplete { location, .. }
             | Self::TooManyOpenFiles { location, .. }
             | Self::PermissionDenied { location, .. }
@@ -522,7 +599,10 @@ impl From<Error> for io::Error {
             Error::TimedOut { .. } => Kind::TimedOut,
             Error::PermissionDenied { .. } | Error::ForeignOwner { .. } => Kind::PermissionDenied,
             Error::Unsupported { .. } => Kind::Unsupported,
-            Error::TooManyOpenFiles { .. }
+            // Not `Interrupted`: the standard library makes calls with that error again, without asking.
+            Error::Interrupted { .. }
+            | Error::Changed { .. }
+            | Error::TooManyOpenFiles { .. }
             | Error::TooManyHandles { .. }
             | Error::TooManyProcesses { .. }
             | Error::Manager { .. } => Kind::Other,

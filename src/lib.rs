@@ -82,6 +82,7 @@ pub mod backend;
 mod backoff;
 pub mod counted;
 mod error;
+mod interrupt;
 pub mod manager;
 mod manager_client;
 mod os;
@@ -90,6 +91,7 @@ pub mod pool;
 pub mod process;
 mod random;
 pub mod render;
+mod search_time;
 mod segment;
 
 /// The version of ndarray that this crate uses for shapes, views and arrays, so that a program needs no second one.

@@ -145,7 +145,7 @@ pub(crate) struct ListArgs {
 #[derive(Debug, Args)]
 #[command(after_help = help::CODES, after_long_help = help::INFO)]
 pub(crate) struct InfoArgs {
-    /// Name of an array or of an unfinished renderbuffer; a text with / or :// is the path or URL of a volume
+    /// Name of an array or of an unfinished renderbuffer, or the path or URL of a volume
     #[arg(value_name = "NAME|SOURCE")]
     pub(crate) subject: InfoSubject,
     /// Search only this backend [default: the one that EMULATE_SHM selects, else all]
@@ -168,12 +168,15 @@ pub(crate) enum InfoSubject {
 impl FromStr for InfoSubject {
     type Err = String;
 
-    /// The text alone decides, not which files exist: names have no separators, so a text with one is a path.
+    /// Names have no separators, so a text with one is a path. A text that cannot be a name is a path if there is such a directory.
     fn from_str(text: &str) -> Result<Self, String> {
         if text.contains(std::path::is_separator) || matches!(text, "." | "..") {
             return text.parse().map(Self::Volume).map_err(|error: ndarray_shm_volume::Error| error.to_string());
         }
-        text.parse().map(Self::Name).map_err(|error: ndarray_shm::Error| error.to_string())
+        text.parse().map(Self::Name).or_else(|error: ndarray_shm::Error| {
+            let path = std::path::Path::new(text);
+            if path.is_dir() { Ok(Self::Volume(VolumeUrl::local(path))) } else { Err(error.to_string()) }
+        })
     }
 }
 
@@ -234,10 +237,10 @@ pub(crate) struct ViewArgs {
     /// Name of an array or of an unfinished renderbuffer
     #[arg(value_name = "NAME")]
     pub(crate) location: Location,
-    /// Index at which to cut an axis, by letter or number: z=10 or 2=10 [default: the middle]
+    /// Index at which to cut an axis, by name or number: z=10 or 2=10 [default: the middle]
     #[arg(long, short, value_name = "AXIS=INDEX", value_parser = words::cut)]
     pub(crate) slice: Vec<AxisCut>,
-    /// Letters of the axes, first to last [default: x is the axis that is contiguous in memory, then y, z, c]
+    /// Letters of the axes, first to last, as in zyx [default: the names in the array's description]
     #[arg(long, value_name = "LETTERS")]
     pub(crate) axes: Option<String>,
     /// The same as --slice c=INDEX

@@ -49,7 +49,7 @@ impl Look {
 
     fn failed(error: Error) -> Self {
         match error {
-            Error::NotFound { .. } | Error::NotAnArray { .. } => Self::Other,
+            Error::NotFound { .. } | Error::Elsewhere { .. } | Error::NotAnArray { .. } => Self::Other,
             error @ Error::Trailer { .. } => Self::Damaged(Failure::from(error).to_string()),
             error => Self::Unknown(Failure::from(error).to_string()),
         }

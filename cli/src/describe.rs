@@ -5,13 +5,14 @@
 use std::collections::BTreeMap;
 use std::io::Write;
 
-use ndarray_shm::array::Description;
+use ndarray_shm::Error;
+use ndarray_shm::array::{Description, SeenDescription};
 use ndarray_shm::backend::EntryKind;
-use ndarray_shm::{Directory, Error};
+use ndarray_shm_volume::VolumeNotes;
 use serde::Serialize;
 
 use crate::cli::DescribeArgs;
-use crate::described::plain_layout;
+use crate::described::{named_axes, plain_layout};
 use crate::exit::{Exit, Failure};
 use crate::places::Search;
 use crate::{report, units};
@@ -26,6 +27,9 @@ pub(crate) struct DescriptionReport {
     pub(crate) order: String,
     /// Texts by their keys.
     pub(crate) notes: BTreeMap<String, String>,
+    /// A word for each axis, its name or its number; empty if no axis has a name.
+    #[serde(skip)]
+    axes: Vec<String>,
 }
 
 impl From<&Description> for DescriptionReport {
@@ -35,6 +39,7 @@ impl From<&Description> for DescriptionReport {
             shape: found.shape().to_vec(),
             order: found.order().to_string(),
             notes: found.notes().map(|(key, text)| (key.to_owned(), text.to_owned())).collect(),
+            axes: named_axes(&VolumeNotes::read(found, found.shape())),
         }
     }
 }
@@ -49,7 +54,7 @@ impl DescriptionReport {
     pub(crate) fn facts(&self) -> Vec<(String, String)> {
         let mut facts = vec![
             ("dtype".to_owned(), self.dtype.clone()),
-            ("shape".to_owned(), units::shape_in_order(&self.shape, &self.order)),
+            ("shape".to_owned(), units::named_shape_in_order(&self.shape, &self.axes, &self.order)),
         ];
         facts.extend(self.notes.iter().map(|(key, text)| (key.clone(), units::printable(text))));
         facts
@@ -60,14 +65,15 @@ impl DescriptionReport {
 pub(crate) fn run(args: &DescribeArgs, out: &mut dyn Write) -> Result<Exit, Failure> {
     let found = Search::new(args.backend)?.find(&args.location, &[EntryKind::Array])?;
     let (backend, location) = (&found.backend, &args.location);
-    let Some(entry) = &found.array else {
+    if found.array.is_none() {
         return Err(Failure::new(Exit::NotFound, format!("nothing is called `{location}`")));
-    };
+    }
     if args.clear {
         backend.clear_description(location)?;
     } else if args.dtype.is_some() || args.shape.is_some() || args.order.is_some() || !args.notes.is_empty() {
-        let new = corrected(args, backend, entry.len)?;
-        backend.describe(location, &new)?;
+        // Not merged into what another process writes, or gives the name to, meanwhile.
+        let seen = backend.see_description(location)?;
+        backend.describe_seen(location, &seen, Some(&corrected(args, &seen)?))?;
     }
     let description = backend.description(location)?;
     let report = description.as_ref().map(DescriptionReport::from);
@@ -87,10 +93,10 @@ pub(crate) fn run(args: &DescribeArgs, out: &mut dyn Write) -> Result<Exit, Fail
 }
 
 /// Returns the new description: values from the command line, else those of the old description.
-fn corrected(args: &DescribeArgs, backend: &Directory, bytes: u64) -> Result<Description, Failure> {
-    let old = backend.description(&args.location)?;
+fn corrected(args: &DescribeArgs, seen: &SeenDescription) -> Result<Description, Failure> {
+    let old = seen.description();
     let (dtype, shape, order) =
-        plain_layout(&args.location, bytes, args.dtype, args.shape.as_ref(), args.order, old.as_ref())?;
+        plain_layout(&args.location, seen.bytes(), args.dtype, args.shape.as_ref(), args.order, old.as_ref())?;
     let mut new = Description::new(dtype, &shape, order)?;
     let kept = old.iter().flat_map(Description::notes);
     let added = args.notes.iter().map(|(key, text)| (key.as_str(), text.as_str()));

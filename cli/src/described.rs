@@ -9,7 +9,10 @@ use std::mem;
 use ndarray::{ArrayViewD, IxDyn, ShapeBuilder as _};
 use ndarray_shm::array::Description;
 use ndarray_shm::backend::EntryKind;
-use ndarray_shm::{Access, ArrayReader, AttachOptions, DType, Directory, Element, Location, Order, SharedArray};
+use ndarray_shm::{
+    Access, ArrayReader, AttachOptions, DType, Directory, Element, Location, Order, SharedArray, render,
+};
+use ndarray_shm_volume::VolumeNotes;
 
 use crate::cli::LayoutArgs;
 use crate::counted::Look;
@@ -41,8 +44,15 @@ pub(crate) struct Described {
     pub(crate) dtype: DType,
     pub(crate) shape: Vec<usize>,
     pub(crate) order: Order,
+    /// Where its elements came from, as its description says.
+    pub(crate) notes: VolumeNotes,
     /// Whether to ignore a plain array's own description.
     reinterpret: bool,
+}
+
+/// Returns the words of the axes for reports; none if no axis has a name.
+pub(crate) fn named_axes(notes: &VolumeNotes) -> Vec<String> {
+    notes.axis_words(notes.axes.len())
 }
 
 impl Described {
@@ -57,6 +67,7 @@ impl Described {
             }
         })?;
         let NameMatch { backend, array, partial } = found;
+        let mut said = None;
         let (kind, dtype, shape, order) = match (array, partial) {
             (Some(entry), _) => match Look::at(&backend, &entry) {
                 Look::Counted(counted) => {
@@ -74,8 +85,8 @@ impl Described {
                         format!("`ndshm info {location}` shows it; a program opens it and receives its arrays"),
                     ));
                 }
-                Look::Plain(said) => {
-                    let said = said.filter(|_| !args.ignore_description);
+                Look::Plain(found) => {
+                    said = found.filter(|_| !args.ignore_description);
                     let (dtype, shape, order) =
                         plain_layout(location, entry.len, args.dtype, args.shape.as_ref(), args.order, said.as_ref())?;
                     refuse_other(location, said.as_ref(), dtype, &shape, order)?;
@@ -87,12 +98,14 @@ impl Described {
             },
             (None, Some(entry)) => {
                 let ledger = places::ledger(&backend, &entry)?;
+                said = render::description(&backend, location).ok().flatten(); // it only names axes
                 (ArrayKind::Partial, ledger.dtype, ledger.shape, ledger.order)
             }
             (None, None) => return Err(Failure::new(Exit::NotFound, format!("nothing is called `{location}`"))),
         };
+        let notes = said.map(|said| VolumeNotes::read(&said, &shape)).unwrap_or_default();
         let reinterpret = args.ignore_description;
-        let described = Self { backend, location: location.clone(), kind, dtype, shape, order, reinterpret };
+        let described = Self { backend, location: location.clone(), kind, dtype, shape, order, notes, reinterpret };
         if described.kind != ArrayKind::Plain {
             described.agree(args)?;
         }

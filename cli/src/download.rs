@@ -8,13 +8,14 @@ use ndarray_shm_volume::{FillValue, Missing, VolumeMeta, VolumeOptions};
 use crate::cli::{DownloadArgs, MissingChoice};
 use crate::download_request::DownloadRequest;
 use crate::exit::{Exit, Failure};
-use crate::part::{IdlePart, Part};
+use crate::part::{self, IdlePart, Part};
 use crate::progress::Display;
 use crate::{destination, host, interrupt, region, report};
 
 /// Runs `ndshm download`.
 pub(crate) fn run(args: &DownloadArgs, out: &mut dyn Write) -> Result<Exit, Failure> {
     let stop = interrupt::flag()?;
+    part::wait_for_servers(&args.part);
     let (backend, location) = destination::of_download(args)?;
     let source = interrupt::opening(&stop, &args.source, || VolumeOptions::new().mip(args.mip).open(&args.source))?;
     let meta = source.meta();

@@ -4,14 +4,16 @@ use std::io::Write;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use ndarray_shm::render::OtherWork;
 use ndarray_shm::render::SharedWith;
 use ndarray_shm::{Directory, Location, Order};
 use ndarray_shm_volume::{
     Bbox, ChunkSource, DownloadOptions, Downloaded, Error, Missing, ProcessWorkers, Spent, StopFlag, StoreFailure,
-    VolumeUrl, Workers, download_to_shared_memory,
+    VolumeNotes, VolumeUrl, Workers, download_to_shared_memory,
 };
 use serde::Serialize;
 
+use crate::described::named_axes;
 use crate::exit::{Exit, Failure};
 use crate::progress::Display;
 use crate::{python, report, units, worker};
@@ -141,12 +143,33 @@ impl DownloadRequest<'_> {
             Error::Array(ndarray_shm::Error::TimedOut { .. }) => {
                 Some(format!("another download of this array makes no progress: wait for its chunks; {discard}"))
             }
+            Error::Array(ndarray_shm::Error::Mismatch { state: OtherWork::Idle, .. }) => {
+                Some(format!("give --replace to replace it, or choose another name; {discard}"))
+            }
             Error::Array(ndarray_shm::Error::Mismatch { .. }) => {
                 Some(format!("a different download of this name was begun: wait for its chunks; {discard}"))
             }
             _ => None,
         };
-        let failure = Failure::from(error);
+        let failure = match &error {
+            // The library's text names functions of the library.
+            Error::Array(ndarray_shm::Error::Mismatch { what, expected, found, state: OtherWork::Idle, .. }) => {
+                Failure::new(
+                    Exit::Failed,
+                    format!(
+                        "`{location}` has painted chunks of a download with another {what}: found {found}, expected {expected}; no process \
+                     is attached to them"
+                    ),
+                )
+            }
+            Error::Array(ndarray_shm::Error::Mismatch { what, expected, found, .. }) => Failure::new(
+                Exit::Failed,
+                format!(
+                    "`{location}` is being painted with another {what}: found {found}, expected {expected}; a process is attached to it"
+                ),
+            ),
+            _ => Failure::from(error),
+        };
         match advice {
             Some(advice) => failure.advice(advice),
             None => failure,
@@ -162,6 +185,8 @@ pub(crate) struct DownloadReport {
     path: String,
     pub(crate) dtype: String,
     pub(crate) shape: Vec<usize>,
+    /// A word for each axis, its name or its number; empty if the volume names none.
+    axes: Vec<String>,
     pub(crate) order: String,
     /// The region of the volume.
     bbox: String,
@@ -226,6 +251,7 @@ impl DownloadReport {
             path,
             dtype: downloaded.dtype.to_string(),
             shape: downloaded.shape.clone(),
+            axes: named_axes(&VolumeNotes::read(downloaded.description(), &downloaded.shape)),
             order: downloaded.order.to_string(),
             bbox: bbox.to_string(),
             shard: None,
@@ -251,7 +277,7 @@ impl DownloadReport {
             ("array", format!("{} ({}: {})", self.location, self.backend, units::printable(&self.path))),
             ("region", self.bbox.clone()),
             ("dtype", self.dtype.clone()),
-            ("shape", units::shape_in_order(&self.shape, &self.order)),
+            ("shape", units::named_shape_in_order(&self.shape, &self.axes, &self.order)),
             ("size", units::size(self.bytes)),
             ("time", format!("{:.2} s, {}/s", self.seconds, units::size(self.bytes_per_second))),
             (

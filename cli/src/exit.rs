@@ -9,7 +9,7 @@ use std::thread;
 use std::time::Duration;
 
 use ndarray_shm::DType;
-use ndarray_shm_volume::{self as volume, ErrorKind};
+use ndarray_shm_volume::{self as volume, ErrorKind, StoreFailure};
 use serde::Serialize;
 
 use crate::colour::{Colours, Tone};
@@ -110,6 +110,16 @@ impl Failure {
         self
     }
 
+    /// Sets the advice, and removes it from the ends of the messages: some errors of the libraries say there what to do.
+    fn advised(mut self, advice: &str) -> Self {
+        for message in &mut self.messages {
+            if let Some(short) = message.strip_suffix(advice).and_then(|text| text.strip_suffix(": ")) {
+                *message = short.to_owned();
+            }
+        }
+        self.advice(advice)
+    }
+
     /// Returns the exit code of the program.
     pub(crate) fn exit(&self) -> Exit {
         self.exit
@@ -197,7 +207,11 @@ impl From<&ndarray_shm::Error> for Exit {
 
 impl From<ndarray_shm::Error> for Failure {
     fn from(error: ndarray_shm::Error) -> Self {
-        Self::from_chain(Exit::from(&error), &error)
+        let failure = Self::from_chain(Exit::from(&error), &error);
+        match &error {
+            ndarray_shm::Error::NoSpace { advice, .. } => failure.advised(advice),
+            _ => failure,
+        }
     }
 }
 
@@ -208,6 +222,7 @@ impl From<volume::Error> for Failure {
             volume::Error::Bbox { .. }
             | volume::Error::Alignment { .. }
             | volume::Error::Scale { .. }
+            | volume::Error::OtherScale { .. }
             | volume::Error::NewVolume { .. }
             | volume::Error::FillValue { .. }
             | volume::Error::Shard { .. }
@@ -217,7 +232,11 @@ impl From<volume::Error> for Failure {
             _ => Exit::Failed,
         };
         let failure = Self::from_chain(exit, &error);
+        if let Some(advice) = error.store_failure().and_then(StoreFailure::advice) {
+            return failure.advised(advice);
+        }
         let advice = match &error {
+            volume::Error::Array(ndarray_shm::Error::NoSpace { advice, .. }) => return failure.advised(advice),
             volume::Error::Scale { .. } => {
                 "`ndshm info` with the volume lists its scales; --mip takes the number of one"
             }

@@ -10,7 +10,7 @@ use ndarray_shm_volume::StopFlag;
 use serde::Serialize;
 
 use crate::cli::ExportArgs;
-use crate::described::Described;
+use crate::described::{Described, named_axes};
 use crate::exit::{Exit, Failure};
 use crate::output::Output;
 use crate::progress::Display;
@@ -27,6 +27,8 @@ struct Exported {
     /// The element type as `NumPy` writes it: "<u2".
     dtype: String,
     shape: Vec<usize>,
+    /// A word for each axis, its name or its number; empty if no axis has a name.
+    axes: Vec<String>,
     /// "C" or "F".
     order: String,
     /// Bytes of the elements.
@@ -61,6 +63,7 @@ pub(crate) fn run(args: &ExportArgs, out: &mut dyn Write) -> Result<Exit, Failur
         dtype: array.dtype.to_string(),
         bytes: array.bytes(),
         order: array.order.to_string(),
+        axes: named_axes(&array.notes),
         shape: array.shape,
         python,
     };
@@ -68,14 +71,14 @@ pub(crate) fn run(args: &ExportArgs, out: &mut dyn Write) -> Result<Exit, Failur
         report::json(out, &exported)?;
         return Ok(Exit::Done);
     }
-    let Exported { location, file, dtype, shape, order, bytes, python } = &exported;
+    let Exported { location, file, dtype, shape, axes, order, bytes, python } = &exported;
     writeln!(out, "exported {location}")?;
     report::facts(
         out,
         &[
             ("file", units::printable(file)),
             ("dtype", dtype.clone()),
-            ("shape", units::shape_in_order(shape, order)),
+            ("shape", units::named_shape_in_order(shape, axes, order)),
             ("size", units::size(*bytes)),
         ],
     )?;

@@ -7,10 +7,10 @@ use std::collections::HashMap;
 use std::io::{self, Write};
 use std::time::{Duration, SystemTime};
 
-use ndarray_shm::backend::{DirectoryEntry, EntryKind};
+use ndarray_shm::backend::DirectoryEntry;
 use ndarray_shm::counted::{Reclaim, Removed, RemovedKind};
-use ndarray_shm::{Directory, Error, Location};
-use ndarray_shm_volume::{is_nameless_download, remove_nameless_download, remove_upload_lock};
+use ndarray_shm::{Directory, Error};
+use ndarray_shm_volume::{LeftoverKind, reclaim};
 use serde::Serialize;
 
 use crate::cli::GcArgs;
@@ -92,9 +92,9 @@ impl GcReport {
         let owners: HashMap<String, u32> = backend.list()?.into_iter().map(|entry| (entry.name, entry.owner)).collect();
         let owner_of = |name: &str| owners.get(name).copied().filter(|_| host::FILES_HAVE_OWNERS);
         let older_than = args.older_than.unwrap_or_default();
-        let reclaim = Reclaim::new().dry_run(args.dry_run).in_flight(args.in_flight).older_than(older_than);
-        let reclaimed = reclaim.run(backend)?;
-        for Removed { name, bytes, kind, .. } in reclaimed.removed {
+        let options = Reclaim::new().dry_run(args.dry_run).in_flight(args.in_flight).older_than(older_than);
+        let cleared = reclaim(options, backend)?;
+        for Removed { name, bytes, kind, .. } in cleared.reclaimed.removed {
             let path = backend.path().join(&name).display().to_string();
             let owner = owner_of(&name);
             if args.dry_run && !may_remove(owner) {
@@ -112,41 +112,19 @@ impl GcReport {
             };
             self.removed.push(RemovedFile { name, backend: backend.name().to_owned(), path, kind, bytes });
         }
-        for (name, error) in reclaimed.failed {
+        for leftover in cleared.leftovers {
+            self.removed.push(RemovedFile {
+                path: backend.path().join(&leftover.name).display().to_string(),
+                name: leftover.name,
+                backend: backend.name().to_owned(),
+                kind: if leftover.kind == LeftoverKind::UploadLock { "lock" } else { "download" },
+                bytes: leftover.bytes,
+            });
+        }
+        for (name, error) in cleared.reclaimed.failed.into_iter().chain(cleared.failed) {
             self.refuse(backend, owner_of(&name), name, error);
         }
-        self.remove_of_volumes(backend, args)?;
         self.look_at_the_rest(backend, args)
-    }
-
-    /// Removes the locks that killed uploads have left, and what killed downloads without a name had painted.
-    fn remove_of_volumes(&mut self, backend: &Directory, args: &GcArgs) -> Result<(), Failure> {
-        for entry in backend.list()? {
-            let is_download = |location: Location| is_nameless_download(location.as_str());
-            let kind = if places::is_lock(&entry) {
-                "lock"
-            } else if entry.kind == EntryKind::Partial && entry.location().is_some_and(is_download) {
-                "download"
-            } else {
-                continue;
-            };
-            let is_young = age(&entry) < args.older_than.unwrap_or_default();
-            let owner = host::FILES_HAVE_OWNERS.then_some(entry.owner);
-            let (false, true, Some(location)) = (is_young, may_remove(owner), entry.location()) else { continue };
-            let remove = if kind == "lock" { remove_upload_lock } else { remove_nameless_download };
-            match remove(backend, &location, args.dry_run) {
-                Ok(false) | Err(Error::NotFound { .. }) => {}
-                Ok(true) => self.removed.push(RemovedFile {
-                    path: backend.path().join(&entry.name).display().to_string(),
-                    name: entry.name,
-                    backend: backend.name().to_owned(),
-                    kind,
-                    bytes: entry.allocated,
-                }),
-                Err(error) => self.refuse(backend, owner, entry.name, error),
-            }
-        }
-        Ok(())
     }
 
     /// Records a file that could not be inspected or removed. It is a failure only if the file belongs to this user.

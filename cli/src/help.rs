@@ -34,6 +34,25 @@ Environment:
   NDSHM_MANAGER_SOCKET
                       where the manager listens (default: ndshm-manager.sock in XDG_RUNTIME_DIR, or in
                       ndshm-manager-<user id> in the directory for temporary files)
+  NDSHM_PICKLE_GRACE  seconds for which a pickle of an array keeps it, in Python (default: 600)
+  NDSHM_RETRY_SECONDS
+                      how long a request to a server is retried (default: 120); 0: never. Without it, an unknown host and a
+                      refused connection are retried for 3 seconds only while that server has never answered, except by
+                      worker processes and with --shard
+  NDSHM_SHARING_STRATEGY
+                      how counted arrays of programs, also in Python, reach other processes: file_descriptor or
+                      file_system (default: file_descriptor where the platform has it)
+  AWS_*, GOOGLE_*, AZURE_*
+                      credentials and settings of servers, as for the tools of these providers (docs/stores.md)
+  HTTP_PROXY, HTTPS_PROXY, ALL_PROXY, NO_PROXY
+                      proxies for requests to servers, and hosts that need none; also in lower case
+  SLURM_ARRAY_TASK_*, JOB_COMPLETION_INDEX
+                      which part this process is, for --shard auto
+  XDG_RUNTIME_DIR, TMPDIR
+                      directories for the manager's socket and for temporary files (Windows: TMP)
+  PATH                where a program looks for ndshm, to start it as its manager
+  COLUMNS             the width of help texts, where it is not the terminal's
+  COLORTERM           truecolor or 24bit: `view` draws on a terminal with all colours
   NO_COLOR            not empty: no colours. Otherwise errors and `doctor` have colours on a terminal
 ";
 
@@ -95,8 +114,9 @@ it too, unless --keep-partial is given; a second Ctrl-C does not wait for a sile
 the same holds for the files in that directory.
 
 Several users can paint one array: each gives --share group:GID, with a group that contains all of them (`id -g` prints
-yours); the files get that group and the mode 0660. --share users:UID,.. accepts files that those users began; it is for
-root, and for directories with access control lists. Those users can read and change the elements, and can crash this
+yours); the files get that group and the mode 0660, and the user that began them must be in the group (`id USER`).
+--share users:UID,.. accepts files that those users began; it is for root, for containers that do not know the users, and
+for directories with access control lists. Those users can read and change the elements, and can crash this
 program by truncating the files. In a directory with the sticky bit, such as /dev/shm, only the user that began the array
 can finish it: the others wait for that.
 
@@ -113,6 +133,7 @@ for exists, so a part is painted again after its machine was restarted; with --r
 Progress goes to standard error, the result to standard output. Fields of --json:
   location, backend, path    where the array is
   dtype, shape, order        NumPy's name of the type (\"<u2\"), elements per axis, \"C\" or \"F\"
+  axes                       a word for each axis, its name or its number; empty if the volume names none
   bbox, shard                region of the volume; which part of a larger region it is, or null
   bytes                      size of the array
   chunks, painted, resumed   number of chunks; painted by this run; by earlier runs. Other processes painted the rest
@@ -136,6 +157,15 @@ pub(crate) const UPLOAD: &str = concat!(
 The array is only read, and only while no process writes to it. It must have the shape of --bbox and the volume's element
 type. Its memory order is in its description; --order is for an array without one (`ndshm describe` shows it). Each object is
 replaced in one step; after a failure the same command stores all of them again.
+
+An array that was downloaded from this volume and scale goes back to its region without --bbox, however the volume is named:
+./em, file:///data/em and a symbolic link are one place. From another scale it needs --bbox. An array with the shape of the
+whole volume is written to all of it.
+
+--create takes from the array's description what no option says: where the array begins (a Zarr volume begins at 0), the
+resolution, the names of the axes (zarr3), the chunks, their encoding, and --type. An encoding that does not fit becomes raw, in
+Zarr zstd. So does jpeg, which would change the elements once more, unless --encoding jpeg is given. What the format cannot keep is
+a warning. Without a description, a Precomputed volume gets a resolution of 1 nm, which the output says.
 
 --create creates a volume, or uses an existing one with the same properties, so the same command can be repeated, and run on
 many machines. The metadata of a Precomputed volume does not tell whether its chunks are compressed by gzip: give --create
@@ -161,10 +191,11 @@ Fields of --json:
   bbox, shard                region that was written; which part of a larger region it is, or null
   dtype, order               NumPy's name of the type (\"<u2\"); memory order of the array, \"C\" or \"F\"
   type                       \"image\" or \"segmentation\", or null where the volume does not say it
+  created                    with --create: origin, chunk_shape, encoding, axes, resolution, unit, is_resolution_assumed; or null
   stored, background         objects that were stored; objects of only background that were not stored
   bytes, stored_bytes        bytes of the array that were written, and their size as stored
   seconds, bytes_per_second  duration, and bytes of the array per second
-  warnings                   problems that did not stop the upload
+  warnings                   problems that did not stop the upload, and what a new volume does not keep
 ",
     idle!(),
     "
@@ -244,7 +275,8 @@ Fields of each item of --json:
 
 pub(crate) const INFO: &str = concat!(
     "\
-A text with / or :// is a volume: ./volume is a volume in this directory, volume a name in shared memory.
+A text with / or :// is a volume. Any other is a name in shared memory, or, if nothing has this name, a volume in this directory;
+./volume is the volume in any case.
 
 The file of a plain array holds only its elements. Its description is in an extended attribute, which any program that may
 write to the file can change, and which many copies lack. A counted array stores its own description and number of users.
@@ -258,15 +290,17 @@ of them may be null. Both have:
     item_fields!(),
     "
 \n`array` also has:
-  sparse                     whether some of its bytes have no memory or disk allocated
+  sparse                     whether fewer bytes of memory or disk are allocated than it has. If not, a few may be missing
+                             all the same: on disks, attributes count as allocated
 \n`partial` also has:
-  ledger                     dtype, order, shape, chunk_shape, chunk_offset (elements of the first chunk that lie
-                             before the array), chunks_done, chunks_total, fingerprint (identity of what is painted); or null
+  ledger                     dtype, order, shape, axes (names or numbers, or none), chunk_shape, chunk_offset (elements
+                             of the first chunk that lie before the array), chunks_done, chunks_total, fingerprint
+                             (identity of what is painted); or null
   ledger_error               why the ledger cannot be read, or null
 
 Of a volume: volume, type (\"image\", \"segmentation\", or null where it does not say it), and scales, each with mip (the value
-for --mip), key, dtype, axes (names, or none), origin, shape, chunk_shape, stored_shape (of one stored object), resolution
-and unit (of an element; or none), encoding, bytes.
+for --mip), key, dtype, axes (names or numbers, or none), origin, shape, chunk_shape, stored_shape (of one stored object),
+resolution and unit (of an element; or none), encoding, bytes.
 
 ",
     codes!()
@@ -297,9 +331,13 @@ Fields of --json: dtype, shape, order and notes (an object of texts); or null if
 
 pub(crate) const VIEW: &str = concat!(
     "\
-The picture shows two axes. Every other axis is cut at one index: by --slice, else in the middle (channels: the first).
-Axes are named by number, or by letter: x is the axis that is contiguous in memory (the last one in C order, the first one
-in F order), then y, z and c; --axes gives other letters, as in --axes zyx. x goes to the right, y down.
+The picture shows two axes. Every other axis is cut at one index: by --slice, else in the middle (channels: the first). An
+index counts from 0 within the array; the line below the picture also says which coordinate of the volume that is.
+
+A downloaded array has the names of its volume's axes, which `ndshm info` shows: \"z\" of the volume is \"z\" here. --axes gives
+other names, a letter for each axis. An axis without a name has a number, from 0 on in the order of the shape: --slice 0=20.
+x goes to the right, y down; without these names, the axis that is contiguous in memory goes to the right, the next one down.
+An axis of length 1 is no side of the picture where another is left, nor is one of channels where two others are.
 
 ",
     layout!(),
@@ -308,7 +346,9 @@ only read, and only while no process writes to it. Missing chunks of an unfinish
 
 Fields of --json:
   location, dtype, shape  the array
+  axes                    a word for each axis, its name or its number
   slice                   where the other axes are cut: \"z=10\"
+  slice_in_volume         the same in the volume's coordinates: \"z=110\"; or null if they are unknown
   width, height           pixels of the picture
   right, down, every      the axes that go to the right and down (null if there is only one); every Nth element of both
                           is shown
@@ -331,6 +371,7 @@ Fields of --json:
   location            the array
   file                the file
   dtype, shape, order NumPy's name of the type (\"<u2\"), elements per axis, \"C\" or \"F\"
+  axes                a word for each axis, its name or its number; empty if no axis has a name
   bytes               size of the elements
   python              Python lines that read the file
 

@@ -3,12 +3,15 @@
 use std::io::Write;
 use std::path::Path;
 
+use ndarray_shm::array::Description;
 use ndarray_shm::backend::{DirectoryEntry, EntryKind};
-use ndarray_shm::render::Ledger;
+use ndarray_shm::render::{self, Ledger};
+use ndarray_shm_volume::{VolumeNotes, VolumeUrl};
 use serde::Serialize;
 
 use crate::cli::{InfoArgs, InfoSubject};
 use crate::describe::DescriptionReport;
+use crate::described::named_axes;
 use crate::exit::{Exit, Failure};
 use crate::holders::Holders;
 use crate::item::Item;
@@ -30,7 +33,7 @@ struct InfoReport {
 struct ArrayInfo {
     #[serde(flatten)]
     item: Item,
-    /// Whether some of its bytes have no memory or disk allocated.
+    /// Whether fewer bytes of memory or disk are allocated than it has.
     sparse: bool,
     #[serde(flatten)]
     holders: Holders,
@@ -55,6 +58,8 @@ struct LedgerInfo {
     /// "C" or "F".
     order: String,
     shape: Vec<usize>,
+    /// A word for each axis, its name or its number; empty if no axis has a name.
+    axes: Vec<String>,
     chunk_shape: Vec<usize>,
     /// Elements of the first chunk that lie before the array, for each axis.
     chunk_offset: Vec<usize>,
@@ -64,9 +69,11 @@ struct LedgerInfo {
     fingerprint: String,
 }
 
-impl From<Ledger> for LedgerInfo {
-    fn from(ledger: Ledger) -> Self {
+impl LedgerInfo {
+    fn new(ledger: Ledger, said: Option<&Description>) -> Self {
+        let notes = said.map(|said| VolumeNotes::read(said, &ledger.shape)).unwrap_or_default();
         Self {
+            axes: named_axes(&notes),
             dtype: ledger.dtype.to_string(),
             order: ledger.order.to_string(),
             shape: ledger.shape,
@@ -86,15 +93,19 @@ pub(crate) fn run(args: &InfoArgs, out: &mut dyn Write) -> Result<Exit, Failure>
         InfoSubject::Name(location) => location,
     };
     let found = Search::new(args.backend)?.find(location, &[EntryKind::Array, EntryKind::Partial]);
-    let found = found.map_err(|failure| {
-        if Path::new(location.as_str()).is_dir() {
-            failure.advice(format!(
-                "there is a directory of this name: if it is a volume, `ndshm info ./{location}` shows it"
-            ))
-        } else {
-            failure
+    let found = match found {
+        Ok(found) => found,
+        // `download` takes such a text for a volume too.
+        Err(failure) if failure.exit() == Exit::NotFound && Path::new(location.as_str()).is_dir() => {
+            let url = VolumeUrl::local(Path::new(".").join(location.as_str()));
+            return scales::run(&url, args.json, out).map_err(|no_volume| {
+                failure.advice(format!(
+                    "there is a directory of this name, but it cannot be shown as a volume: {no_volume}"
+                ))
+            });
         }
-    })?;
+        Err(failure) => return Err(failure),
+    };
     let backend = &found.backend;
     let holders = |entry: &DirectoryEntry| Holders::of(&backend.path().join(&entry.name), entry.id);
     let info = InfoReport {
@@ -107,7 +118,10 @@ pub(crate) fn run(args: &InfoArgs, out: &mut dyn Write) -> Result<Exit, Failure>
         }),
         partial: found.partial.as_ref().map(|entry| {
             let (ledger, ledger_error) = match places::ledger(backend, entry) {
-                Ok(ledger) => (Some(ledger.into()), None),
+                Ok(ledger) => {
+                    let said = render::description(backend, location).ok().flatten(); // it only names axes
+                    (Some(LedgerInfo::new(ledger, said.as_ref())), None)
+                }
                 Err(failure) => (None, Some(failure.to_string())),
             };
             PartialInfo { item: Item::new(backend, entry), ledger, ledger_error, holders: holders(entry) }
@@ -189,7 +203,7 @@ fn ledger_facts(ledger: &LedgerInfo) -> Vec<(&'static str, String)> {
     let LedgerInfo { chunks_done: done, chunks_total: total, .. } = ledger;
     vec![
         ("dtype", ledger.dtype.clone()),
-        ("shape", units::shape_in_order(&ledger.shape, &ledger.order)),
+        ("shape", units::named_shape_in_order(&ledger.shape, &ledger.axes, &ledger.order)),
         ("chunk shape", units::shape(&ledger.chunk_shape)),
         ("painted", format!("{done} of {}", units::count(*total, "chunk"))),
         ("fingerprint", units::printable(&ledger.fingerprint)),

@@ -7,7 +7,7 @@ use std::io;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
-use ndarray_shm_volume::{StopFlag, VolumeUrl};
+use ndarray_shm_volume::{Retries, StopFlag, VolumeUrl};
 
 use crate::exit::{Exit, Failure};
 
@@ -17,30 +17,40 @@ const TWICE: Duration = Duration::from_secs(1);
 /// What is said after a second signal.
 const AGAIN: &str = "interrupted twice: what is painted was left as it is";
 
-/// How long a server may be silent before the user is told.
+/// How long a server may be silent before the user is told, and the pause until the user is told again.
 const SILENCE: Duration = Duration::from_secs(5);
 
+/// How long a request may be retried before the user is told.
+pub(crate) const RETRIED: Duration = Duration::from_secs(1);
+
 /// Opens a volume. There is nothing to clean up yet, so a signal ends the program at once. If the server does not answer, which may last
-/// minutes, the user is told.
+/// minutes, the user is told why.
 pub(crate) fn opening<T>(stop: &StopFlag, url: &VolumeUrl, open: impl FnOnce() -> T) -> T {
     const TICK: Duration = Duration::from_millis(20);
 
     let (opened, is_open) = mpsc::channel::<()>();
     let (stop, name) = (stop.clone(), crate::units::printable(&url.to_string()));
+    let retries = Retries::new();
+    let watched = retries.clone();
     std::thread::spawn(move || {
         let begin = Instant::now();
-        let mut is_told = false;
+        let mut told: Option<Instant> = None;
         while is_open.recv_timeout(TICK) == Err(RecvTimeoutError::Timeout) {
             if stop.is_stopped() {
                 end(&format!("interrupted while waiting for {name}"));
             }
-            if !is_told && begin.elapsed() > SILENCE {
-                is_told = true;
-                eprintln!("still waiting for {name}: NDSHM_RETRY_SECONDS says for how long, Ctrl-C ends it");
+            if told.is_some_and(|told| told.elapsed() < SILENCE) {
+                continue;
+            }
+            let retry = watched.current().filter(|retry| retry.elapsed >= RETRIED);
+            if retry.is_some() || (told.is_none() && begin.elapsed() > SILENCE) {
+                told = Some(Instant::now());
+                let retry = retry.map_or_else(String::new, |retry| crate::units::printable(&format!("{retry}: ")));
+                eprintln!("still waiting for {name}: {retry}NDSHM_RETRY_SECONDS says for how long, Ctrl-C ends it");
             }
         }
     });
-    let result = open();
+    let result = retries.run(open);
     drop(opened);
     result
 }

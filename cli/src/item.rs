@@ -4,6 +4,7 @@ use ndarray_shm::Directory;
 use std::time::{Duration, SystemTime};
 
 use ndarray_shm::backend::{DirectoryEntry, EntryKind};
+use ndarray_shm_volume::is_lock;
 use serde::Serialize;
 
 use crate::arena::ArenaReport;
@@ -59,7 +60,7 @@ impl Item {
         let kind = match (entry.kind, &look) {
             (EntryKind::Array, Look::Counted(_) | Look::Damaged(_)) => "counted",
             (EntryKind::Array, Look::Arena(arena)) => arena.kind(),
-            (EntryKind::Array, _) if places::is_lock(entry) => "lock",
+            (EntryKind::Array, _) if is_lock(entry) => "lock",
             (EntryKind::Array, _) => "array",
             (EntryKind::Partial, _) => "partial",
             (EntryKind::Ledger, _) => "ledger",

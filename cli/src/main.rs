@@ -49,16 +49,16 @@ mod view;
 mod words;
 mod worker;
 
-use std::io::{self, Write};
+use std::io::{self, IsTerminal as _, Write};
 use std::process::ExitCode;
 
-use clap::Parser as _;
+use clap::{CommandFactory as _, FromArgMatches as _};
 
 use crate::cli::{Cli, Command};
 use crate::exit::{Exit, Failure};
 
 fn main() -> ExitCode {
-    let command = match Cli::try_parse() {
+    let command = match parse() {
         Ok(cli) => cli.command,
         Err(usage) => {
             // Help and version are printed here too. A closed output is ignored.
@@ -84,6 +84,16 @@ fn main() -> ExitCode {
             failure.exit().into()
         }
     }
+}
+
+/// Parses the command line. Help texts are wrapped to the width of the terminal, or of COLUMNS; other outputs are not wrapped.
+fn parse() -> Result<Cli, clap::Error> {
+    let mut command = Cli::command();
+    if !io::stdout().is_terminal() && std::env::var_os("COLUMNS").is_none() {
+        command = command.term_width(0);
+    }
+    let matches = command.try_get_matches_from_mut(std::env::args_os())?;
+    Cli::from_arg_matches(&matches).map_err(|error| error.format(&mut command))
 }
 
 fn run(command: &Command, out: &mut dyn Write) -> Result<Exit, Failure> {

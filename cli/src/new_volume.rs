@@ -13,22 +13,34 @@ use crate::region;
 use crate::upload_source::{UploadSource, lengths};
 use crate::words::PerAxis;
 
+/// A new volume, and what the user should know about it.
+#[derive(Debug)]
+pub(crate) struct PlannedVolume {
+    pub(crate) new: NewVolume,
+    /// What the new volume does not keep of the array's description.
+    pub(crate) left_out: Vec<String>,
+}
+
 /// Creates the volume, or opens an existing one with the same description, so that the same command can be repeated.
-pub(crate) fn create(args: &UploadArgs, source: &UploadSource<'_>) -> Result<Box<dyn ChunkSink>, Failure> {
-    let new = describe(args, source)?;
+pub(crate) fn create(
+    args: &UploadArgs,
+    source: &UploadSource<'_>,
+) -> Result<(Box<dyn ChunkSink>, PlannedVolume), Failure> {
+    let plan = describe(args, source)?;
+    let new = &plan.new;
     // Check region and source before the volume exists: a later failure would leave an empty volume.
-    let meta = planned(&new);
+    let meta = planned(new);
     let bbox = region::parse(&meta, args.bbox.as_deref(), None)?;
     if let Some(text) = &args.cutout {
         meta.parse_bbox(text)?;
     }
     source.check_fits(new.dtype, &lengths(&bbox), args)?;
-    let error = match create_volume(&args.destination, &new) {
+    let error = match create_volume(&args.destination, new) {
         Err(error) if error.kind() == Some(ErrorKind::AlreadyExists) => error,
-        made => return Ok(made?),
+        made => return Ok((made?, plan)),
     };
     match VolumeOptions::new().encoding(new.encoding).open_writable(&args.destination) {
-        Ok(there) if new.is_like(there.meta()) => Ok(there),
+        Ok(there) if new.is_like(there.meta()) => Ok((there, plan)),
         Ok(there) => Err(Failure::from(error).advice(match there.meta().kind {
             Some(kind) if new.made_kind().is_some_and(|new| new != kind) => format!(
                 "the existing volume is of type {kind}: say --type {kind}, or omit --create, to write into it; or choose another \
@@ -51,14 +63,12 @@ fn planned(new: &NewVolume) -> VolumeMeta {
     origin.resize(shape.len(), 0);
     let mut meta = VolumeMeta::new(&shape, &new.chunk_shape, new.dtype);
     meta.origin = origin;
-    if is_precomputed {
-        meta.axes = ["x", "y", "z", "channel"].map(str::to_owned).to_vec();
-    }
+    meta.axes = if is_precomputed { ["x", "y", "z", "channel"].map(str::to_owned).to_vec() } else { new.axes.clone() };
     meta
 }
 
 /// Returns the description of the volume to create. Fails with a list of the options that are missing.
-fn describe(args: &UploadArgs, source: &UploadSource<'_>) -> Result<NewVolume, Failure> {
+fn describe(args: &UploadArgs, source: &UploadSource<'_>) -> Result<PlannedVolume, Failure> {
     let format = match (args.format, args.destination.expected_format()) {
         (_, Some(VolumeFormat::N5)) => {
             let reason = format!("`{}`: N5 volumes can be read, but not written", args.destination);
@@ -90,11 +100,17 @@ fn describe(args: &UploadArgs, source: &UploadSource<'_>) -> Result<NewVolume, F
         })?)),
         (None, None, None) => None,
     };
+    let mut plan = match (format, dtype, &shape) {
+        (Some(format), Some(dtype), Some(shape)) => Some(like(args, source, format, dtype, shape)),
+        _ => None,
+    };
     let origin: Option<Vec<i64>> = match (&args.origin, &args.shape, &spec) {
         (Some(PerAxis(origin)), ..) => Some(origin.clone()),
         // Without --shape, the volume is exactly the region.
         (None, None, Some(spec)) => Some(spec.starts().into_iter().map(|start| start.unwrap_or(0)).collect()),
-        _ => shape.as_ref().map(|shape| vec![0; shape.len()]),
+        (_, _, Some(_)) => shape.as_ref().map(|shape| vec![0; shape.len()]),
+        // Without --bbox, the array is the volume, and begins where it began in the volume that it is from.
+        (_, _, None) => plan.as_ref().map(|plan| plan.new.origin.clone()),
     };
     let array: Option<Vec<u64>> = match (&spec, &shape, &origin) {
         // The region may omit the channel axis. `create` refuses a region outside the volume, once all of the volume is known.
@@ -108,11 +124,15 @@ fn describe(args: &UploadArgs, source: &UploadSource<'_>) -> Result<NewVolume, F
         None if described.is_some() || said.is_some() || args.order.is_some() => Ok(()),
         None => Err(Failure::silent(Exit::Usage)), // listed below with the other missing options
     };
-    let encoding = encoding(args.encoding);
-    let is_untyped = is_untyped(args, format.map(|(format, _)| format), encoding, dtype);
-    let (Some((format, version)), Some(dtype), Some(shape), Some(origin), Some(PerAxis(chunk))) =
-        (format, dtype, &shape, origin, args.chunk.as_ref().filter(|_| !is_untyped))
-    else {
+    if let (Some(plan), Some(origin)) = (&mut plan, origin) {
+        plan.new.origin = origin;
+    }
+    let has_chunk = args.chunk.is_some() || plan.as_ref().is_some_and(|plan| !plan.new.chunk_shape.is_empty());
+    let is_untyped = match &plan {
+        Some(plan) => plan.new.format == VolumeFormat::Precomputed && plan.new.made_kind().is_none(),
+        None => is_untyped(args, format.map(|(format, _)| format), dtype),
+    };
+    let Some(plan) = plan.filter(|_| has_chunk && !is_untyped) else {
         let which_type = if format.is_some() && dtype.is_some() {
             "--type image or segmentation (programs that downsample average images, and must not average labels)"
         } else {
@@ -123,7 +143,7 @@ fn describe(args: &UploadArgs, source: &UploadSource<'_>) -> Result<NewVolume, F
             (dtype.is_none(), "--dtype TYPE, such as uint16"),
             (shape.is_none(), "--shape N,N,N (or --bbox)"),
             (order.is_err(), "--order c (last axis contiguous) or f (first axis contiguous)"),
-            (args.chunk.is_none(), "--chunk N,N,N, such as 64,64,64"),
+            (!has_chunk, "--chunk N,N,N, such as 64,64,64"),
             (is_untyped, which_type),
         ];
         let missing: Vec<&str> =
@@ -138,22 +158,60 @@ fn describe(args: &UploadArgs, source: &UploadSource<'_>) -> Result<NewVolume, F
         return Err(Failure::new(Exit::Usage, format!("--create needs {}{reason}", missing.join("; "))));
     };
     order?;
-    let mut new = NewVolume::new(format, shape, chunk, dtype);
+    Ok(plan)
+}
+
+/// Returns the volume to create, as the array's description and the options say. The options win.
+fn like(
+    args: &UploadArgs,
+    source: &UploadSource<'_>,
+    (format, version): (VolumeFormat, u8),
+    dtype: DType,
+    shape: &[u64],
+) -> PlannedVolume {
+    let mut new = NewVolume::new(format, shape, &[], dtype);
     new.version = version;
-    new.origin = origin;
+    let mut notes = source.notes().unwrap_or_default();
+    // What an option says is not taken over, so that nothing is said about it either.
+    if args.bbox.is_some() || args.origin.is_some() {
+        notes.bbox = None;
+    }
+    if args.resolution.is_some() {
+        notes.resolution.clear();
+    }
+    if args.chunk.is_some() {
+        notes.chunk_shape.clear();
+    }
+    if args.encoding.is_some() {
+        notes.encoding = None;
+    }
+    if args.kind.is_some() {
+        notes.kind = None;
+    }
+    let left_out = new.take_over(&notes, source.said().map_or(dtype, Description::dtype));
+    if let Some(PerAxis(chunk)) = &args.chunk {
+        new.chunk_shape.clone_from(chunk);
+    }
     new.shard_shape = args.shard_shape.as_ref().map(|shape| shape.0.clone());
-    new.kind = args.kind.map(|choice| match choice {
-        TypeChoice::Image => VolumeKind::Image,
-        TypeChoice::Segmentation => VolumeKind::Segmentation,
-    });
-    new.encoding = encoding;
+    if let Some(choice) = args.kind {
+        new.kind = Some(match choice {
+            TypeChoice::Image => VolumeKind::Image,
+            TypeChoice::Segmentation => VolumeKind::Segmentation,
+        });
+    }
+    if let Some(choice) = args.encoding {
+        new.encoding = encoding(choice);
+    }
     new.jpeg_quality = args.jpeg_quality;
-    new.resolution = args.resolution.as_ref().map(|sizes| sizes.0.clone()).unwrap_or_default();
-    Ok(new)
+    if let Some(PerAxis(sizes)) = &args.resolution {
+        new.resolution.clone_from(sizes);
+    }
+    PlannedVolume { new, left_out }
 }
 
 /// Whether the volume needs a type and has none, as far as its format and element type are known.
-fn is_untyped(args: &UploadArgs, format: Option<VolumeFormat>, encoding: Encoding, dtype: Option<DType>) -> bool {
+fn is_untyped(args: &UploadArgs, format: Option<VolumeFormat>, dtype: Option<DType>) -> bool {
+    let encoding = args.encoding.map_or(Encoding::Raw, encoding);
     let is_implied = |dtype| VolumeKind::implied(encoding, dtype).is_some();
     // U64 alone implies no type. If it does together with this encoding, the encoding implies the type for all elements.
     let is_implied = is_implied(DType::U64) || dtype.is_some_and(is_implied);

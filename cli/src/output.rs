@@ -64,5 +64,11 @@ fn taken(path: &Path) -> Failure {
 }
 
 fn failed(path: &Path, error: &io::Error) -> Failure {
-    Failure::new(Exit::Failed, error).while_doing(format!("cannot write `{}`", path.display()))
+    let failure = Failure::new(Exit::Failed, error).while_doing(format!("cannot write `{}`", path.display()));
+    match error.kind() {
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+            failure.advice("free some of the disk that has this file, or choose a file on another disk")
+        }
+        _ => failure,
+    }
 }

@@ -13,6 +13,13 @@ use crate::exit::{Exit, Failure};
 use crate::report;
 use crate::words::Which;
 
+/// Lets a part wait for servers from its first request on: many machines start at once, and no user waits for an error.
+pub(crate) fn wait_for_servers(args: &PartArgs) {
+    if args.shard.is_some() {
+        ndarray_shm_volume::wait_for_servers();
+    }
+}
+
 /// One part of a region.
 #[derive(Debug)]
 pub(crate) struct Part<'a> {

@@ -9,7 +9,6 @@ use std::path::Path;
 use ndarray_shm::backend::{DirectoryEntry, EntryKind};
 use ndarray_shm::render::{self, Ledger};
 use ndarray_shm::{Directory, Error, Location, default_backend};
-use ndarray_shm_volume::is_upload_lock;
 
 use crate::exit::{Exit, Failure};
 use crate::words::BackendChoice;
@@ -165,9 +164,4 @@ pub(crate) fn ledger(backend: &Directory, entry: &DirectoryEntry) -> Result<Ledg
 
 fn shown(path: &Path) -> String {
     crate::units::printable(&path.display().to_string())
-}
-
-/// Whether a file is a lock of uploads: one byte, under a name that uploads reserve.
-pub(crate) fn is_lock(entry: &DirectoryEntry) -> bool {
-    entry.kind == EntryKind::Array && entry.len == 1 && is_upload_lock(&entry.name)
 }

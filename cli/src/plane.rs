@@ -12,10 +12,14 @@ use ndarray_shm::{DType, Element, Order, with_element};
 
 use crate::described::{ArrayKind, Described};
 use crate::exit::{Exit, Failure};
+use crate::units;
 use crate::words::AxisCut;
 
-/// Letters of the axes without `--axes`, the contiguous axis first.
-const LETTERS: &str = "xyzc";
+/// Names of an axis of channels, in lower case.
+const CHANNELS: [&str; 3] = ["c", "channel", "channels"];
+
+/// Without names, the number of axes from the contiguous one on that come before the channels: x, y and z.
+const AXES_OF_SPACE: usize = 3;
 
 /// Most elements of a picture.
 const MOST_ELEMENTS: usize = 1 << 28;
@@ -28,49 +32,38 @@ pub(crate) struct Section {
     pub(crate) down: Option<usize>,
     /// The index on each axis; unused for the two axes of the picture.
     pub(crate) at: Vec<usize>,
-    /// Name of each axis.
-    pub(crate) names: Vec<String>,
+    /// A word for each axis: its name, or its number.
+    pub(crate) words: Vec<String>,
 }
 
 impl Section {
-    /// Chooses the plane. Axes that are neither cut nor needed for the picture are cut in the middle.
+    /// Chooses the plane. `words` has a word for each axis, its name or its number; `letters` replaces them.
+    ///
+    /// Axes that are neither cut nor needed for the picture are cut in the middle. An axis of length 1 fills a side only where no
+    /// other is left, and one of channels only where no two others are.
     pub(crate) fn choose(
         shape: &[usize],
         order: Order,
-        names: Option<&str>,
+        words: Vec<String>,
+        letters: Option<&str>,
         cuts: &[AxisCut],
     ) -> Result<Self, Failure> {
         let usage = |message: String| Failure::new(Exit::Usage, message);
         let axes = shape.len();
-        let letters: Vec<String> = if let Some(names) = names {
-            names.chars().map(String::from).collect()
-        } else {
-            let known = LETTERS.chars().map(String::from);
-            let all = known.chain((LETTERS.len()..).map(|axis| axis.to_string())).take(axes);
-            let mut all: Vec<String> = all.collect();
-            if order == Order::C {
-                all.reverse();
-            }
-            all
-        };
-        if letters.len() != axes || (1..axes).any(|at| letters[..at].contains(&letters[at])) {
-            let message = format!("--axes names {} axes, but the array has {axes}", letters.len());
+        let words: Vec<String> = letters.map_or(words, |letters| letters.chars().map(String::from).collect());
+        if words.len() != axes || (1..axes).any(|at| words[..at].contains(&words[at])) {
+            let message = format!("--axes names {} axes, but the array has {axes}", words.len());
             return Err(usage(message).advice("give one letter for each axis, all different: --axes zyx"));
         }
         let mut at: Vec<Option<usize>> = vec![None; axes];
-        for AxisCut { axis, index } in cuts {
-            let number = letters.iter().position(|letter| letter == axis).or_else(|| axis.parse().ok());
-            let Some(number) = number.filter(|number| *number < axes) else {
-                let message = format!("the array has no axis `{axis}`");
-                return Err(usage(message).advice(format!(
-                    "its axes are {}, or 0 to {}",
-                    letters.join(", "),
-                    axes.max(1) - 1
-                )));
-            };
+        for cut in cuts {
+            let AxisCut { axis, index } = cut;
+            let number = axis_of(axis, &words).ok_or_else(|| unknown_axis(cut, shape, &words))?;
             if *index >= shape[number] {
                 let message = format!("axis {axis} has {} elements: {axis}={index} is out of range", shape[number]);
-                return Err(usage(message));
+                return Err(
+                    usage(message).advice("an index counts from 0 within the array, wherever its region begins")
+                );
             }
             if at[number].replace(*index).is_some() {
                 return Err(usage(format!("axis {axis} is cut twice")));
@@ -79,30 +72,91 @@ impl Section {
         if shape.contains(&0) {
             return Err(Failure::new(Exit::Failed, "the array has no elements, so there is nothing to show"));
         }
-        // The axis x goes to the right, or if it is cut, the next letter that is not.
-        let rank = |axis: usize| LETTERS.find(&letters[axis]).unwrap_or(LETTERS.len() + axis);
+        let place = |axis: usize| if order == Order::C { axes - 1 - axis } else { axis }; // 0 is contiguous
+        let has_names = (0..axes).any(|axis| is_named(axis, &words));
+        let is_channel = |axis: usize| is_channel(&words[axis]);
+        // x goes to the right and y down. Without these names, the rows of the picture are rows of memory.
+        let rank = |axis: usize| match words[axis].to_lowercase().as_str() {
+            "x" => (0, 0),
+            "y" => (1, 0),
+            "z" => (3, 0),
+            "t" | "time" => (4, 0),
+            _ if is_channel(axis) => (5, 0),
+            _ => (2, place(axis)),
+        };
         let mut free: Vec<usize> = (0..axes).filter(|axis| at[*axis].is_none()).collect();
+        free.sort_by_key(|axis| (shape[*axis] == 1, is_channel(*axis), rank(*axis)));
+        free.truncate(2);
         free.sort_by_key(|axis| rank(*axis));
         let Some(&right) = free.first() else {
             return Err(usage("every axis is cut: leave one or two uncut for the picture".to_owned()));
         };
         let down = free.get(1).copied();
         // The middle channel has no meaning, so the first one is shown.
-        let middle = |axis: usize| if letters[axis] == "c" { 0 } else { shape[axis] / 2 };
+        let is_first = |axis: usize| if has_names { is_channel(axis) } else { place(axis) == AXES_OF_SPACE };
+        let middle = |axis: usize| if is_first(axis) { 0 } else { shape[axis] / 2 };
         let at = at.iter().enumerate().map(|(axis, index)| index.unwrap_or_else(|| middle(axis))).collect();
-        Ok(Self { right, down, at, names: letters })
+        Ok(Self { right, down, at, words })
     }
 
-    /// Returns where the other axes are cut: "z=10, c=0".
-    pub(crate) fn describe(&self) -> String {
+    /// Returns where the other axes are cut: "z=10, c=0". `begin` has the coordinate of the first element of each axis.
+    pub(crate) fn describe(&self, begin: &[i64]) -> String {
         let cut = (0..self.at.len()).filter(|axis| *axis != self.right && Some(*axis) != self.down);
-        cut.map(|axis| format!("{}={}", self.names[axis], self.at[axis])).collect::<Vec<_>>().join(", ")
+        let coordinate = |axis: usize| {
+            let index = i64::try_from(self.at[axis]).unwrap_or(i64::MAX);
+            begin.get(axis).map_or(index, |begin| begin.saturating_add(index))
+        };
+        cut.map(|axis| format!("{}={}", self.words[axis], coordinate(axis))).collect::<Vec<_>>().join(", ")
+    }
+
+    /// Returns an axis in words: "x (axis 2)".
+    pub(crate) fn axis(&self, axis: usize) -> String {
+        if is_named(axis, &self.words) {
+            format!("{} (axis {axis})", units::printable(&self.words[axis]))
+        } else {
+            format!("axis {axis}")
+        }
     }
 
     /// Returns the width and the height of the plane in elements.
     pub(crate) fn lengths(&self, shape: &[usize]) -> (usize, usize) {
         (shape[self.right], self.down.map_or(1, |down| shape[down]))
     }
+}
+
+/// Whether the word of an axis is a name.
+fn is_named(axis: usize, words: &[String]) -> bool {
+    words[axis] != axis.to_string()
+}
+
+fn is_channel(word: &str) -> bool {
+    CHANNELS.contains(&word.to_lowercase().as_str())
+}
+
+/// Returns the axis of a name or number. Every name of channels leads to the axis of channels, if there is one.
+fn axis_of(text: &str, words: &[String]) -> Option<usize> {
+    let by_word = words.iter().position(|word| word == text);
+    let by_number = || text.parse().ok().filter(|number| *number < words.len());
+    let mut channels = (0..words.len()).filter(|axis| is_channel(text) && is_channel(&words[*axis]));
+    by_word.or_else(by_number).or_else(|| channels.next().filter(|_| channels.next().is_none()))
+}
+
+/// The error for a cut of an axis that the array does not have.
+fn unknown_axis(cut: &AxisCut, shape: &[usize], words: &[String]) -> Failure {
+    let AxisCut { axis, index } = cut;
+    let axis = units::printable(axis);
+    if (0..words.len()).any(|axis| is_named(axis, words)) {
+        let (words, last) = (units::printable(&words.join(", ")), shape.len() - 1);
+        return Failure::new(Exit::Usage, format!("the array has no axis `{axis}`"))
+            .advice(format!("its axes are {words}, or 0 to {last}"));
+    }
+    let message = format!("the array has no axis `{axis}`: its axes have no names");
+    let Some(last) = shape.len().checked_sub(1) else { return Failure::new(Exit::Usage, message) };
+    Failure::new(Exit::Usage, message).advice(format!(
+        "give the number of the axis, 0 to {last} in the order of the shape {}, as in --slice 0={index}; --axes names the axes, with a \
+         letter for each: --axes zyx",
+        units::shape(shape)
+    ))
 }
 
 /// The elements of a plane, row by row.
@@ -258,35 +312,91 @@ mod tests {
         texts.iter().map(|text| crate::words::cut(text).expect("a cut")).collect()
     }
 
+    /// Returns the sides of the picture, and where it cuts the other axes.
+    fn chosen(
+        shape: &[usize],
+        order: Order,
+        words: &[&str],
+        letters: Option<&str>,
+        texts: &[&str],
+    ) -> Result<(usize, Option<usize>, String), String> {
+        let words = (0..shape.len()).map(|axis| words.get(axis).map_or_else(|| axis.to_string(), ToString::to_string));
+        let section = Section::choose(shape, order, words.collect(), letters, &cuts(texts));
+        section.map(|section| (section.right, section.down, section.describe(&[]))).map_err(|error| error.to_string())
+    }
+
     #[test]
-    fn the_contiguous_axis_goes_to_the_right_unless_axes_are_named() {
-        let choose = |shape: &[usize], order, names, texts: &[&str]| {
-            let section = Section::choose(shape, order, names, &cuts(texts)).expect("a plane");
-            (section.right, section.down, section.describe())
+    fn contiguous_axis_goes_to_the_right_unless_axes_are_named() {
+        let choose = |shape: &[usize], order, letters, texts: &[&str]| {
+            chosen(shape, order, &[], letters, texts).expect("a plane")
         };
-        assert_eq!(choose(&[9, 8, 7], Order::C, None, &["z=3"]), (2, Some(1), "z=3".to_owned()));
-        assert_eq!(choose(&[9, 8, 7], Order::F, None, &["z=3"]), (0, Some(1), "z=3".to_owned()));
-        assert_eq!(choose(&[9, 8, 7], Order::C, None, &["2=3"]), (1, Some(0), "x=3".to_owned()));
+        assert_eq!(choose(&[9, 8, 7], Order::C, None, &["0=3"]), (2, Some(1), "0=3".to_owned()));
+        assert_eq!(choose(&[9, 8, 7], Order::F, None, &["2=3"]), (0, Some(1), "2=3".to_owned()));
+        assert_eq!(choose(&[9, 8, 7], Order::C, None, &["2=3"]), (1, Some(0), "2=3".to_owned()));
         assert_eq!(choose(&[9, 8, 7, 2], Order::C, Some("xyzc"), &["c=1"]), (0, Some(1), "z=3, c=1".to_owned()));
-        assert_eq!(choose(&[9, 8, 7, 2], Order::F, None, &[]), (0, Some(1), "z=3, c=0".to_owned()));
+        assert_eq!(choose(&[9, 8, 7, 2], Order::F, None, &[]), (0, Some(1), "2=3, 3=0".to_owned()));
         assert_eq!(choose(&[5], Order::C, None, &[]), (0, None, String::new()));
-        assert_eq!(choose(&[5, 4], Order::C, None, &["y=4"]), (1, None, "y=4".to_owned()));
+        assert_eq!(choose(&[5, 4], Order::C, None, &["0=4"]), (1, None, "0=4".to_owned()));
+    }
+
+    #[test]
+    fn names_of_axes_decide_whatever_is_contiguous() {
+        for order in [Order::C, Order::F] {
+            let choose = |shape: &[usize], words: &[&str], texts: &[&str]| {
+                chosen(shape, order, words, None, texts).expect("a plane")
+            };
+            let precomputed = ["x", "y", "z", "channel"];
+            assert_eq!(choose(&[9, 8, 7, 1], &precomputed, &["z=2"]), (0, Some(1), "z=2, channel=0".to_owned()));
+            assert_eq!(choose(&[9, 8, 7, 3], &precomputed, &["c=2"]), (0, Some(1), "z=3, channel=2".to_owned()));
+            assert_eq!(choose(&[9, 8, 7, 3], &precomputed, &["y=2"]), (0, Some(2), "y=2, channel=0".to_owned()));
+            assert_eq!(choose(&[9, 8, 7], &["z", "y", "x"], &["z=2"]), (2, Some(1), "z=2".to_owned()));
+            assert_eq!(
+                choose(&[2, 3, 9, 8, 7], &["t", "c", "z", "y", "x"], &[]),
+                (4, Some(3), "t=1, c=0, z=4".to_owned())
+            );
+            // Names that say nothing about a picture leave the rows of memory.
+            let sides = if order == Order::C { (2, Some(1)) } else { (1, Some(2)) };
+            let rows = choose(&[9, 8, 7], &["z", "row", "col"], &[]);
+            assert_eq!((rows.0, rows.1), sides);
+        }
+    }
+
+    #[test]
+    fn axis_of_length_1_fills_a_side_only_where_no_other_is_left() {
+        let choose = |shape: &[usize], words: &[&str]| {
+            let (right, down, _) = chosen(shape, Order::C, words, None, &[]).expect("a plane");
+            (right, down)
+        };
+        let precomputed = ["x", "y", "z", "channel"];
+        assert_eq!(choose(&[9, 8, 7, 1], &[]), (2, Some(1)));
+        assert_eq!(choose(&[1, 8, 7, 1], &precomputed), (1, Some(2)));
+        assert_eq!(choose(&[9, 1, 1, 3], &precomputed), (0, Some(3)), "not y");
+        assert_eq!(choose(&[9, 1, 1, 1], &precomputed), (0, Some(1)));
+        assert_eq!(choose(&[4, 1], &[]), (1, Some(0)));
+        assert_eq!(choose(&[1, 1], &[]), (1, Some(0)));
     }
 
     #[test]
     fn invalid_planes_name_their_fault() {
-        let message = |shape: &[usize], names, texts: &[&str]| {
-            let section = Section::choose(shape, Order::C, names, &cuts(texts));
-            section.expect_err("no plane").to_string()
+        let message = |shape: &[usize], words: &[&str], letters, texts: &[&str]| {
+            chosen(shape, Order::C, words, letters, texts).expect_err("no plane")
         };
-        assert!(message(&[4, 4], None, &["t=1"]).contains("no axis `t`"));
-        assert!(message(&[4, 4], None, &["2=1"]).contains("no axis `2`"));
-        assert!(message(&[4, 4], None, &["x=4"]).contains("has 4 elements"));
-        assert!(message(&[4, 4], None, &["x=1", "1=1"]).contains("cut twice"));
-        assert!(message(&[4, 4], None, &["x=1", "y=1"]).contains("every axis is cut"));
-        assert!(message(&[], None, &[]).contains("every axis is cut"));
-        assert!(message(&[4, 0], None, &[]).contains("nothing to show"));
-        assert!(message(&[4, 4], Some("xx"), &[]).contains("--axes"));
-        assert!(message(&[4, 4], Some("xyz"), &[]).contains("--axes"));
+        for axis in ["t=1", "z=1", "c=1"] {
+            assert!(message(&[4, 4], &[], None, &[axis]).contains("have no names"), "{axis}");
+            assert!(message(&[4, 4], &["y", "x"], None, &[axis]).contains("no axis `"), "{axis}");
+        }
+        assert!(
+            message(&[4, 4], &["c", "channel"], None, &["channels=1"]).contains("no axis `channels`"),
+            "two of them"
+        );
+        assert!(message(&[4, 4], &["y", "x"], None, &["2=1"]).contains("no axis `2`"));
+        assert!(message(&[4, 4], &["y", "x"], None, &["x=4"]).contains("has 4 elements"));
+        assert!(message(&[4, 4], &["y", "x"], None, &["x=1", "1=1"]).contains("cut twice"));
+        assert!(message(&[4, 4], &["y", "x"], None, &["x=1", "y=1"]).contains("every axis is cut"));
+        assert!(message(&[], &[], None, &[]).contains("every axis is cut"));
+        assert!(message(&[], &[], None, &["x=1"]).contains("have no names"));
+        assert!(message(&[4, 0], &[], None, &[]).contains("nothing to show"));
+        assert!(message(&[4, 4], &[], Some("xx"), &[]).contains("--axes"));
+        assert!(message(&[4, 4], &[], Some("xyz"), &[]).contains("--axes"));
     }
 }

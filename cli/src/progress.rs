@@ -5,12 +5,16 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use ndarray_shm_volume::{DownloadProgress, Progress};
+use ndarray_shm_volume::{DownloadProgress, Progress, Retry};
 
+use crate::interrupt::RETRIED;
 use crate::units;
 
 /// Shortest time between two lines, except before the last one.
 const LINE_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Shortest time between two lines about what is being retried.
+const RETRY_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Template of the bar, in indicatif's syntax. No colours.
 const TEMPLATE: &str = "{prefix} [{bar:30}] {pos}/{len} {msg}";
@@ -18,8 +22,8 @@ const TEMPLATE: &str = "{prefix} [{bar:30}] {pos}/{len} {msg}";
 /// Shows the progress of one transfer: a number of chunks, objects or blocks, and the bytes of the array.
 #[derive(Debug)]
 pub(crate) enum Display {
-    /// A bar that is redrawn, and the noun for what is counted.
-    Bar(ProgressBar, &'static str),
+    /// A bar that is redrawn, the noun for what is counted, and what is being retried.
+    Bar(ProgressBar, &'static str, Mutex<Option<String>>),
     /// Plain lines, for logs: the label, the noun for what is counted, and the last line.
     Lines(String, &'static str, Mutex<Pace>),
     /// Nothing.
@@ -32,7 +36,7 @@ impl Display {
         if quiet {
             Self::Quiet
         } else if io::stderr().is_terminal() {
-            Self::Bar(bar(label), noun)
+            Self::Bar(bar(label), noun, Mutex::default())
         } else {
             Self::Lines(units::printable(label), noun, Mutex::new(Pace::default()))
         }
@@ -49,7 +53,7 @@ impl Display {
 
     /// Removes the bar, so that it does not mix with later output.
     pub(crate) fn clear(&self) {
-        if let Self::Bar(bar, _) = self {
+        if let Self::Bar(bar, ..) = self {
             bar.finish_and_clear();
         }
     }
@@ -58,10 +62,11 @@ impl Display {
 impl Progress for Display {
     fn update(&self, progress: DownloadProgress) {
         match self {
-            Self::Bar(bar, noun) => {
+            Self::Bar(bar, noun, retry) => {
                 bar.set_length(progress.total as u64);
                 bar.set_position(progress.done as u64);
-                bar.set_message(format!("{noun}s, {}", amounts(&progress)));
+                let retry = retry.lock().unwrap_or_else(std::sync::PoisonError::into_inner).clone();
+                bar.set_message(retry.unwrap_or_else(|| format!("{noun}s, {}", amounts(&progress))));
             }
             Self::Lines(label, noun, pace) => {
                 // If the lock is poisoned, at worst a line is late.
@@ -74,10 +79,32 @@ impl Progress for Display {
         }
     }
 
+    fn retrying(&self, retry: Option<&Retry>) {
+        let retry = retry.filter(|retry| retry.elapsed >= RETRIED);
+        let text = retry.map(|retry| units::printable(&retry.to_string()));
+        match self {
+            Self::Bar(bar, _, shown) => {
+                if let Some(text) = &text {
+                    bar.set_message(text.clone());
+                }
+                // Without a retry, the next update shows the amounts again.
+                *shown.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = text;
+            }
+            Self::Lines(label, _, pace) => {
+                let (Some(retry), Some(text)) = (retry, text) else { return };
+                let mut pace = pace.lock().unwrap_or_else(std::sync::PoisonError::into_inner); // as above
+                if pace.is_retry_due(&retry.reason, Instant::now()) {
+                    let _ = writeln!(io::stderr(), "{label}: {text}");
+                }
+            }
+            Self::Quiet => {}
+        }
+    }
+
     fn warning(&self, message: &str) {
         let text = format!("warning: {message}");
         match self {
-            Self::Bar(bar, _) => bar.println(text),
+            Self::Bar(bar, ..) => bar.println(text),
             // --quiet silences progress, not warnings.
             Self::Lines(..) | Self::Quiet => {
                 let _ = writeln!(io::stderr(), "{text}");
@@ -86,10 +113,11 @@ impl Progress for Display {
     }
 }
 
-/// When the last line was printed, and its count.
+/// When the last line was printed, and its count. The same of the last line about a retry, and its reason.
 #[derive(Debug, Default)]
 pub(crate) struct Pace {
     last: Option<(Instant, usize)>,
+    last_retry: Option<(Instant, String)>,
 }
 
 impl Pace {
@@ -102,6 +130,18 @@ impl Pace {
         };
         if due {
             self.last = Some((now, progress.done));
+        }
+        due
+    }
+
+    /// Decides whether to print a line about a retry: one for each reason, and then one every [`RETRY_INTERVAL`].
+    fn is_retry_due(&mut self, reason: &str, now: Instant) -> bool {
+        let due = match &self.last_retry {
+            Some((then, last)) => last != reason || now.duration_since(*then) >= RETRY_INTERVAL,
+            None => true,
+        };
+        if due {
+            self.last_retry = Some((now, reason.to_owned()));
         }
         due
     }
@@ -156,6 +196,17 @@ mod tests {
         assert!(!pace.is_due(&at(2), start + Duration::from_secs(9)), "same count");
         assert!(pace.is_due(&at(8), start + Duration::from_millis(1001)), "the last line is not delayed");
         assert!(!pace.is_due(&at(8), start + Duration::from_secs(9)), "and is printed once");
+    }
+
+    #[test]
+    fn retries_are_printed_once_for_each_reason_and_now_and_then() {
+        let mut pace = Pace::default();
+        let start = Instant::now();
+        assert!(pace.is_retry_due("refused", start));
+        assert!(!pace.is_retry_due("refused", start + Duration::from_secs(9)));
+        assert!(pace.is_retry_due("timeout", start + Duration::from_secs(9)));
+        assert!(!pace.is_retry_due("timeout", start + RETRY_INTERVAL));
+        assert!(pace.is_retry_due("timeout", start + Duration::from_secs(19)));
     }
 
     #[test]

@@ -27,7 +27,7 @@ struct ScaleReport {
     key: String,
     /// The element type as `NumPy` writes it: "<u2".
     dtype: String,
-    /// Names of the axes; empty if the volume does not name them.
+    /// A word for each axis, its name or its number; empty if the volume names none.
     axes: Vec<String>,
     /// Coordinates of the first element.
     origin: Vec<i64>,
@@ -52,7 +52,7 @@ impl From<(usize, ScaleInfo)> for ScaleReport {
             mip,
             key: scale.key,
             dtype: meta.dtype.to_string(),
-            axes: meta.axes,
+            axes: if meta.axes.is_empty() { Vec::new() } else { meta.axis_words() },
             origin: meta.origin,
             bytes: meta.shape.iter().fold(size, |product, length| product.saturating_mul(*length)),
             shape: meta.shape,
@@ -95,11 +95,7 @@ pub(crate) fn run(url: &VolumeUrl, json: bool, out: &mut dyn Write) -> Result<Ex
         table.row([
             scale.mip.to_string(),
             units::printable(&scale.key),
-            if scale.axes.is_empty() {
-                joined(&scale.shape, " x ")
-            } else {
-                format!("{} ({})", joined(&scale.shape, " x "), units::printable(&scale.axes.join(", ")))
-            },
+            format!("{}{}", joined(&scale.shape, " x "), units::axis_names(&scale.axes)),
             joined(&scale.origin, ","),
             if scale.stored_shape == scale.chunk_shape {
                 chunks

@@ -101,7 +101,17 @@ pub(crate) fn array(kind: &str, dtype: &str, lengths: &[usize]) -> String {
 
 /// Writes a shape and the order of its elements in memory: `"128 x 128 x 64, C order"`.
 pub(crate) fn shape_in_order(lengths: &[usize], order: &str) -> String {
-    format!("{}, {order} order", shape(lengths))
+    named_shape_in_order(lengths, &[], order)
+}
+
+/// Writes a shape, the names of its axes, if there are any, and the order of its elements in memory: `"128 x 128 x 64 (z, y, x), C order"`.
+pub(crate) fn named_shape_in_order(lengths: &[usize], axes: &[String], order: &str) -> String {
+    format!("{}{}, {order} order", shape(lengths), axis_names(axes))
+}
+
+/// Writes the names of axes behind a shape: `" (z, y, x)"`; nothing if there are none.
+pub(crate) fn axis_names(axes: &[String]) -> String {
+    if axes.is_empty() { String::new() } else { format!(" ({})", printable(&axes.join(", "))) }
 }
 
 /// Writes a count with its noun: `"1 chunk"`, `"2 chunks"`.

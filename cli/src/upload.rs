@@ -3,12 +3,14 @@
 use std::io::Write;
 use std::time::Instant;
 
-use ndarray_shm_volume::{Alignment, ErrorKind, UploadOptions, VolumeKind, VolumeOptions};
+use ndarray_shm_volume::{
+    Alignment, ErrorKind, NewVolume, Progress as _, UploadOptions, VolumeFormat, VolumeKind, VolumeMeta, VolumeOptions,
+};
 use serde::Serialize;
 
 use crate::cli::UploadArgs;
 use crate::exit::{Exit, Failure};
-use crate::part::{IdlePart, Part};
+use crate::part::{self, IdlePart, Part};
 use crate::progress::Display;
 use crate::upload_source::UploadSource;
 use crate::{interrupt, new_volume, region, report, units};
@@ -16,20 +18,26 @@ use crate::{interrupt, new_volume, region, report, units};
 /// Runs `ndshm upload`.
 pub(crate) fn run(args: &UploadArgs, out: &mut dyn Write) -> Result<Exit, Failure> {
     let stop = interrupt::flag()?;
+    part::wait_for_servers(&args.part);
     let source = UploadSource::find(args)?;
-    let sink = if args.create {
-        interrupt::opening(&stop, &args.destination, || new_volume::create(args, &source))?
+    let (sink, plan) = if args.create {
+        let (sink, plan) = interrupt::opening(&stop, &args.destination, || new_volume::create(args, &source))?;
+        (sink, Some(plan))
     } else {
         let open = || VolumeOptions::new().mip(args.mip).open_writable(&args.destination);
-        interrupt::opening(&stop, &args.destination, open).map_err(|error| match error.kind() {
+        let sink = interrupt::opening(&stop, &args.destination, open).map_err(|error| match error.kind() {
             Some(ErrorKind::Absent) => {
                 Failure::from(error).advice("--create creates the volume; `ndshm upload --help` says what it needs")
             }
             _ => error.into(),
-        })?
+        })?;
+        (sink, None)
     };
     let meta = sink.meta();
-    let bbox = region::parse(meta, args.bbox.as_deref(), None)?;
+    let bbox = match &args.bbox {
+        None if !args.create => source.region_in(&*sink)?,
+        text => region::parse(meta, text.as_deref(), None)?,
+    };
     let whole = match &args.cutout {
         Some(text) => meta.parse_bbox(text)?,
         None => bbox.clone(),
@@ -53,6 +61,8 @@ pub(crate) fn run(args: &UploadArgs, out: &mut dyn Write) -> Result<Exit, Failur
         }
     };
     let display = Display::new(&name, "object", args.quiet);
+    let left_out = plan.as_ref().map(|plan| plan.left_out.clone()).unwrap_or_default();
+    left_out.iter().for_each(|text| display.warning(text));
     let options = UploadOptions::new()
         .order(order)
         .reinterpret(args.ignore_description)
@@ -83,7 +93,9 @@ pub(crate) fn run(args: &UploadArgs, out: &mut dyn Write) -> Result<Exit, Failur
         shard: part.as_ref().map(|part| part.shard.to_string()),
         dtype: meta.dtype.to_string(),
         kind: meta.kind.map(VolumeKind::name),
-        is_kind_assumed: args.create && args.kind.is_none() && meta.kind == Some(VolumeKind::Image),
+        is_kind_assumed: meta.kind == Some(VolumeKind::Image)
+            && plan.as_ref().is_some_and(|plan| plan.new.kind.is_none()),
+        created: plan.as_ref().map(|plan| NewVolumeReport::new(&plan.new, meta)),
         order: order.to_string(),
         stored: uploaded.stored,
         background: uploaded.background,
@@ -91,7 +103,7 @@ pub(crate) fn run(args: &UploadArgs, out: &mut dyn Write) -> Result<Exit, Failur
         stored_bytes: uploaded.stored_bytes,
         seconds: seconds.as_secs_f64(),
         bytes_per_second: units::rate(uploaded.bytes, seconds),
-        warnings: uploaded.warnings,
+        warnings: left_out.into_iter().chain(uploaded.warnings).collect(),
     };
     if args.json {
         report::json(out, &report)?;
@@ -118,6 +130,8 @@ struct UploadReport {
     /// Whether the type is the default, because no type was given.
     #[serde(skip)]
     is_kind_assumed: bool,
+    /// What `--create` asked for; `null` without it.
+    created: Option<NewVolumeReport>,
     /// Memory order of the array: "C" or "F".
     order: String,
     /// Objects that were stored.
@@ -135,6 +149,50 @@ struct UploadReport {
     warnings: Vec<String>,
 }
 
+/// The volume that `--create` created, or found as it should be.
+#[derive(Debug, Serialize)]
+struct NewVolumeReport {
+    /// Coordinates of the first element.
+    origin: Vec<i64>,
+    chunk_shape: Vec<u64>,
+    encoding: &'static str,
+    /// Names of the axes; empty if the volume does not record them.
+    axes: Vec<String>,
+    /// Size of one element along each axis; empty if the volume does not record it.
+    resolution: Vec<f64>,
+    unit: String,
+    /// Whether neither an option nor the array's description gave the resolution.
+    is_resolution_assumed: bool,
+}
+
+impl NewVolumeReport {
+    fn new(new: &NewVolume, meta: &VolumeMeta) -> Self {
+        let is_assumed = new.format == VolumeFormat::Precomputed && new.resolution.is_empty();
+        Self {
+            origin: meta.origin.clone(),
+            chunk_shape: meta.chunk_shape.clone(),
+            encoding: new.encoding.name(),
+            axes: if new.format == VolumeFormat::Zarr && new.version > 2 { new.axes.clone() } else { Vec::new() },
+            resolution: if is_assumed { vec![1.0; 3] } else { new.resolution.clone() },
+            unit: new.unit.clone(),
+            is_resolution_assumed: is_assumed,
+        }
+    }
+
+    fn facts(&self) -> [(&'static str, String); 3] {
+        let unit = units::printable(&self.unit);
+        let resolution = if self.is_resolution_assumed {
+            format!("1 {unit} (assumed; --resolution gives it)")
+        } else if self.resolution.is_empty() {
+            "not recorded (--resolution gives it)".to_owned()
+        } else {
+            format!("{} {unit}", self.resolution.iter().map(f64::to_string).collect::<Vec<_>>().join(" x "))
+        };
+        let chunks = self.chunk_shape.iter().map(u64::to_string).collect::<Vec<_>>().join(" x ");
+        [("resolution", resolution), ("chunks", chunks), ("encoding", self.encoding.to_owned())]
+    }
+}
+
 impl UploadReport {
     fn write(&self, out: &mut dyn Write) -> Result<(), Failure> {
         let objects = units::count(self.stored, "object");
@@ -150,6 +208,10 @@ impl UploadReport {
         if let Some(kind) = self.kind {
             let assumed = if self.is_kind_assumed { " (assumed; for labels give --type segmentation)" } else { "" };
             facts.insert(3, ("type", format!("{kind}{assumed}")));
+        }
+        if let Some(created) = &self.created {
+            let at = facts.iter().position(|(key, _)| *key == "order").unwrap_or(facts.len());
+            facts.splice(at..at, created.facts());
         }
         if let Some(shard) = &self.shard {
             facts.insert(2, ("part", shard.clone()));

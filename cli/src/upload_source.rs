@@ -9,7 +9,8 @@ use ndarray_shm::array::Description;
 use ndarray_shm::backend::EntryKind;
 use ndarray_shm::{DType, Directory, Location, Order, with_element};
 use ndarray_shm_volume::{
-    Bbox, ChunkSink, Error, UploadOptions, Uploaded, upload_from_array, upload_from_file, upload_from_shared_memory,
+    Bbox, ChunkSink, Error, UploadOptions, Uploaded, VolumeNotes, upload_from_array, upload_from_file,
+    upload_from_shared_memory,
 };
 
 use crate::cli::{LayoutArgs, UploadArgs};
@@ -77,6 +78,36 @@ impl<'a> UploadSource<'a> {
         match self {
             Self::Plain(_, _, said) | Self::File(_, said) => said.as_ref(),
             Self::Described(_) => None,
+        }
+    }
+
+    /// Returns where the elements are from, as the description of a plain array or a file says.
+    pub(crate) fn notes(&self) -> Option<VolumeNotes> {
+        self.said().map(|said| VolumeNotes::read(said, said.shape()))
+    }
+
+    /// Returns the region of an existing volume to write to, without `--bbox`: where the array is from, if that is this volume and
+    /// scale, else all of the volume.
+    pub(crate) fn region_in(&self, sink: &dyn ChunkSink) -> Result<Bbox, Failure> {
+        let domain = sink.meta().domain();
+        match self.notes().map(|notes| notes.region_in(sink)).transpose() {
+            Ok(region) => Ok(region.flatten().unwrap_or(domain)),
+            Err(error) => Err(Failure::from(error).advice(
+                "choose the scale that the array is from with --mip; or give its region in this scale with --bbox",
+            )),
+        }
+    }
+
+    /// Returns advice about the region of an array that is from another volume.
+    fn region_advice(&self) -> String {
+        let notes = self.notes().unwrap_or_default();
+        match (notes.bbox, notes.source) {
+            (Some(bbox), Some(source)) => format!(
+                ". The array is from {} of {}: if it belongs to the same region here, give --bbox {bbox}",
+                bbox,
+                units::printable(&source)
+            ),
+            _ => String::new(),
         }
     }
 
@@ -172,8 +203,9 @@ impl<'a> UploadSource<'a> {
             ),
             (None, _) => format!(
                 "the array must have the shape {shape:?} and elements of type {dtype}: --bbox selects the region of the array, and \
-                 --cutout the part of it that is written{}",
-                self.npy_advice()
+                 --cutout the part of it that is written{}{}",
+                self.npy_advice(),
+                self.region_advice()
             ),
         }
     }

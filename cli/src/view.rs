@@ -32,8 +32,12 @@ struct Viewed {
     /// The element type as `NumPy` writes it: "<u2".
     dtype: String,
     shape: Vec<usize>,
+    /// A word for each axis: its name, or its number.
+    axes: Vec<String>,
     /// Where the other axes are cut: "z=10".
     slice: String,
+    /// The same in the coordinates of the volume that the array came from: "z=110"; `null` if they are unknown.
+    slice_in_volume: Option<String>,
     /// Pixels to the right and down.
     width: usize,
     height: usize,
@@ -70,7 +74,8 @@ pub(crate) fn run(args: &ViewArgs, out: &mut dyn Write) -> Result<Exit, Failure>
     let array = Described::find(&args.location, &args.layout, &WANTED)?;
     let mut cuts = args.slice.clone();
     cuts.extend(args.channel.map(|index| crate::words::AxisCut { axis: "c".to_owned(), index }));
-    let section = Section::choose(&array.shape, array.order, args.axes.as_deref(), &cuts)?;
+    let words = array.notes.axis_words(array.shape.len());
+    let section = Section::choose(&array.shape, array.order, words, args.axes.as_deref(), &cuts)?;
     let (right, down) = section.lengths(&array.shape);
     let every = match (args.every, columns) {
         (Some(every), _) => usize::from(every),
@@ -90,7 +95,12 @@ pub(crate) fn run(args: &ViewArgs, out: &mut dyn Write) -> Result<Exit, Failure>
     let viewed = Viewed {
         location: array.location.to_string(),
         dtype: array.dtype.to_string(),
-        slice: section.describe(),
+        axes: section.words.clone(),
+        slice: section.describe(&[]),
+        slice_in_volume: array.notes.bbox.as_ref().map(|bbox| {
+            let begin: Vec<i64> = bbox.ranges().iter().map(|range| range.start).collect();
+            section.describe(&begin)
+        }),
         width: picture.width,
         height: picture.height,
         right: section.right,
@@ -128,10 +138,13 @@ fn knows_true_colour() -> bool {
 
 impl Viewed {
     fn write(&self, section: &Section, out: &mut dyn Write) -> Result<(), Failure> {
-        let cut = if self.slice.is_empty() { String::new() } else { format!(" at {}", self.slice) };
-        let name = |axis: usize| format!("{} (axis {axis})", section.names[axis]);
-        let down = self.down.map_or_else(String::new, |down| format!(", {} down", name(down)));
-        let mut line = format!("{}{cut}: {} to the right{down}", self.location, name(self.right));
+        let mut cut = if self.slice.is_empty() { String::new() } else { format!(" at {}", self.slice) };
+        if let Some(coordinates) = self.slice_in_volume.as_ref().filter(|coordinates| **coordinates != self.slice) {
+            cut = format!("{cut} ({coordinates} in the volume)");
+        }
+        let down = self.down.map_or_else(String::new, |down| format!(", {} down", section.axis(down)));
+        let cut = units::printable(&cut);
+        let mut line = format!("{}{cut}: {} to the right{down}", self.location, section.axis(self.right));
         if self.every > 1 {
             line = format!("{line}, one element in {} of both", self.every);
         }

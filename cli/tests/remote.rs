@@ -296,3 +296,114 @@ fn signal_ends_the_wait_for_a_silent_server() {
     last.write_all(b"GET /end").expect("it listens");
     server.join().expect("no panic");
 }
+
+/// Reads lines of a program's standard error until one has all of these words.
+fn line_with(lines: &mut impl Iterator<Item = std::io::Result<String>>, words: &[&str]) -> String {
+    let mut said = String::new();
+    for line in lines {
+        let line = line.expect("text");
+        if words.iter().all(|word| line.contains(word)) {
+            return line;
+        }
+        said = format!("{said}{line}\n");
+    }
+    panic!("it did not say {words:?}, but: {said}");
+}
+
+fn lines_of(child: &mut std::process::Child) -> impl Iterator<Item = std::io::Result<String>> + use<> {
+    use std::io::BufRead as _;
+    std::io::BufReader::new(child.stderr.take().expect("piped")).lines()
+}
+
+/// Returns a command of the program without a retry time and without proxies.
+fn as_usual(scene: &Scene, arguments: &[&str]) -> Command {
+    let mut command = scene.ndshm(arguments);
+    for variable in
+        ["NDSHM_RETRY_SECONDS", "HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy", "NO_PROXY", "no_proxy"]
+    {
+        command.env_remove(variable);
+    }
+    command.stdin(std::process::Stdio::null()).stderr(std::process::Stdio::piped());
+    command
+}
+
+fn closed_port() -> u16 {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    listener.local_addr().expect("an address").port()
+}
+
+#[test]
+fn proxy_that_cannot_be_reached_is_named() {
+    let scene = Scene::new();
+    let proxy = format!("http://127.0.0.1:{}", closed_port());
+    let mut command = as_usual(&scene, &["info", "zarr://http://host.example/em"]);
+    let finished = run(command.env("http_proxy", proxy)).expect_code(1);
+    assert!(finished.err.contains("proxy `127.0.0.1` refuses connections"), "{finished:?}");
+    assert!(!finished.err.contains("host `host.example`"), "the proxy looks up names: {finished:?}");
+}
+
+/// Machines of a cluster start together, perhaps before the server does.
+#[test]
+fn part_waits_for_a_server_that_does_not_run_yet() {
+    let scene = Scene::new();
+    let url = format!("zarr://http://127.0.0.1:{}/em", closed_port());
+    let mut command = as_usual(&scene, &["download", &url, "--location", "x", "--shard", "0/2"]);
+    let mut child = command.spawn().expect("it starts");
+    let mut lines = lines_of(&mut child);
+    line_with(&mut lines, &["still waiting for", "retrying", "onnect"]);
+    // The second line comes after the time for which a first request is retried otherwise.
+    line_with(&mut lines, &["still waiting for", "retrying"]);
+    assert!(child.try_wait().expect("its state").is_none(), "it waits");
+    child.kill().expect("it is ours");
+    child.wait().expect("its end");
+}
+
+/// A resolver that cannot be asked now says nothing about the address.
+#[cfg(target_os = "linux")]
+#[test]
+fn resolver_that_says_try_again_is_retried() {
+    let scene = Scene::new();
+    let resolver = scene.temporary().join("resolv.conf");
+    fs::write(&resolver, "nameserver 127.0.0.1\noptions timeout:1 attempts:1\n").expect("written");
+    let inner = as_usual(&scene, &["info", "zarr://http://host.example/em"]);
+    let mounts = format!("mount --bind {} /etc/resolv.conf", resolver.display());
+    let Some(mut command) = scene::with_mounts("resolver_that_says_try_again_is_retried", &mounts, &inner) else {
+        return;
+    };
+    let mut child = command.stderr(std::process::Stdio::piped()).spawn().expect("it starts");
+    let mut lines = lines_of(&mut child);
+    for _ in 0..2 {
+        line_with(&mut lines, &["still waiting for", "retrying", "host.example"]);
+    }
+    assert!(child.try_wait().expect("its state").is_none(), "it waits");
+    child.kill().expect("it is ours");
+    child.wait().expect("its end");
+}
+
+/// Progress says what is retried and why, with threads and with worker processes.
+#[test]
+fn progress_says_what_is_retried() {
+    if servers::python("progress that says what is retried").is_none() {
+        return;
+    }
+    let scene = Scene::new();
+    volume::write(&scene.volume());
+    let server = HttpServer::start(&scene.volume());
+    for workers in [&["--workers", "2"][..], &["--processes", "--workers", "2"]] {
+        let proxy = FaultyProxy::start(&server.url(), |request| {
+            let name = request.path.rsplit('/').next().unwrap_or_default();
+            name.starts_with(|first: char| first.is_ascii_digit()).then_some(servers::Fault::Status(503))
+        });
+        let url = format!("zarr://{}", proxy.url());
+        let mut command = as_usual(&scene, &[&["download", &url, "--location", "x"][..], workers].concat());
+        let mut child = command.stdout(std::process::Stdio::null()).spawn().expect("it starts");
+        let mut lines = lines_of(&mut child);
+        let line = line_with(&mut lines, &["x: retrying `http://", "503"]);
+        assert!(!line.contains("still waiting"), "{line}");
+        proxy.decide(|_| None);
+        let rest: Vec<_> = lines.map_while(Result::ok).collect();
+        assert!(child.wait().expect("its end").success(), "{rest:?}");
+        assert_whole(&scene, "x", &[0..SHAPE[0], 0..SHAPE[1], 0..SHAPE[2]], true);
+        run(&mut scene.ndshm(["unlink", "x"])).expect_code(0);
+    }
+}

@@ -76,7 +76,7 @@ class Painter:
         self.dtype, self.order = dtype.rstrip(b"\0").decode(), order.decode()
         self.fingerprint = body[RECORD.size + 3 * 8 * axes :].decode()
         if this_boot() != boot:
-            raise ValueError("left over from an earlier boot: its chunks may not have reached the disk")
+            raise ValueError("perhaps left over from an earlier boot: its chunks may not have reached the disk")
         if self.payload.id != (device, inode):
             raise ValueError("the payload is not the ledger's")
 

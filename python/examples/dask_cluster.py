@@ -21,7 +21,6 @@ PARTS = 8
 
 def invert(shard: ndshm.shards.Shard, source: ndshm.Volume, target: ndshm.Volume, markers: ndshm.shards.Markers) -> None:
     """Do one part, in a worker. It may be repeated: it stores the same objects again."""
-    ndshm.gc()  # what killed workers of this machine left
     part = ndshm.shards.plan(target, None, shard.parts)[shard.part]  # of the target: no two parts write the same stored object
     if part is not None:
         array = ndshm.download(source, part).result()  # without a name: freed when this function or its process ends

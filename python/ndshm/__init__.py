@@ -12,19 +12,21 @@ True
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple, overload
 
 from . import _core, _program, in_flight, shards
 from . import multiprocessing as multiprocessing
 from . import torch as torch
 from ._array import Array
-from ._attach import create, from_array, open
-from ._core import attached, unlink
+from ._attach import create, from_array
+from ._attach import open as open
+from ._core import attached
 from ._errors import (
     AlreadyExists,
     Cancelled,
     ChunkError,
     CudaError,
+    Elsewhere,
     HandleExpired,
     Incomplete,
     InUse,
@@ -46,6 +48,7 @@ from ._errors import (
     TransferWarning,
     Unlinked,
     Unsupported,
+    ViewCopied,
     ViewOutlivesGuard,
     WouldBlock,
     WouldDeadlock,
@@ -53,7 +56,7 @@ from ._errors import (
 from ._guard import Guard, strict
 from ._job import Progress
 from ._program import doctor
-from ._render import Claim, RenderBuffer, paint
+from ._render import Claim, FinishedChunk, RenderBuffer, paint
 from ._share import get_all_sharing_strategies, get_sharing_strategy, set_sharing_strategy, share, share_zeros
 from ._shared_list import SharedList
 from ._shared_memory import SharedMemory
@@ -71,7 +74,7 @@ from ._volumes import (
     upload,
 )
 
-# Without `multiprocessing`: `from ndshm import *` would hide the standard library's module.
+# Without `multiprocessing` and `open`: `from ndshm import *` would hide the standard library's module and Python's function.
 __all__ = [
     "AlreadyExists",
     "Array",
@@ -79,6 +82,8 @@ __all__ = [
     "ChunkError",
     "Claim",
     "CudaError",
+    "Elsewhere",
+    "FinishedChunk",
     "Download",
     "DownloadReport",
     "Guard",
@@ -87,6 +92,7 @@ __all__ = [
     "Incomplete",
     "InvalidArgument",
     "Listed",
+    "ListedPartial",
     "Mismatch",
     "MissingChunk",
     "NdshmError",
@@ -111,6 +117,7 @@ __all__ = [
     "Unsupported",
     "Upload",
     "UploadReport",
+    "ViewCopied",
     "ViewOutlivesGuard",
     "Volume",
     "VolumeInfo",
@@ -128,7 +135,6 @@ __all__ = [
     "in_flight",
     "info",
     "ls",
-    "open",
     "paint",
     "set_sharing_strategy",
     "shards",
@@ -150,19 +156,73 @@ class Listed(NamedTuple):
     order: str | None
 
 
-def ls() -> list[Listed]:
+class ListedPartial(NamedTuple):
+    """A row of ``ls(partial=True)``: an unfinished renderbuffer or download.
+
+    `progress` is the number of finished chunks, and of all chunks. `attached` says whether a process is attached. The fields from `dtype` to
+    `progress` are None if a killed process left a part of the buffer that cannot be resumed; then it is to be removed.
+    """
+
+    name: str
+    nbytes: int
+    dtype: str | None
+    shape: tuple[int, ...] | None
+    order: str | None
+    fingerprint: str | None
+    progress: tuple[int, int] | None
+    attached: bool
+
+
+@overload
+def ls(*, partial: Literal[False] = False) -> list[Listed]: ...
+@overload
+def ls(*, partial: Literal[True]) -> list[ListedPartial]: ...
+def ls(*, partial: bool = False) -> list[Listed] | list[ListedPartial]:
     """Return the plain arrays in the default directory, sorted by name.
 
-    A file of another program looks like an array without a description. Counted arrays and arenas are not listed.
+    A file of another program looks like an array without a description. Counted arrays, arenas, locks of uploads and semaphores are not
+    listed. With `partial`, returns the unfinished renderbuffers and downloads instead, such as a killed process leaves: `unlink` with
+    `partial` removes them.
     """
+    if partial:
+        return [
+            ListedPartial(name, size, None, None, None, None, None, attached)
+            if found is None
+            else ListedPartial(name, size, found[0], tuple(found[1]), *found[2:], attached)
+            for name, size, found, attached in _core.partial_listing()
+        ]
     rows = _core.listing()
     return [Listed(name, size, dtype, None if lengths is None else tuple(lengths), order) for name, size, dtype, lengths, order in rows]
+
+
+def unlink(name: str, *, partial: bool = False) -> bool:
+    """Remove a name in the default directory, and return whether it existed.
+
+    Attached processes keep the memory, which is freed when the last of them detaches.
+
+    Parameters
+    ----------
+    name
+        The name of the array.
+    partial
+        Remove an unfinished renderbuffer or download of this name instead, and not the array. Painters that are attached to it get
+        `Unlinked` at their next claim.
+
+    Raises
+    ------
+    NotFound
+        The name exists only in the other of the two usual directories, which the text names.
+    PermissionDenied, NotAnArray
+        This user may not remove it, or it is a directory or a link.
+    """
+    return _core.unlink(name, partial=partial)
 
 
 def gc(dry_run: bool = False, in_flight: bool = False) -> list[str]:
     """Remove the files that killed processes left in the default directory, and return their names.
 
-    Plain arrays stay: they are removed by `unlink` only. With `in_flight`, counted arrays that no process has are removed even if a pickle
+    It removes what ``ndshm gc`` removes: also the locks of killed uploads, and what killed downloads without a name had painted. Plain
+    arrays stay: they are removed by `unlink` only. With `in_flight`, counted arrays that no process has are removed even if a pickle
     of them could still be loaded. With `dry_run` nothing is removed.
     """
     return _core.reclaim(dry_run, in_flight)

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import functools
+import operator
 import os
-from types import TracebackType
+import sys
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from . import _core, in_flight
-from ._errors import HandleExpired, NdshmError, NotFound, Unlinked
+from ._dtypes import numpy_dtype, refuse_all_but_bits, refuse_mask
+from ._errors import HandleExpired, InvalidArgument, NdshmError, NotFound, Unlinked
 from ._guard import Guard, require_numpy
+from ._region import region_of
 
 if TYPE_CHECKING:
     import numpy
@@ -19,8 +23,8 @@ class Array(_core.RawArray):
     """An n-dimensional array in shared memory.
 
     `create`, `open` and `from_array` return a *plain* one: it has a name of your choice, which stays until it is removed with `unlink`.
-    The elements are in the file and nothing else, so that any program that can map a file can read them. `share` returns a *counted*
-    one, which its last user frees.
+    The elements are in the file and nothing else, so that any program that can map a file can read them. `share`, and `download` without a
+    name, return a *counted* one, which its last user frees.
 
     Elements are reached under a lock that the kernel releases when a process dies::
 
@@ -35,17 +39,41 @@ class Array(_core.RawArray):
 
     __slots__ = ()
 
+    def __init__(self, attachment: _core.Attachment) -> None:
+        if not _is_watching:
+            _watch_pickles()
+
     @property
     def dtype(self) -> numpy.dtype[Any]:
-        """The element type, as a numpy dtype. `dtype_name` is its name, and needs no numpy. ``bfloat16`` appears as ``uint16``."""
-        name = self.dtype_name
-        result: numpy.dtype[Any] = require_numpy("dtype").dtype("<u2" if name == "bfloat16" else name)
-        return result
+        """The element type, as a numpy dtype. `dtype_name` is its name, and needs no numpy.
+
+        ``bfloat16`` is the type of the package ``ml_dtypes``. Without that package the elements appear as their bits, in ``uint16``.
+        """
+        return numpy_dtype(self.dtype_name)
 
     @property
     def ndim(self) -> int:
         """The number of axes."""
         return len(self.shape)
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """A word for each axis, in the order of `shape`: its name, or its number if it has no name of its own.
+
+        Downloads take the names from the volume. Empty if no axis has a name, as in an array that was created here, or one that is opened
+        with another shape than its description has.
+        """
+        return super().axes
+
+    @property
+    def notes(self) -> dict[str, str]:
+        """The notes of the array's description when it was attached. Empty without a description.
+
+        A download notes ``source``, ``bbox``, ``axes``, ``resolution`` and more about its volume; layout.md lists them. Those of a plain
+        array are in its file, and any program that may write to it can change them: check what depends on them. Those of a counted array
+        travel in its pickles.
+        """
+        return super().notes
 
     def read(self, timeout: float | None = None) -> Guard:
         """Lock the array for reading, for a ``with`` or ``async with`` block.
@@ -82,19 +110,74 @@ class Array(_core.RawArray):
         """
         return Guard(self, True, timeout)
 
-    def __enter__(self) -> Array:
-        return self
+    def part(self, index: Any) -> Array:
+        """Return the array of a region of the same memory. Nothing is copied, and what is written to it is in this array.
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.close()
+        The part can be sent like the array, and reaches other processes as the same memory: ``pool.map(fill, array.parts())``. It has no lock
+        of its own: `read` and `write` of a part lock **the whole array**. So workers that each have another part write without a
+        lock, through ``numpy.asarray(part)``, which is as it should be as long as the parts do not overlap.
+
+        Name, `unlink`, `freeze` and `refcount` are those of the whole array. The part keeps the memory, and not this object, attached.
+
+        Parameters
+        ----------
+        index
+            Integers, slices (also with steps), and at most one ``...``, such as ``numpy.s_[:, 5, ::2]``. The rules are those of numpy: an
+            integer removes its axis, axes at the end may be left out.
+
+        Raises
+        ------
+        InvalidArgument
+            The index is no such region: a list, an array, a mask or ``None``. ``array[index]`` copies those elements.
+        IndexError
+            An integer is outside of its axis, or there are too many.
+        ValueError
+            The array is closed.
+
+        Examples
+        --------
+        >>> array = ndshm.share_zeros((3, 4), "uint8")
+        >>> with array.part(numpy.s_[1:, ::2]).write() as x:
+        ...     x[:] = 7
+        >>> array[1]
+        array([7, 0, 7, 0], dtype=uint8)
+        """
+        return Array(self.part_at(*region_of(index, self.shape, self.strides)))
+
+    def parts(self, axis: int = 0) -> Iterator[Array]:
+        """Yield the `part` at each position along an axis, without that axis.
+
+        Raises
+        ------
+        InvalidArgument
+            There is no such axis.
+        """
+        axes = operator.index(axis)
+        if not -self.ndim <= axes < self.ndim:
+            raise InvalidArgument(f"axis={axis}: the array has {self.ndim} axes")
+        before = (slice(None),) * (axes % self.ndim)
+        return map(lambda position: self.part((*before, position)), range(self.shape[axes]))
 
     def __len__(self) -> int:
         if not self.shape:
             raise TypeError("an array without axes has no len()")
         return self.shape[0]
 
+    def __iter__(self) -> Iterator[Any]:
+        """Yield copies along the first axis, each read under a lock of its own."""
+        # Without this method pandas takes an array for one object.
+        if not self.shape:
+            raise TypeError("an array without axes cannot be iterated over")
+        return map(self.__getitem__, range(self.shape[0]))
+
+    def __int__(self) -> int:
+        raise TypeError("an array is no number: read one element, int(array[index])")  # int() would parse the bytes as text
+
+    def __float__(self) -> float:
+        raise TypeError("an array is no number: read one element, float(array[index])")  # as above
+
     def __getitem__(self, index: Any) -> Any:
-        """Return a copy of the selected elements, read under a lock for this access alone."""
+        """Return a copy of the selected elements, read under a lock for this access alone. `part` returns the same memory."""
         numpy = require_numpy("indexing an array")
         with self.read() as x:
             copy = numpy.array(x[index])
@@ -103,13 +186,25 @@ class Array(_core.RawArray):
     def __setitem__(self, index: Any, value: Any) -> None:
         """Write the selected elements under a lock for this access alone."""
         require_numpy("indexing an array")
+        refuse_mask(value)
+        if isinstance(value, Array) and value.dtype_name == "bfloat16":
+            value = value[...]  # the buffer has bits, which numpy would take for numbers
+            if value.dtype.name != "bfloat16" and self.dtype_name != "bfloat16":
+                raise InvalidArgument("bfloat16 elements are only bits to numpy here: install ml_dtypes to convert them to numbers")
         with self.write() as x:
+            if self.dtype_name == "bfloat16":
+                refuse_all_but_bits(x.dtype, value)
             x[index] = value
 
     def __repr__(self) -> str:
         state = ", closed" if self.closed else ", read-only" if self.readonly else ""
         kind = "counted" if self.is_counted else repr(self.name) if self.name else "nameless"
-        return f"<ndshm.Array {kind}: {self.dtype_name} {self.shape} order {self.order}{state}>"
+        if self.is_part:
+            lengths, order = self.whole
+            whole = f"{tuple(lengths)} order {order}"
+            return f"<ndshm.Array part of {kind}: {self.dtype_name} {self.shape} strides {self.strides} of {whole}{state}>"
+        axes = f" axes {', '.join(map(_printable, self.axes))}" if self.axes else ""
+        return f"<ndshm.Array {kind}: {self.dtype_name} {self.shape}{axes} order {self.order}{state}>"
 
     def _repr_html_(self) -> str:
         from html import escape
@@ -117,32 +212,67 @@ class Array(_core.RawArray):
         rows = {
             "name": self.name,
             "shape": " × ".join(map(str, self.shape)) or "()",
+            **({"axes": ", ".join(map(_printable, self.axes))} if self.axes else {}),
             "dtype": self.dtype_name,
-            "order": self.order,
+            "order": self.order or "strided",
             "bytes": f"{self.nbytes:,}",
         }
         cells = "".join(f"<tr><th>{key}</th><td>{escape(value)}</td></tr>" for key, value in rows.items())
         return f"<table>{cells}</table>"
 
     def __reduce__(self) -> tuple[Any, ...]:
+        return self._sent(True)
+
+    def _sent(self, reusable: bool) -> tuple[Any, ...]:
+        """Return how the receiver of a pickle attaches to this array, or to the whole array and then to this part."""
+        if self.is_part:
+            return _receive_part, (*self._sent_whole(reusable), (self.offset, self.shape, self.strides))
+        return self._sent_whole(reusable)
+
+    def _sent_whole(self, reusable: bool) -> tuple[Any, ...]:
         if self.is_counted:
-            return _receive, (_handle(self, True), _machine(), self.dtype_name)
+            return _receive, (_handle(self, reusable), _machine(), self.dtype_name, self.notes)
         if not self.name:
-            raise NdshmError("this array has no name, so no other process can open it: download it under a name, or send ndshm.share(array)")
+            raise NdshmError(
+                "this array was painted by processes without a name, so no other process can open it: download it by threads or under a "
+                "name, or send ndshm.share(array)"
+            )
         # A plain array is pickled as its name and layout: the receiver attaches to the array that has the name at that time.
-        place = (os.fspath(self.directory), self.shape, self.dtype_name, self.order, self.readonly)
+        lengths, order = self.whole
+        place = (os.fspath(self.directory), tuple(lengths), self.dtype_name, order, self.readonly)
         return _attach_pickled, (self.name, _machine(), *place)
 
-    def __dask_tokenize__(self) -> tuple[str, ...]:
+    def __dask_tokenize__(self) -> tuple[Any, ...]:
         # Without this, dask would pickle the array to tell it from others.
         what = self.id if self.is_counted else self.name
-        return type(self).__name__, _machine(), os.fspath(self.directory), what
+        part = (self.offset, self.shape, self.strides) if self.is_part else ()
+        return type(self).__name__, _machine(), os.fspath(self.directory), what, *part
 
     def __copy__(self) -> Any:
         return require_numpy("copying an array").array(self[...])
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         return self.__copy__()
+
+
+def _printable(name: str) -> str:
+    """Escape what would change how a terminal shows other characters: names of axes come from a description that any program may write."""
+    return name if name.isprintable() else ascii(name)[1:-1]
+
+
+# Whether the numpy arrays are watched that multiprocessing pickles: a view of an array would be copied without a word.
+_is_watching = False
+
+
+def _watch_pickles() -> None:
+    """Begin to watch, if this process uses both multiprocessing and numpy by now."""
+    global _is_watching
+    if sys.modules.get("multiprocessing.reduction") and sys.modules.get("numpy"):
+        _is_watching = True
+        from . import multiprocessing
+
+        if not multiprocessing._is_decided:
+            multiprocessing.watch_views()
 
 
 @functools.cache
@@ -182,17 +312,24 @@ def _handle(array: Array, reusable: bool) -> str:
         ) from error
 
 
-def _receive(handle: str, machine: str, dtype: str) -> Array:
+def _receive(handle: str, machine: str, dtype: str, notes: dict[str, str], kind: type[Array] = Array) -> Array:
     _refuse_other_machine(machine, "the array")
     register_with_multiprocessing()  # it may be sent on
     try:
-        return Array(_core.receive(handle, dtype))
+        return kind(_core.receive(handle, dtype, notes))
     except (HandleExpired, NotFound) as error:
         raise HandleExpired(
             "the pickled array is gone, or this pickle cannot be used any more. A pickle that multiprocessing made is loaded once; others "
-            "are good for NDSHM_PICKLE_GRACE seconds (600 by default), or as long as a process has the array. Keep the array in "
-            "the sender until the receiver has it, or pickle it again"
+            "are good for NDSHM_PICKLE_GRACE seconds (600 by default), or as long as a process has the array, but when memory runs out "
+            "the process that made them gives up those that were loaded before and that no process uses. Keep the array in the sender "
+            "until all receivers have it, or pickle it again (with `retries=` of submit, map or compute, dask sends the result of "
+            "another task again)"
         ) from error
+
+
+def _receive_part(attach: Any, arguments: tuple[Any, ...], region: tuple[int, tuple[int, ...], tuple[int, ...]]) -> Array:
+    with attach(*arguments) as whole:
+        return Array(whole.part_at(*region))
 
 
 def register_with_multiprocessing() -> None:
@@ -203,6 +340,4 @@ def register_with_multiprocessing() -> None:
 
 
 def _reduce_for_one(array: Array) -> Any:
-    if array.is_counted:
-        return _receive, (_handle(array, False), _machine(), array.dtype_name)
-    return array.__reduce__()
+    return array._sent(False)

@@ -3,33 +3,94 @@
 from __future__ import annotations
 
 import operator
+import sys
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from . import _core
 from ._array import Array
-from ._dtypes import name_of
-from ._errors import InvalidArgument
+from ._dtypes import name_of, refuse_mask
+from ._errors import InvalidArgument, InvalidType
 from ._guard import require_numpy
 
 if TYPE_CHECKING:
     import numpy.typing
 
 
+def number_of(value: Any, what: str) -> int:
+    """Return an argument that is a whole number which memory can have."""
+    advice = f"{what}={value!r}: give a whole number, 0 or more, and at most {sys.maxsize}"
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise InvalidType(advice) from None
+    if not 0 <= number <= sys.maxsize:
+        raise InvalidArgument(advice)
+    return number
+
+
 def lengths_of(shape: int | tuple[int, ...] | list[int]) -> list[int]:
     """Return the lengths of the axes as a list."""
-    lengths = [shape] if isinstance(shape, int) else list(shape)
-    for length in lengths:
-        if operator.index(length) < 0:
-            raise InvalidArgument(f"the shape {shape} has a negative length")
-    return [operator.index(length) for length in lengths]
+    lengths: list[Any]
+    try:
+        lengths = [shape] if isinstance(shape, (str, bytes)) else list(shape)  # type: ignore[arg-type]
+    except TypeError:  # one number
+        lengths = [shape]
+    return [number_of(length, f"shape={shape!r}, length") for length in lengths]
+
+
+def permissions_of(permissions: Any) -> int:
+    """Return permission bits."""
+    if number_of(permissions, "permissions") > 0o777:
+        raise InvalidArgument(f"permissions={permissions:#o}: give the permission bits of a file, such as 0o600")
+    return operator.index(permissions)
 
 
 def contiguous(x: Any) -> tuple[Any, str, Any]:
-    """Return an array, the order in which it is to be shared, and its elements in that order as bytes, or None if it is empty."""
+    """Return numpy's array of `x`, the order in which it is to be shared, and its elements in that order as bytes, or None if it is empty."""
+    refuse_mask(x)
     numpy = require_numpy("sharing a copy")
+    x = numpy.asarray(x)
     name_of(x.dtype)  # refuses types that cannot be viewed as bytes
     order = "F" if x.flags.f_contiguous and not x.flags.c_contiguous else "C"
     return x, order, numpy.asarray(x, order=order).ravel(order="K").view("u1") if x.size else None
+
+
+# How many bytes are copied before signals are handled.
+_PIECE = 64 << 20
+
+
+def to_copy(x: Any) -> tuple[Any, str, tuple[Any, list[Any]] | None]:
+    """Return numpy's array of `x`, the order in which it is to be shared, and what the core copies: the elements, and indices of pieces."""
+    numpy = require_numpy("sharing a copy")
+    refuse_mask(x)
+    x = numpy.asarray(x)
+    name_of(x.dtype)  # refuses types that have no bytes to copy
+    order = "F" if x.flags.f_contiguous and not x.flags.c_contiguous else "C"
+    if not x.size:
+        return x, order, None
+    # Types of other packages are copied as bits: numpy keeps the interpreter locked while it copies their elements.
+    bits = x.view(f"u{x.itemsize}") if x.dtype.kind == "V" else x
+    return x, order, (bits, list(_pieces(x.shape, x.nbytes, order)))
+
+
+def _pieces(shape: tuple[int, ...], nbytes: int, order: str) -> Iterator[tuple[Any, ...]]:
+    """Yield indices of pieces that are not large, one after the other in memory."""
+    axes = list(range(len(shape)) if order == "C" else reversed(range(len(shape))))
+    index = [slice(None)] * len(shape)
+
+    def split(depth: int, size: int) -> Iterator[tuple[Any, ...]]:
+        if size <= _PIECE or depth == len(axes):
+            yield tuple(index) or (...,)
+            return
+        axis = axes[depth]
+        step = max(1, _PIECE * shape[axis] // size)
+        for start in range(0, shape[axis], step):
+            index[axis] = slice(start, start + step)
+            yield from split(depth + 1, size * step // shape[axis])
+        index[axis] = slice(None)
+
+    return split(0, nbytes)
 
 
 def create(
@@ -71,42 +132,59 @@ def create(
     NoSpace
         There is not enough memory. Nothing was created.
     InvalidArgument
-        The name, shape or dtype is not valid.
+        The name, shape, dtype or another argument is not valid.
+    KeyboardInterrupt
+        Ctrl-C. Nothing was created, except that with ``replace`` the new array may have taken the place of the old one.
     """
-    attachment = _core.create(
-        name,
-        lengths_of(shape),
-        name_of(dtype),
-        order,
-        replace=replace,
-        sparse=sparse,
-        permissions=permissions,
-        keep_fd=keep_fd,
-    )
-    return Array(attachment)
+    lengths, dtype_name, bits = lengths_of(shape), name_of(dtype), permissions_of(permissions)
+    made = _core.Made()
+    try:
+        return Array(
+            _core.create(
+                name,
+                lengths,
+                dtype_name,
+                order,
+                made=made,
+                replace=replace,
+                sparse=sparse,
+                permissions=bits,
+                keep_fd=keep_fd,
+            )
+        )
+    except BaseException:
+        made.undo()  # Ctrl-C came after the array was made
+        raise
 
 
 def from_array(name: str, x: Any, *, replace: bool = False, permissions: int = 0o600, keep_fd: bool = False) -> Array:
     """Create a copy of an array. Fortran order is kept; every other order of axes becomes C. An `Array` is copied under its read lock.
 
-    The name leads to the array only once all elements are there. The parameters and errors are those of `create`.
+    The name leads to the array only once all elements are there. Other threads run while numpy copies; the caller ensures that none of them
+    writes to `x`. The parameters and errors are those of `create`.
     """
     if isinstance(x, Array):
         with x.read() as view:
             return from_array(name, view, replace=replace, permissions=permissions, keep_fd=keep_fd)
-    numpy = require_numpy("from_array")
-    x, order, source = contiguous(numpy.asarray(x))
-    attachment = _core.create(
-        name,
-        list(x.shape),
-        name_of(x.dtype),
-        order,
-        source=source,
-        replace=replace,
-        permissions=permissions,
-        keep_fd=keep_fd,
-    )
-    return Array(attachment)
+    x, order, source = to_copy(x)
+    bits, made = permissions_of(permissions), _core.Made()
+    try:
+        return Array(
+            _core.create(
+                name,
+                list(x.shape),
+                name_of(x.dtype),
+                order,
+                made=made,
+                source=source,
+                replace=replace,
+                permissions=bits,
+                keep_fd=keep_fd,
+            )
+        )
+    except BaseException:
+        made.undo()  # as in `create`
+        raise
 
 
 def open(

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+import contextlib
+import sys
+from typing import TYPE_CHECKING, Any
 
 from ._errors import InvalidArgument
+from ._guard import optional_numpy, require_numpy
+
+if TYPE_CHECKING:
+    import numpy
 
 _NAMES = {
     "uint8": "|u1",
@@ -22,9 +28,40 @@ _NAMES = {
     "complex64": "<c8",
     "complex128": "<c16",
     "bool": "|b1",
+    "float": "<f8",
+    "complex": "<c16",
 }
 _KNOWN = frozenset(_NAMES.values())
 _BUILTINS: dict[type, str] = {float: "<f8", int: "<i8", bool: "|b1", complex: "<c16"}
+
+
+def numpy_dtype(name: str) -> numpy.dtype[Any]:
+    """Return numpy's dtype of an element type of the library. `bfloat16` is that of ``ml_dtypes``, or ``uint16`` without that package."""
+    found: Any = name
+    if name == "bfloat16":
+        try:
+            from ml_dtypes import bfloat16 as found
+        except ImportError:
+            found = "<u2"
+    result: numpy.dtype[Any] = require_numpy("dtype").dtype(found)
+    return result
+
+
+def refuse_all_but_bits(dtype: Any, value: Any) -> None:
+    """Raise if numbers would be written to elements of `bfloat16` that appear as bits: numpy would store 1.0 as the bits 0x0001."""
+    if dtype.name != "bfloat16" and require_numpy("bfloat16").asarray(value).dtype != dtype:
+        raise InvalidArgument(
+            "numpy cannot convert numbers to bfloat16: `pip install ml_dtypes`, or write the bits, as an array of uint16"
+        )
+
+
+def refuse_mask(x: Any) -> None:
+    """Raise if an array has a mask, which would be dropped."""
+    masked = sys.modules.get("numpy.ma")
+    if masked is not None and isinstance(x, masked.MaskedArray):
+        raise InvalidArgument(
+            "the array has a mask, and shared memory has room for its elements only: give x.filled(value), and share numpy.ma.getmaskarray(x) too"
+        )
 
 
 def shareable(dtype: Any) -> bool:
@@ -33,7 +70,7 @@ def shareable(dtype: Any) -> bool:
 
 
 def name_of(dtype: Any) -> str:
-    """Return the library's name of a dtype: a numpy dtype or scalar type, a name, or ``bool``, ``int``, ``float``, ``complex``.
+    """Return the library's name of a dtype: what numpy accepts as one, or ``"bfloat16"``. Without numpy, a name.
 
     Raises
     ------
@@ -64,4 +101,9 @@ def name_of(dtype: Any) -> str:
     for mark in "<|":
         if mark + text in _KNOWN:
             return mark + text
-    raise InvalidArgument(f"the dtype {text!r} is not supported: use one of {', '.join(sorted(_NAMES))}")
+    # What only numpy can read: "f", "=f4", `numpy.longlong`.
+    module = sys.modules.get("numpy") or optional_numpy()
+    with contextlib.suppress(TypeError, ValueError):
+        if module is not None and (text := module.dtype(dtype).str) in _KNOWN:
+            return text
+    raise InvalidArgument(f"the dtype {dtype!r} is not supported: use one of {', '.join(sorted(_NAMES))}")

@@ -11,6 +11,7 @@ __all__ = [
     "Cancelled",
     "ChunkError",
     "CudaError",
+    "Elsewhere",
     "HandleExpired",
     "InUse",
     "Incomplete",
@@ -32,6 +33,7 @@ __all__ = [
     "TransferWarning",
     "Unlinked",
     "Unsupported",
+    "ViewCopied",
     "ViewOutlivesGuard",
     "WouldBlock",
     "WouldDeadlock",
@@ -46,16 +48,24 @@ class NotFound(NdshmError, FileNotFoundError):
     """No file has the name."""
 
 
+class Elsewhere(NotFound):
+    """No file has the name in the directory that was searched, but one in the other of the two usual directories has. The text names both."""
+
+
 class AlreadyExists(NdshmError, FileExistsError):
     """The name is taken."""
 
 
 class HandleExpired(NdshmError, FileNotFoundError):
-    """The pickle of an array came too late: it expired, was loaded before, or the array has gone."""
+    """The pickle of an array came too late: it expired, was loaded before, was given up when memory ran out, or the array has gone."""
 
 
 class InvalidArgument(NdshmError, ValueError):
-    """A name, dtype, shape or setting is not valid."""
+    """A name, dtype, shape or setting is not valid. One of another type than is needed is a ``TypeError`` too."""
+
+
+class InvalidType(InvalidArgument, TypeError):
+    """An argument has another type than is needed."""
 
 
 class Incomplete(NdshmError, RuntimeError):
@@ -95,7 +105,7 @@ class NotAnArray(NdshmError, ValueError):
 
 
 class NoSpace(NdshmError, MemoryError):
-    """There is not enough memory for the elements. Nothing was created."""
+    """There is not enough memory for the elements. Nothing was created. The text says how much pickles keep, and what frees it."""
 
 
 class Mismatch(NdshmError, ValueError):
@@ -143,7 +153,12 @@ class CudaError(NdshmError, RuntimeError):
 
 
 class TransferWarning(RuntimeWarning):
-    """Something went wrong in a download or upload that did not stop it, such as the loss of one of several workers."""
+    """Something went wrong in a download or upload that did not stop it, such as the loss of one of several workers; or a new volume does
+    not keep something of the array or volume that it is like."""
+
+
+class ViewCopied(UserWarning):
+    """A numpy view of an array was pickled as a copy: what its receiver writes is not in the array."""
 
 
 class ViewOutlivesGuard(RuntimeWarning):

@@ -8,10 +8,11 @@ import threading
 import time
 import warnings
 from collections.abc import Generator
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, NoReturn, TypeVar
 
 from . import _core
 from ._errors import TimedOut, TransferWarning
+from ._guard import checked
 
 _T = TypeVar("_T")
 
@@ -20,13 +21,12 @@ _TICK = 0.1
 # How long the end of the program waits for cancelled work.
 _AT_EXIT = 5.0
 
-# Work that may still run. It is kept here also when no caller waits for it.
-_running: set[_core.Job] = set()
-_lock = threading.Lock()
+# Work that may still run, also when no caller waits for it. Not the jobs themselves, which keep their results. Each of the set's methods is
+# one step, so that no lock is needed, and a signal's handler or a finalizer may begin work at any moment.
+_running: set[_core.JobWatch] = set()
 
 
-class Progress(NamedTuple):
-    """How far a download or upload is."""
+class _Numbers(NamedTuple):
 
     done: int
     """Finished chunks, or stored objects."""
@@ -40,6 +40,15 @@ class Progress(NamedTuple):
     """Encoded bytes that were fetched or stored. 0 if the volume is fetched and decoded in one step."""
     seconds: float
     """Time since the first chunk was begun."""
+
+
+class Progress(_Numbers):
+    """How far a download or upload is."""
+
+    retrying: str | None = None
+    """The request that has failed and is being retried for the longest time, with the reason. None if none is being retried.
+
+    It is no item of the tuple, which has six."""
 
 
 class Work(Generic[_T]):
@@ -59,6 +68,9 @@ class Work(Generic[_T]):
         """Return what `result` gives, of what the job gave."""
         raise NotImplementedError
 
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("this work runs in a thread of its process: send what result() returns")
+
     def done(self) -> bool:
         """Return whether the work has ended, with a result or an error."""
         return self._job.wait(0.0)
@@ -70,7 +82,9 @@ class Work(Generic[_T]):
     @property
     def progress(self) -> Progress:
         """How far the work is."""
-        return Progress(*self._job.progress)
+        progress = Progress(*self._job.progress)
+        progress.retrying = self._job.retrying
+        return progress
 
     def result(self, timeout: float | None = None) -> _T:
         """Wait for the end of the work, and return its result.
@@ -89,18 +103,25 @@ class Work(Generic[_T]):
         Cancelled
             It was cancelled.
         """
+        checked(timeout)
         limit = None if timeout is None else time.monotonic() + timeout
+        try:
+            self._wait_until(limit, timeout)
+            return self._take()
+        finally:
+            del self  # what is raised leads to this frame, and the work keeps what it raises
+
+    def _wait_until(self, limit: float | None, timeout: float | None) -> None:
         try:
             while not self._job.wait(_TICK if limit is None else max(0.0, min(_TICK, limit - time.monotonic()))):
                 self._show()
                 if limit is not None and time.monotonic() >= limit:
-                    raise TimedOut(f"{self._title} has not ended after {timeout} seconds; it goes on")
+                    raise TimedOut(f"{self._title} has not ended after {timeout} seconds{self._retrying()}; it goes on")
         except TimedOut:
             raise
         except BaseException:
             self._stop()
             raise
-        return self._take()
 
     def __await__(self) -> Generator[Any, None, _T]:
         return self._wait().__await__()
@@ -120,7 +141,10 @@ class Work(Generic[_T]):
                 await asyncio.sleep(0.01)
             self._close_bar()
             raise
-        return self._take()
+        try:
+            return self._take()
+        finally:
+            del self  # as in `result`
 
     def _stop(self) -> None:
         self.cancel()
@@ -139,7 +163,10 @@ class Work(Generic[_T]):
                     self._outcome = None, error
         value, failure = self._outcome
         if failure is not None:
-            raise failure
+            try:
+                raise failure
+            finally:
+                del self, failure  # as in `result`
         for text in self._job.warnings() if self.warns else ():
             warnings.warn(text, TransferWarning, stacklevel=3)
         return value  # type: ignore[return-value]  # without an error there is a value
@@ -148,7 +175,12 @@ class Work(Generic[_T]):
         if self._bar is not None:
             progress = self.progress
             self._bar.total = progress.nbytes_total or None
+            self._bar.set_postfix_str(progress.retrying or "", refresh=False)
             self._bar.update(progress.nbytes - self._bar.n)
+
+    def _retrying(self) -> str:
+        text = self._job.retrying
+        return "" if text is None else f", {text}"
 
     def _close_bar(self) -> None:
         if self._bar is not None:
@@ -156,7 +188,7 @@ class Work(Generic[_T]):
 
     def __repr__(self) -> str:
         done, total, *_ = self.progress
-        return f"<ndshm.{type(self).__name__} {self._title}: {done} of {total}{', ended' if self.done() else ''}>"
+        return f"<ndshm.{type(self).__name__} {self._title}: {done} of {total}{self._retrying()}{', ended' if self.done() else ''}>"
 
 
 def run(job: _core.Job) -> Any:
@@ -180,24 +212,24 @@ def _bar(title: str) -> Any:
 
 
 def _keep(job: _core.Job) -> None:
-    with _lock:
-        _running.difference_update([ended for ended in _running if ended.wait(0.0)])
-        _running.add(job)
+    _running.add(job.watch())
+    for watch in list(_running):
+        if watch.wait(0.0):
+            _running.discard(watch)
 
 
 def _end() -> None:
     """At exit: cancel what still runs, so that nothing half-finished is left."""
-    for job in _running:
-        job.stop()
+    running = list(_running)  # other threads may begin work meanwhile
+    for watch in running:
+        watch.stop()
     limit = time.monotonic() + _AT_EXIT
-    for job in _running:
-        job.wait(max(0.0, limit - time.monotonic()))
+    for watch in running:
+        watch.wait(max(0.0, limit - time.monotonic()))
 
 
 def _forked() -> None:
     """In a forked child: the threads are those of the parent."""
-    global _lock
-    _lock = threading.Lock()
     _running.clear()
 
 

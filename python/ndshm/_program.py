@@ -34,7 +34,7 @@ def path() -> str | None:
 
 def choose_manager() -> None:
     """Let the program be the manager, which removes what killed processes leave, unless ``NDSHM_MANAGER`` says otherwise."""
-    if not os.environ.get("NDSHM_MANAGER"):
+    if os.environ.get("NDSHM_MANAGER", "").lower() in ("", "on", "yes", "true", "1"):
         _core.set_manager(path())
 
 

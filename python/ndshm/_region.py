@@ -1,4 +1,4 @@
-"""Regions of volumes, in the forms in which callers may give them."""
+"""Regions of volumes and of arrays, in the forms in which callers may give them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import operator
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
-from ._errors import InvalidArgument
+from ._errors import InvalidArgument, InvalidType
 
 #: A region in the coordinates of a volume: text such as ``"0:64,:,5:9"``, a slice for each axis, or an object with the corners ``minpt``
 #: and ``maxpt``. None is all of the volume.
@@ -38,3 +38,45 @@ def _axis(axis: Any) -> str:
 def slices_of(ends: Sequence[tuple[int, int]]) -> tuple[slice, ...]:
     """Return a region as slices."""
     return tuple(slice(start, stop) for start, stop in ends)
+
+
+def region_of(index: Any, shape: Sequence[int], strides: Sequence[int]) -> tuple[int, list[int], list[int]]:
+    """Return offset, lengths and strides of a region of an array, as numpy's basic indexing has them. The unit is that of `strides`."""
+    steps: list[Any] = [*index] if isinstance(index, tuple) else [index]
+    if sum(step is ... for step in steps) > 1:
+        raise IndexError(f"{index!r} has more than one `...`")
+    given = sum(step is not ... for step in steps)
+    if given > len(shape):
+        raise IndexError(f"{index!r} has {given} positions, and the array has {len(shape)} axes")
+    rest = [slice(None)] * (len(shape) - given)
+    if given < len(steps):
+        at = next(position for position, step in enumerate(steps) if step is ...)
+        steps[at : at + 1] = rest
+    else:
+        steps += rest
+    offset, lengths, distances = 0, list[int](), list[int]()
+    for axis, (step, length, stride) in enumerate(zip(steps, shape, strides, strict=True)):
+        if isinstance(step, slice):
+            start, stop, every = step.indices(length)
+            count = len(range(start, stop, every))
+            offset += start * stride if count else 0
+            lengths.append(count)
+            # One element has no distance to the next, and a step may be longer than memory.
+            distances.append(every * stride if count > 1 else stride)
+        else:
+            position = _position(step, index)
+            if not -length <= position < length:
+                raise IndexError(f"{position} is outside of axis {axis}, which has {length} elements")
+            offset += position % length * stride
+    # Where there are no elements, an index along another axis may lie behind the memory.
+    return 0 if 0 in lengths else offset, lengths, distances
+
+
+def _position(step: Any, index: Any) -> int:
+    advice = f"{index!r} is no region of an array: give integers and slices, such as numpy.s_[5, :, ::2]; array[index] copies other elements"
+    if isinstance(step, bool) or getattr(step, "ndim", 0) != 0:
+        raise InvalidType(advice)
+    try:
+        return operator.index(step)
+    except TypeError:
+        raise InvalidType(advice) from None

@@ -4,60 +4,46 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from . import _core
 from ._array import Array
-from ._attach import lengths_of
+from ._attach import lengths_of, number_of
 from ._dtypes import name_of
-from ._errors import NdshmError, PaintError, TimedOut, WouldBlock
-from ._guard import GuardedView
+from ._errors import NotFound, PaintError, TimedOut, Unlinked, WouldBlock
+from ._guard import checked
 
 if TYPE_CHECKING:
     import numpy.typing
 
 
-class Claim:
+class Claim(_core.RawClaim):
     """The exclusive right to paint one chunk, for a ``with`` block that gets a view of the chunk's elements.
 
     When the block ends without an exception the chunk is committed; after an exception it is released, unpainted. If the process is
-    killed, another painter can claim the chunk.
+    killed, another painter can claim the chunk. `release` releases a claim that is not used in a ``with`` block.
+
+    ``number`` is the chunk's number. ``region`` are the elements of the array that the chunk covers, as one slice for each axis.
     """
 
-    __slots__ = ("_name", "_raw", "_view", "number", "region")
+    __slots__ = ()
 
-    def __init__(self, raw: _core.RawClaim, name: str) -> None:
-        self._raw, self._name = raw, name
-        self._view: GuardedView | None = None
-        self.number: int = raw.number
-        """The chunk's number."""
-        self.region: tuple[slice, ...] = tuple(slice(start, end) for start, end in raw.region)
-        """The elements of the array that the chunk covers, as one slice for each axis."""
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a claim belongs to its process: send the buffer's name, and claim a chunk there")
 
-    def __enter__(self) -> Any:
-        if self._view is not None:
-            raise RuntimeError("this claim is in use")
-        self._view = GuardedView(self._raw.view(), self._name)
-        return self._view.value
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        view, self._view = self._view, None
-        if view is None:
-            return
-        alive = view.end(error is None)
-        if view.is_inherited():
-            self._raw.release()
-            raise NdshmError(f"the claim of `{self._name}` belongs to the parent of this process: claim after fork, in the child")
-        if error is None:
-            self._raw.commit()
-        else:
-            self._raw.release()
-        view.report(alive, error is None, stacklevel=3)
+class FinishedChunk(_core.RawClaim):
+    """Read access to one finished chunk, for a ``with`` block that gets a view of the chunk's elements.
 
-    def release(self) -> None:
-        """Release the chunk unpainted. Call it only for a claim that is not used in a ``with`` block."""
-        self._raw.release()
+    Other chunks may be painted meanwhile. `release` ends a guard that is not used in a ``with`` block.
+
+    ``number`` is the chunk's number. ``region`` are the elements of the array that the chunk covers, as one slice for each axis.
+    """
+
+    __slots__ = ()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a guard belongs to its process: send the buffer's name, and read the chunk there")
 
 
 class RenderBuffer:
@@ -77,14 +63,21 @@ class RenderBuffer:
     fingerprint
         Text that identifies the work: its source, and everything else that distinguishes it from other work.
     replace
-        Let the finished array replace an array that has the name, if any.
+        Let the finished array replace an array that has the name, if any. Replaces an unfinished buffer of other work at once, if no
+        process is attached to it, as after a kill.
+    exist_ok
+        Accept an array of this name that is finished already, if it is of the same work: then there is nothing to claim, and `finish`
+        returns the array. So it does not matter which of several processes starts first or last. The array's description has a digest of
+        the work for that. With ``replace`` too, an array of other work is replaced.
 
     Raises
     ------
     Mismatch
-        A buffer of this name exists for other work.
+        A buffer of this name exists for other work. With ``replace``: and a process is attached to it. With ``exist_ok`` also: a finished
+        array of other work has the name.
     AlreadyExists
-        A finished array has the name.
+        A finished array has the name. With ``exist_ok``: and it does not say of which work it is. Files have no descriptions on Windows, and
+        in /dev/shm before Linux 6.6.
     """
 
     __slots__ = ("_raw",)
@@ -99,9 +92,17 @@ class RenderBuffer:
         *,
         fingerprint: str = "",
         replace: bool = False,
+        exist_ok: bool = False,
     ) -> None:
         self._raw = _core.render(
-            name, lengths_of(shape), lengths_of(chunk), name_of(dtype), order, fingerprint, replace=replace
+            name,
+            lengths_of(shape),
+            lengths_of(chunk),
+            name_of(dtype),
+            order,
+            fingerprint,
+            replace=replace,
+            exist_ok=exist_ok,
         )
 
     @classmethod
@@ -119,6 +120,9 @@ class RenderBuffer:
         buffer._raw = _core.join_render(name, name_of(dtype))
         return buffer
 
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a renderbuffer is joined by each painter: send its name, and RenderBuffer.join there")
+
     @property
     def name(self) -> str:
         """The name that the finished array gets."""
@@ -134,11 +138,11 @@ class RenderBuffer:
         """The number of finished chunks, and of all chunks."""
         return self._raw.progress
 
-    def claim(self, timeout: float | None = None) -> Claim | None:
-        """Claim any chunk that is neither finished nor claimed.
+    def claim(self, timeout: float | None = None, *, index: int | None = None) -> Claim | None:
+        """Claim any chunk that is neither finished nor claimed, or the one with the number `index`.
 
-        While all unfinished chunks are claimed by other painters, waits until one is released, for at most `timeout` seconds.
-        Returns None when every chunk is finished.
+        While all unfinished chunks, or that one, are claimed by other painters, waits until one is released, for at most `timeout` seconds.
+        Returns None when every chunk, or that one, is finished. Chunks are numbered from 0, along the last axis first.
 
         Raises
         ------
@@ -146,20 +150,49 @@ class RenderBuffer:
             The time has passed. `WouldBlock` if the timeout is 0.
         Unlinked
             The buffer was discarded.
+        InvalidArgument
+            There is no chunk with the number.
         """
+        checked(timeout)
+        number = None if index is None else number_of(index, "index")
         begin, pause = time.monotonic(), 0.0005
         while True:
-            raw = self._raw.claim()
-            if raw is not None:
-                return Claim(raw, self.name)
-            done, total = self.progress
-            if done == total:
+            fresh, is_done = self._raw.claim(number)
+            if fresh is not None:
+                return Claim(fresh)
+            if is_done:
                 return None
             if timeout is not None and time.monotonic() - begin >= timeout:
                 text = f"all unfinished chunks of `{self.name}` are claimed by other painters"
+                if number is not None:
+                    text = f"chunk {number} of `{self.name}` is claimed by another painter"
                 raise TimedOut(f"{text}, for {timeout} seconds") if timeout else WouldBlock(text)
             time.sleep(pause)
             pause = min(2 * pause, 0.02)
+
+    def chunk(self, index: int) -> FinishedChunk | None:
+        """Take read access to a finished chunk, while other chunks may still be painted. Returns None if the chunk is not finished.
+
+        >>> import ndshm
+        >>> buffer = ndshm.RenderBuffer("docs-chunk", 8, 4, "uint8")
+        >>> with buffer.claim(index=1) as x:
+        ...     x[:] = 7
+        >>> with buffer.chunk(1) as x:
+        ...     print(x.sum())
+        28
+        >>> buffer.chunk(0) is None
+        True
+        >>> buffer.discard()
+
+        Raises
+        ------
+        Unlinked
+            The buffer was discarded, or another process has finished it: then open the array by its name.
+        InvalidArgument
+            There is no chunk with the number.
+        """
+        fresh = self._raw.chunk(number_of(index, "index"))
+        return None if fresh is None else FinishedChunk(fresh)
 
     def claims(self) -> Iterator[Claim]:
         """Claim chunks until every chunk is finished, by this or other painters."""
@@ -179,7 +212,9 @@ class RenderBuffer:
         return Array(self._raw.finish())
 
     def discard(self) -> None:
-        """Remove the unfinished buffer. The next claim fails, here and in other painters. A newer buffer of the same name stays."""
+        """Remove the unfinished buffer. The next claim fails, here and in other painters. A newer buffer of the same name stays, and so does
+        an array that was finished before (``exist_ok``).
+        """
         self._raw.discard()
 
     def __repr__(self) -> str:
@@ -197,20 +232,21 @@ def paint(
     order: str = "C",
     fingerprint: str | None = None,
     replace: bool = False,
+    exist_ok: bool = False,
     progress: bool = False,
 ) -> Array:
     """Paint an array with several processes.
 
     Parameters
     ----------
-    name, shape, chunk, dtype, order, replace
+    name, shape, chunk, dtype, order, replace, exist_ok
         As for `RenderBuffer`.
     function
         Called in a worker as ``function(x, region)`` for each chunk. ``x`` is a numpy array of the chunk's elements to fill,
         ``region`` the slices of the whole array that the chunk covers. Workers import the function, so it must be a function of a
         module, not a lambda.
     workers
-        The number of processes. By default one for each processor.
+        The number of processes. None and 0 are one for each processor.
     fingerprint
         By default the name of the function.
     progress
@@ -225,8 +261,10 @@ def paint(
     ------
     PaintError
         The function raised an exception, or all workers died. The finished chunks are kept: the next call with the same arguments
-        paints the rest, and ``RenderBuffer.join(name, dtype).discard()`` frees them. If only one of the workers is killed, another
+        paints the rest, and ``ndshm.unlink(name, partial=True)`` frees them. If only one of the workers is killed, another
         one paints its chunk.
+    InvalidArgument
+        The number of workers is not one, or an argument of `RenderBuffer` is not valid.
     pickle.PicklingError, AttributeError
         The function cannot be imported by the workers. Nothing was begun.
     """
@@ -235,6 +273,7 @@ def paint(
     import os
     from multiprocessing.reduction import ForkingPickler
 
+    workers = number_of(workers or 0, "workers")
     # If workers cannot import the function, fail here, before the buffer is begun.
     ForkingPickler.dumps(function)
 
@@ -243,7 +282,7 @@ def paint(
     identity = fingerprint
     if identity is None:
         identity = f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', repr(type(function)))}"
-    buffer = RenderBuffer(name, shape, chunk, dtype, order, fingerprint=identity, replace=replace)
+    buffer = RenderBuffer(name, shape, chunk, dtype, order, fingerprint=identity, replace=replace, exist_ok=exist_ok)
     done, total = buffer.progress
     bar = _bar(done, total, name) if progress else None
     count = min(workers or os.cpu_count() or 1, max(total - done, 1))
@@ -294,20 +333,22 @@ def _bar(done: int, total: int, name: str) -> Any:
     return tqdm(total=total, initial=done, desc=name, unit="chunk")
 
 
+def _claims(name: str, dtype: str) -> Iterator[Claim]:
+    """Claim chunks of a buffer until none is left. Errors of the block that has a claim do not reach this generator."""
+    try:
+        yield from RenderBuffer.join(name, dtype).claims()
+    except (NotFound, Unlinked):
+        pass  # finished or discarded meanwhile: the parent knows which
+
+
 def _paint_chunks(name: str, dtype: str, function: Callable[[Any, tuple[slice, ...]], object], parent: Any) -> None:
     """Paint chunks until none is left. Runs in a worker."""
     import traceback
 
-    from ._errors import NotFound, Unlinked
-
     try:
-        try:
-            buffer = RenderBuffer.join(name, dtype)
-            for claim in buffer.claims():
-                with claim as x:
-                    function(x, claim.region)
-        except (NotFound, Unlinked):
-            pass  # finished or discarded meanwhile: the parent knows which
+        for claim in _claims(name, dtype):
+            with claim as x:
+                function(x, claim.region)
     except BaseException:
         parent.send(traceback.format_exc())
     parent.close()

@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from . import _core
 from ._array import Array, register_with_multiprocessing
-from ._attach import contiguous, lengths_of
+from ._attach import lengths_of, to_copy
 from ._dtypes import name_of
 from ._errors import InvalidArgument
-from ._guard import require_numpy
 
 if TYPE_CHECKING:
     import numpy.typing
@@ -58,12 +57,13 @@ def share(x: Any, strategy: str | None = None) -> Array:
     everything that pickles: multiprocessing, concurrent.futures, joblib, dask, ray. The array is counted: the last process that has it
     frees it. No process has to unlink it, and what killed processes leave behind is found by `ndshm.gc`.
 
-    Fortran order is kept; every other order of axes becomes C.
+    Fortran order is kept; every other order of axes becomes C. Other threads run while numpy copies; the caller ensures that none of them
+    writes to `x`.
 
     Parameters
     ----------
     x
-        A numpy array, or anything that ``numpy.asarray`` accepts. An `Array` is copied under its read lock.
+        A numpy array, or anything that ``numpy.asarray`` accepts. An `Array` is copied under its read lock, and the copy has its `Array.notes`.
     strategy
         See `set_sharing_strategy`.
 
@@ -84,13 +84,16 @@ def share(x: Any, strategy: str | None = None) -> Array:
     >>> int(array[1, 2])
     7
     """
+    strategy = get_sharing_strategy() if strategy is None else _known(strategy, "strategy")
     if isinstance(x, Array):
         with x.read() as view:
-            return share(view, strategy)
-    numpy = require_numpy("share")
-    x, order, source = contiguous(numpy.asarray(x))
-    strategy = get_sharing_strategy() if strategy is None else _known(strategy, "strategy")
-    return _shared(_core.share(list(x.shape), name_of(x.dtype), order, strategy, source=source))
+            return _copied(view, strategy, x.notes_to_keep)
+    return _copied(x, strategy, {})
+
+
+def _copied(x: Any, strategy: str, notes: dict[str, str]) -> Array:
+    x, order, source = to_copy(x)
+    return _shared(_core.share(list(x.shape), name_of(x.dtype), order, strategy, source=source, notes=notes))
 
 
 def share_zeros(

@@ -14,6 +14,8 @@ _T_co = TypeVar("_T_co", covariant=True)
 
 # The shared array has, as 64-bit numbers, the places in its content at which the items begin, and at last the end of the content. Then the
 # content follows: the pickles of the items.
+# How many bytes are copied at once.
+_PIECE: Final = 1 << 20
 _PLACE: Final = "Q"
 _WIDTH = 8
 
@@ -64,7 +66,11 @@ class SharedList(Sequence[_T_co]):
         shared = share_zeros(_WIDTH * len(places) + len(content), "|u1")
         with memoryview(shared) as whole:
             whole[: _WIDTH * len(places)] = memoryview(places).cast("B")
-            whole[_WIDTH * len(places) :] = content
+            at = _WIDTH * len(places)
+            # A slice is copied with the interpreter locked, so slices are small: other threads run between them.
+            for start in range(0, len(content), _PIECE):
+                piece = content[start : start + _PIECE]
+                whole[at + start : at + start + len(piece)] = piece
         shared.freeze()
         self._attach(shared, len(places))
 

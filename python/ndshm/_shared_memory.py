@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import operator
 import os
+import sys
 from typing import Any
 
 from . import _core
@@ -60,26 +61,33 @@ class SharedMemory:
 
     def __init__(self, name: str | None = None, create: bool = False, size: int = 0, *, track: bool = True) -> None:
         size = operator.index(size)
-        if size < 0:
-            raise InvalidArgument(f"size={size}: give a number of bytes, at least 1")
-        if create:
-            if size == 0:
-                raise InvalidArgument("size=0: give the size of the new block in bytes, at least 1")
-            self._name, attachment = _create(name, size)
-        elif name is None:
-            raise InvalidArgument("name=None: give the name of the block, or create=True to create one")
-        else:
-            self._name, attachment = name, _core.open_bytes(name)
-        array = Array(attachment)
-        self._size = array.nbytes
-        if self._size == 0:
-            raise NotAnArray(f"`{name}` has no bytes: another process has not set its size yet. Try again later")
-        self._buf: memoryview | None = memoryview(array)
+        if not 0 <= size <= sys.maxsize:
+            raise InvalidArgument(f"size={size}: give a number of bytes, at least 1 and at most {sys.maxsize}")
+        made = _core.Made()
+        try:
+            if create:
+                if size == 0:
+                    raise InvalidArgument("size=0: give the size of the new block in bytes, at least 1")
+                chosen, attachment = _create(name, size, made)
+            elif name is None:
+                raise InvalidArgument("name=None: give the name of the block, or create=True to create one")
+            else:
+                chosen, attachment = name, _core.open_bytes(name)
+            # With a slash in front, as in the standard class, because programs read it there.
+            self._name = f"/{chosen}"
+            array = Array(attachment)
+            self._size = array.nbytes
+            if self._size == 0:
+                raise NotAnArray(f"`{name}` has no bytes: another process has not set its size yet. Try again later")
+            self._buf: memoryview | None = memoryview(array)
+        except BaseException:
+            made.undo()  # Ctrl-C came after the block was created
+            raise
 
     @property
     def name(self) -> str:
         """The name, as it was given."""
-        return self._name
+        return self._name.removeprefix("/")
 
     @property
     def size(self) -> int:
@@ -109,21 +117,24 @@ class SharedMemory:
         NotFound
             The name does not exist any more. It is a ``FileNotFoundError``.
         """
-        if not _core.unlink(self._name):
-            raise NotFound(f"`{self._name}` does not exist: it was unlinked before")
+        if not _core.unlink(self.name):
+            raise NotFound(f"`{self.name}` does not exist: it was unlinked before")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self._name, False, self._size)
+        return type(self), (self.name, False, self._size)
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self._name!r}, size={self._size})"
+        return f"{type(self).__name__}({self.name!r}, size={self._size})"
 
 
-def _create(name: str | None, size: int) -> tuple[str, _core.Attachment]:
+def _create(name: str | None, size: int, made: _core.Made) -> tuple[str, _core.Attachment]:
     if name is not None:
-        return name, _core.create(name, [size], "|u1", "C")
+        return name, _core.create(name, [size], "|u1", "C", made=made)
+    # If the standard module is loaded, its function chooses the name, because programs replace that function. Loading it would load the
+    # resource tracker.
+    standard: Any = sys.modules.get("multiprocessing.shared_memory")
     while True:
         # The names of the standard class: short enough for every system.
-        name = "psm_" + os.urandom(4).hex()
+        free: str = standard._make_filename().removeprefix("/") if standard else "psm_" + os.urandom(4).hex()
         with contextlib.suppress(AlreadyExists):
-            return name, _core.create(name, [size], "|u1", "C")
+            return free, _core.create(free, [size], "|u1", "C", made=made)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import operator
 import os
+import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from . import _core, _program
-from ._array import Array
+from ._array import Array, register_with_multiprocessing
+from ._attach import number_of
 from ._attach import open as open_array
-from ._dtypes import name_of
-from ._errors import InvalidArgument, Unsupported
+from ._dtypes import name_of, refuse_mask
+from ._errors import InvalidArgument, TransferWarning, Unsupported
 from ._guard import require_numpy
 from ._job import Work, run
 from ._region import RegionLike, slices_of, text_of
@@ -41,7 +42,7 @@ class Scale(NamedTuple):
     dtype: str
     """The element type, as in numpy's ``dtype.str``, or ``"bfloat16"``."""
     axes: tuple[str, ...]
-    """The names of the axes. Empty if the volume does not name them."""
+    """A word for each axis: its name, or its number if it has no name of its own. Empty if the volume names none."""
     resolution: tuple[float, ...]
     """The size of an element along each axis, in `unit`; a Precomputed volume has none for channels. Empty if the volume does not say."""
     unit: str
@@ -91,7 +92,7 @@ class Volume:
 
     def __init__(self, url: str | os.PathLike[str], mip: int = 0) -> None:
         self._url = _absolute(url)
-        self._raw = _core.RawVolume(self._url, _number(mip, "mip"))
+        self._raw = _core.RawVolume(self._url, number_of(mip, "mip"))
         run(self._raw.open())
 
     @property
@@ -154,10 +155,14 @@ class Download(Work[Array]):
     """
 
     _report: DownloadReport | None = None
+    # The memory that was painted, if the caller gave it.
+    _out: Any = None
 
-    def _converted(self, taken: tuple[_core.Attachment, Sequence[Any]]) -> Array:
-        attachment, (*numbers, _warnings) = taken  # they have been given as warnings
+    def _converted(self, taken: tuple[Any, Any] | Sequence[Any]) -> Any:
+        attachment, (*numbers, _warnings) = taken if self._out is None else (None, taken)  # they have been given as warnings
         self._report = DownloadReport(*numbers)
+        if attachment is None:
+            return self._out
         return Array(attachment)
 
     @property
@@ -185,8 +190,9 @@ def download(
     *,
     name: str | None = None,
     path: str | os.PathLike[str] | None = None,
+    out: Array | numpy.typing.NDArray[Any] | None = None,
     mip: int | None = None,
-    order: str = "C",
+    order: str | None = None,
     workers: int | None = None,
     processes: bool = False,
     requests: int | None = None,
@@ -206,26 +212,33 @@ def download(
         a ``Bbox`` of CloudVolume. Open ends are the volume's bounds, negative numbers are coordinates, and a last axis of channels may be
         left out. None is all of the volume.
     name
-        The name of the array, which other processes open. Until the download is finished, no array has it. Without a name no
-        other process can open the array, and its memory is freed with it.
+        The name of the array, which other processes open. Until the download is finished, no array has it. Without a name the array is
+        counted, as that of `share` is: it can be sent to other processes by anything that pickles, and its last user frees it. Until it is
+        pickled for the first time, it has no name, and the kernel frees it if this process is killed. (Not so with ``processes=True``.)
     path
         Instead of a name: the path of a file that gets the elements and nothing else.
+    out
+        Instead of a name: memory that is painted, an `Array` or part of one, which is locked for writing meanwhile, or a numpy array, which
+        no other code may use until the download has ended. Parts of one `Array` are painted one after the other, because its lock is one; numpy
+        views of it, as ``numpy.asarray(array)[0]``, take no lock. It has the shape of the region, where the last axis of a volume of one channel
+        may be left out, the dtype of the volume, and positive strides. After an error it has what was painted until then.
     mip
         The number of the scale, 0 is the finest. By default 0, or the scale of the `Volume` or ``CloudVolume``.
     order
-        The order of the array in memory.
+        The order of the array in memory, by default ``"C"``. `out` has its own.
     workers
         The number of threads or processes that decode. By default one for each processor.
     processes
         Decode in worker processes of the program `ndshm`, which comes with the package: a worker that crashes or is killed costs only
-        the chunk that it was painting.
+        the chunk that it was painting. They paint under a name, a random one if `name` is None, which is removed at the end: such an array
+        cannot be pickled.
     requests
         How many requests a server gets at a time. By default 16.
     missing
         The elements of chunks that are not stored: ``"stored"`` (the default) takes the volume's fill value, and is an error in a volume
         without one; ``"error"``; ``"fill"`` takes the volume's fill value or 0; a number is the value.
     replace
-        Replace the array or file that has the name, if any.
+        Replace the array or file that has the name, if any, and at once what a killed download of another region left under the name.
     keep_partial
         Keep what was painted when the download fails or is cancelled. The same call resumes there.
     progress
@@ -234,13 +247,16 @@ def download(
     Returns
     -------
     Download
-        Its result is the array: shape and dtype are those of the region.
+        Its result is the array: shape and dtype are those of the region. With `out` it is `out`.
 
     Raises
     ------
     InvalidArgument
         An argument is not valid. All other errors are raised by `Download.result`: those of `Volume` and `create`, `InvalidArgument` for
-        a region that is not in the volume, `ChunkError`, `MissingChunk`, `StoreError`, `PaintError`, `Cancelled`.
+        a region that is not in the volume, `Mismatch` if `out` does not fit, `ChunkError`, `MissingChunk`, `StoreError`, `PaintError`,
+        `Cancelled`.
+    WouldDeadlock, PermissionDenied, Unlinked, ValueError
+        This thread itself has a guard of `out`; `out` is read-only or frozen, has lost its name, is closed.
 
     Examples
     --------
@@ -251,8 +267,13 @@ def download(
     >>> array.shape
     (32, 64, 10)
     """
-    if name is not None and path is not None:
-        raise InvalidArgument("give either name or path")
+    if sum(given is not None for given in (name, path, out)) > 1:
+        raise InvalidArgument("give either name, path or out")
+    if out is not None and (processes or replace or keep_partial or order is not None):
+        raise InvalidArgument("`out` is painted by threads as it is: leave out processes, replace, keep_partial and order")
+    elements, out_dtype = _writable(out) if out is not None else (None, None)
+    if name is None and path is None and out is None:
+        register_with_multiprocessing()  # the result is counted
     target, of_cloudvolume = _target(volume, mip)
     program = None
     if processes:
@@ -261,20 +282,50 @@ def download(
             raise Unsupported("processes=True needs the program `ndshm`, which comes with the wheel: install the wheel, or use threads")
     if missing is None:
         missing = of_cloudvolume or "stored"
-    job = _core.download(
+    job = _begin_download(
         target,
         text_of(bbox),
         name=name,
         path=None if path is None else os.path.abspath(path),
-        order=order,
-        workers=_number(workers or 0, "workers"),
+        out=elements,
+        out_dtype=out_dtype,
+        order=order or "C",
+        workers=number_of(workers or 0, "workers"),
         program=program,
-        requests=_number(requests or 0, "requests"),
+        requests=number_of(requests or 0, "requests"),
         missing=_missing(missing),
         replace=replace,
         keep_partial=keep_partial,
     )
-    return Download(job, f"download {name or path or ''}".rstrip(), progress)
+    work = Download(job, f"download {name or path or ''}".rstrip(), progress)
+    work._out = out
+    return work
+
+
+def _begin_download(target: _core.RawVolume, region: str | None, **how: Any) -> _core.Job:
+    try:
+        return _core.download(target, region, **how)
+    except BufferError as error:
+        raise InvalidArgument(f"out cannot be painted: {error}") from error
+
+
+def _writable(out: Any) -> tuple[Any, str | None]:
+    """Return what is painted: an array of this package, or a numpy array and its dtype."""
+    if isinstance(out, Array):
+        return out, None
+    numpy = require_numpy("downloading into what is not an Array")
+    refuse_mask(out)
+    if not isinstance(out, numpy.ndarray):
+        raise InvalidArgument(f"out is of type {type(out).__name__}: give an ndshm.Array or a numpy array")
+    if not out.flags.writeable:
+        raise InvalidArgument("out is read-only")
+    if not out.size:
+        raise InvalidArgument("out has no elements, and a region has")
+    steps = [stride for stride, length in zip(out.strides, out.shape, strict=True) if length > 1]
+    if not out.flags.aligned or any(stride <= 0 or stride % out.itemsize for stride in steps):
+        raise InvalidArgument("out must be aligned and have positive strides: paint its base, or another array")
+    dtype = name_of(out.dtype)
+    return out.view("u2") if dtype == "bfloat16" else out, dtype
 
 
 def upload(
@@ -302,7 +353,8 @@ def upload(
         if its strides are positive, and must not change until the upload has ended. Its shape is that of the region; the last axis of a
         volume of one channel may be left out. Its dtype is that of the volume.
     bbox
-        The region, as for `download`.
+        The region, as for `download`. By default the region that `x` is from, if it is an `Array` that was downloaded from this scale of this
+        volume, however the volume is named, and else all of the volume. An `Array` of another scale needs a region.
     mip
         The number of the scale, as for `download`.
     cutout
@@ -326,7 +378,8 @@ def upload(
     Raises
     ------
     InvalidArgument
-        An argument is not valid. All other errors are raised by `Upload.result`.
+        An argument is not valid. All other errors are raised by `Upload.result`: `InvalidArgument` if there is no `bbox` and the array is
+        from another scale of this volume, and `Mismatch` if it has not the shape of the region.
     WouldDeadlock
         This thread itself has a write guard of the array.
     """
@@ -334,10 +387,10 @@ def upload(
     if encoding is not None and encoding not in _ENCODINGS:
         raise InvalidArgument(f"encoding={encoding!r}: give one of {', '.join(_ENCODINGS)}")
     region, part = text_of(bbox), text_of(cutout)
-    if part is not None and region is None:
-        raise InvalidArgument("a cutout is a part of bbox: give bbox too")
     dtype: str | None = None
     elements: Any = open_array(x, readonly=True) if isinstance(x, str) else x
+    if part is not None and region is None and not isinstance(elements, Array):
+        raise InvalidArgument("a cutout is a part of bbox: give bbox too")
     if not isinstance(elements, Array):
         elements, dtype = _buffer(elements)
     job = _core.upload(
@@ -348,8 +401,8 @@ def upload(
         cutout=part,
         partial=partial,
         skip_background=skip_background,
-        workers=_number(workers or 0, "workers"),
-        requests=_number(requests or 0, "requests"),
+        workers=number_of(workers or 0, "workers"),
+        requests=number_of(requests or 0, "requests"),
         encoding=encoding,
     )
     return Upload(job, "upload", progress)
@@ -357,6 +410,7 @@ def upload(
 
 def _buffer(x: Any) -> tuple[Any, str]:
     """Return a numpy array with elements that can be read where they are, and its dtype."""
+    refuse_mask(x)
     numpy = require_numpy("uploading what is not an Array")
     x = numpy.asarray(x)
     dtype = name_of(x.dtype)
@@ -387,12 +441,13 @@ def _scale(row: Sequence[Any]) -> Scale:
 
 def create_volume(
     url: str | os.PathLike[str],
-    shape: Sequence[int],
-    chunk: Sequence[int],
-    dtype: numpy.typing.DTypeLike,
+    shape: Sequence[int] | None = None,
+    chunk: Sequence[int] | None = None,
+    dtype: numpy.typing.DTypeLike | None = None,
     *,
+    like: Array | VolumeLike | None = None,
     format: str | None = None,
-    encoding: str = "raw",
+    encoding: str | None = None,
     shard: Sequence[int] | None = None,
     origin: Sequence[int] | None = None,
     resolution: Sequence[float] | None = None,
@@ -408,22 +463,28 @@ def create_volume(
         Where: as for `Volume`.
     shape, chunk
         Elements along each axis, of the volume and of a chunk. A Precomputed volume has the axes x, y, z and, if there are several,
-        channels.
+        channels. A chunk may leave out an axis that is known to be channels, and then has all of them.
     dtype
         The element type. Volumes of ``bool`` can be read and written, but not created.
+    like
+        An `Array` that was downloaded, or a volume as for `download`. What no other argument says is as there: shape, dtype, chunk,
+        encoding, resolution, the names of the axes (Zarr 3), and for Precomputed the origin and the kind. Without it, shape, chunk and
+        dtype are needed; an `Array` that was not downloaded has only shape and dtype. What the format cannot keep is a
+        `TransferWarning`. Chunks that are JPEG, or of an encoding that does not fit, become ``"raw"``, in Zarr ``"zstd"``, with a warning:
+        JPEG would change the elements once more, and is for ``encoding="jpeg"`` to ask for.
     format
         ``"zarr3"``, ``"zarr2"`` or ``"precomputed"``. By default what the URL says, or ``"zarr3"``.
     encoding
-        ``"raw"``, ``"gzip"``; for Zarr ``"zstd"``, ``"blosc"``; for Precomputed ``"jpeg"``, ``"png"``, ``"compressed_segmentation"``,
+        ``"raw"`` (the default), ``"gzip"``; for Zarr ``"zstd"``, ``"blosc"``; for Precomputed ``"jpeg"``, ``"png"``, ``"compressed_segmentation"``,
         ``"compressed_segmentation_gzip"``.
     shard
         Elements along each axis of a shard, for Zarr 3.
     origin
         Coordinates of the first element, for Precomputed.
     resolution
-        The size of an element along each axis in nanometres.
+        The size of an element along each axis in nanometres. By default 1 in Precomputed, and not recorded in Zarr.
     kind
-        ``"image"`` or ``"segmentation"``, for Precomputed. Needed for ``uint32`` and ``uint64``, unless the encoding says it.
+        ``"image"`` or ``"segmentation"``, for Precomputed. Needed for ``uint32`` and ``uint64``, unless the encoding or `like` says it.
     quality
         Quality of JPEG chunks, 1 to 100.
     exist_ok
@@ -435,34 +496,53 @@ def create_volume(
         The place is not empty.
     InvalidArgument
         The format does not support what is asked for.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> place = tempfile.mkdtemp()
+    >>> em = ndshm.create_volume(place + "/em.zarr", (64, 64, 64), (32, 32, 32), "uint8", resolution=(4, 4, 40), encoding="zstd")
+    >>> copy = ndshm.create_volume(place + "/copy.zarr", like=em)
+    >>> ndshm.info(copy).scales[0].resolution
+    (4.0, 4.0, 40.0)
     """
     place = _absolute(url)
     if format is None:
         format = "precomputed" if place.startswith("precomputed://") else "zarr2" if place.startswith("zarr2://") else "zarr3"
-    for what, value, known in (("format", format, tuple(_FORMATS)), ("encoding", encoding, _ENCODINGS), ("kind", kind, (*_KINDS, None))):
+    for what, value, known in (("format", format, tuple(_FORMATS)), ("encoding", encoding, (*_ENCODINGS, None)), ("kind", kind, (*_KINDS, None))):
         if value not in known:
             raise InvalidArgument(f"{what}={value!r}: give one of {', '.join(map(str, known))}")
-    element = name_of(dtype)
-    if element == "|b1":
+    if like is None:
+        given = (("shape", shape), ("chunk", chunk), ("dtype", dtype))
+        if missing := [what for what, value in given if value is None]:
+            raise InvalidArgument(f"{' and '.join(missing)}: give a value, or an array or volume that the new one is like (like=)")
+    array = like if isinstance(like, Array) else None
+    model = None if like is None or array is not None else _target(like, None)[0]
+    element = None if dtype is None else name_of(dtype)
+    if (element or (None if array is None else array.dtype_name)) == "|b1":
         raise Unsupported("a volume of bool cannot be created: create one of uint8, which takes bool arrays too")
     family, version = _FORMATS[format]
-    run(
+    said = run(
         _core.new_volume(
             place,
             family,
             version,
-            list(shape),
-            list(chunk),
+            None if shape is None else list(shape),
+            None if chunk is None else list(chunk),
             element,
+            like_array=array,
+            like_volume=model,
             origin=None if origin is None else list(origin),
             shard=None if shard is None else list(shard),
             encoding=encoding,
             quality=quality,
-            resolution=list(resolution or ()),
+            resolution=list(resolution) if resolution else None,
             kind=kind,
             exist_ok=exist_ok,
         )
     )
+    for text in said:
+        warnings.warn(text, TransferWarning, stacklevel=2)
     return Volume(place)
 
 
@@ -471,15 +551,15 @@ def _target(volume: VolumeLike, mip: int | None) -> tuple[_core.RawVolume, str |
     if isinstance(volume, Volume):
         if mip is None or mip == volume.mip:
             return volume._raw, None
-        return _core.RawVolume(volume._url, _number(mip, "mip")), None
+        return _core.RawVolume(volume._url, number_of(mip, "mip")), None
     if hasattr(volume, "__fspath__") or isinstance(volume, str):
         place: Any = volume
-        return _core.RawVolume(_absolute(place), _number(mip or 0, "mip")), None
+        return _core.RawVolume(_absolute(place), number_of(mip or 0, "mip")), None
     other: Any = volume
     if not isinstance(getattr(other, "cloudpath", None), str):
         raise InvalidArgument(f"{volume!r} is no volume: give a path, a URL, an ndshm.Volume or a CloudVolume")
     missing = getattr(other, "background_color", 0) or "fill" if getattr(other, "fill_missing", False) else None
-    return _core.RawVolume(url_of(other), _number(other.mip if mip is None else mip, "mip")), missing
+    return _core.RawVolume(url_of(other), number_of(other.mip if mip is None else mip, "mip")), missing
 
 
 def url_of(volume: Any) -> str:
@@ -497,16 +577,6 @@ def _absolute(url: str | os.PathLike[str]) -> str:
     """Return a URL as it is, and a path so that it leads to the same place from every working directory."""
     text = os.fspath(url)
     return text if "://" in text else os.path.abspath(text)
-
-
-def _number(value: Any, what: str) -> int:
-    try:
-        number = operator.index(value)
-    except TypeError:
-        number = -1
-    if number < 0:
-        raise InvalidArgument(f"{what}={value!r}: give a whole number, 0 or more")
-    return number
 
 
 def _missing(value: str | float) -> str:

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from . import _array, _core
 from ._attach import contiguous, lengths_of
-from ._dtypes import name_of
+from ._dtypes import name_of, numpy_dtype, refuse_mask
 from ._errors import HandleExpired, InvalidArgument, Mismatch, NdshmError, Unsupported
 from ._guard import require_numpy
 
@@ -67,10 +67,8 @@ class Array(_core.RawDeviceArray):
 
     @property
     def dtype(self) -> numpy.dtype[Any]:
-        """The element type, as a numpy dtype. `dtype_name` is its name, and needs no numpy. ``bfloat16`` appears as ``uint16``."""
-        name = self.dtype_name
-        result: numpy.dtype[Any] = require_numpy("dtype").dtype("<u2" if name == "bfloat16" else name)
-        return result
+        """The element type, as a numpy dtype, as that of `ndshm.Array`. `dtype_name` is its name, and needs no numpy."""
+        return numpy_dtype(self.dtype_name)
 
     @property
     def ndim(self) -> int:
@@ -80,7 +78,7 @@ class Array(_core.RawDeviceArray):
     def numpy(self) -> numpy.ndarray[Any, Any]:
         """Copy the elements to the host, after everything that is known to write to them."""
         copy: numpy.ndarray[Any, Any] = require_numpy("numpy()").asarray(memoryview(self.download()))
-        return copy
+        return copy.view(self.dtype)
 
     def write(self, x: ArrayLike) -> None:
         """Replace the elements by those of an array of the same shape and dtype. Nothing may write to `x` meanwhile.
@@ -102,6 +100,7 @@ class Array(_core.RawDeviceArray):
         self.upload(self._bytes_of(x), True)
 
     def _bytes_of(self, x: Any) -> Any:
+        refuse_mask(x)
         numpy = require_numpy("writing")
         x = numpy.asarray(x)
         name = name_of(x.dtype)
@@ -196,7 +195,7 @@ def from_numpy(x: Any, device: int = 0) -> Array:
     if isinstance(x, _array.Array):
         with x.read() as view:
             return from_numpy(view, device)
-    x, order, source = contiguous(require_numpy("from_numpy").asarray(x))
+    x, order, source = contiguous(x)
     return Array(_core.cuda_upload(source, list(x.shape), name_of(x.dtype), order, device))
 
 

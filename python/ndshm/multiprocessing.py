@@ -15,12 +15,14 @@ from __future__ import annotations
 
 import math
 import operator
+import os
+import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from . import _array, in_flight
 from ._dtypes import shareable
-from ._errors import HandleExpired, InvalidArgument, NdshmError, NoSpace, TooManyOpenFiles
+from ._errors import HandleExpired, InvalidArgument, NdshmError, NoSpace, NotFound, TooManyOpenFiles
 from ._guard import require_numpy
 from ._share import get_sharing_strategy, share_zeros
 
@@ -39,13 +41,13 @@ _MOST_AXES = 32
 
 # How many bytes an array has at least that is shared. Infinite while nothing is installed.
 _threshold: float = math.inf
-# The reducer that was registered before.
-_previous: _Reducer | None = None
+# Whether views of arrays are sent as parts of them.
+_views = False
 # Whether this process has called `install` or `uninstall`. If so, arriving arrays do not install.
 _is_decided = False
 
 
-def install(threshold: int = _DEFAULT) -> None:
+def install(threshold: int = _DEFAULT, *, views: bool = False) -> None:
     """Send large numpy arrays through shared memory from now on.
 
     This applies to everything that ``multiprocessing`` pickles in this process: Queues, Pipes, Pools, the arguments of a Process,
@@ -63,6 +65,8 @@ def install(threshold: int = _DEFAULT) -> None:
     - A connection to another machine cannot send such arrays: there, `uninstall` first.
     - If a process forks while it has a received array, parent and child share its memory, unlike other arrays: copy it where one of them
       writes.
+    - A numpy view of an `ndshm.Array` is sent as a copy, and what the receiver writes to it stays there. The first such copy of a process gives
+      a `ViewCopied` warning. `Array.part` is sent as the same memory. So is a view with ``views=True``. Views of a guard are always copied.
 
     Calling it again sets another threshold.
 
@@ -70,6 +74,9 @@ def install(threshold: int = _DEFAULT) -> None:
     ----------
     threshold
         How many bytes an array has at least that is shared. Smaller arrays are pickled as before, which is faster for them.
+    views
+        Send numpy views of arrays, ``numpy.asarray(array)[5]``, as the same memory: what the receiver writes is in the array. A spawned child
+        that sends some back calls `install` with ``views=True`` itself.
 
     Raises
     ------
@@ -88,43 +95,51 @@ def install(threshold: int = _DEFAULT) -> None:
     262144.0
     >>> ndshm.multiprocessing.uninstall()
     """
-    global _is_decided
+    global _is_decided, _views
     threshold = operator.index(threshold)
     if threshold < 0:
         raise InvalidArgument(f"threshold={threshold}: give a number of bytes, 0 or more")
     # A wrong setting is reported here, and not in the thread of a Queue, which would lose the message.
     in_flight.grace()
     get_sharing_strategy()
+    from . import _views as _  # as in `watch_views`
+
     with suppress(NoSpace, TooManyOpenFiles):
         _rehearse()
     _register(threshold)
-    _is_decided = True
+    _is_decided, _views = True, views
+
+
+def watch_views() -> None:
+    """See the numpy arrays that are pickled, and send none of them through shared memory."""
+    # Not first in the thread of a Queue: a child that is forked meanwhile would wait for that import for ever.
+    from . import _views as _
+    reducers, ndarray = _registered()
+    previous = reducers.get(ndarray)
+    if not isinstance(previous, _Registered):
+        reducers[ndarray] = _Registered(previous)
 
 
 def uninstall() -> None:
     """Send numpy arrays as before `install`. Arrays that are on their way still arrive."""
-    global _is_decided, _previous, _threshold
-    _is_decided = True
-    if _threshold == math.inf:
-        return
-    _threshold = math.inf
+    global _is_decided, _threshold, _views
+    _is_decided, _views, _threshold = True, False, math.inf
+    if not sys.modules.get("multiprocessing.reduction") or not sys.modules.get("numpy"):
+        return  # nothing was registered
     reducers, ndarray = _registered()
+    ours = reducers.get(ndarray)
     # If another library has registered its reducer since, ours is left where it is, and passes every array on.
-    if reducers.get(ndarray) is _reduce:
-        if _previous is None:
+    if isinstance(ours, _Registered):
+        if ours.previous is None:
             del reducers[ndarray]
         else:
-            reducers[ndarray] = _previous
-        _previous = None
+            reducers[ndarray] = ours.previous
 
 
 def _register(threshold: int) -> None:
-    global _previous, _threshold
-    reducers, ndarray = _registered()
-    # After an `uninstall` that left `_reduce` below the reducer of another library, it must not become its own predecessor.
-    if _threshold == math.inf and reducers.get(ndarray) is not _reduce:
-        _previous = reducers.get(ndarray)
-        reducers[ndarray] = _reduce
+    global _threshold
+    if _threshold == math.inf:
+        watch_views()
     _threshold = max(threshold, 1)  # an array without elements is never shared
 
 
@@ -144,19 +159,66 @@ def _registered() -> tuple[dict[type, Any], type]:
     return getattr(ForkingPickler, "_extra_reducers"), require_numpy("ndshm.multiprocessing").ndarray  # noqa: B009
 
 
-def _reduce(x: numpy.ndarray[Any, Any]) -> Any:
-    threshold = _threshold
-    if x.nbytes >= threshold and shareable(x.dtype) and x.ndim <= _MOST_AXES:
-        try:
-            return _receive, (*_send(x), threshold)
-        except (NoSpace, TooManyOpenFiles):
-            pass  # an exception would lose the message, if this is the thread of a Queue
-    if _previous is not None:
-        return _previous(x)
-    from pickle import DEFAULT_PROTOCOL  # it is loaded when this is called, and `import ndshm` does not load it
+class _Registered:
+    """What is registered for pickles of numpy arrays. What it does not share is left to the reducer that was registered before.
 
-    # The protocol of this pickle is not known here. It is the default one, unless a caller chose another.
-    return x.__reduce_ex__(DEFAULT_PROTOCOL)
+    Each has a predecessor of its own. Another library may have registered a reducer between two of ours, which passes arrays on to the older
+    one: with one predecessor for both, the two libraries would call each other without an end.
+    """
+
+    __slots__ = ("previous",)
+
+    def __init__(self, previous: _Reducer | None) -> None:
+        self.previous = previous
+
+    def __call__(self, x: numpy.ndarray[Any, Any]) -> Any:
+        if x.base is not None and (sent := _view(x)) is not None:
+            return sent
+        threshold = _threshold
+        if x.nbytes >= threshold and shareable(x.dtype) and x.ndim <= _MOST_AXES:
+            try:
+                return _receive, (*_send(x), threshold)
+            except (NoSpace, TooManyOpenFiles):
+                pass  # an exception would lose the message, if this is the thread of a Queue
+        if self.previous is not None:
+            return self.previous(x)
+        from pickle import DEFAULT_PROTOCOL  # it is loaded when this is called, and `import ndshm` does not load it
+
+        # The protocol of this pickle is not known here. It is the default one, unless a caller chose another.
+        return x.__reduce_ex__(DEFAULT_PROTOCOL)
+
+
+def _view(x: numpy.ndarray[Any, Any]) -> Any:
+    """Return how a view of an array is sent as a part of it. Return None if it is copied, and warn if that changes its meaning."""
+    from . import _views as views
+
+    if not _views or (found := views.find(x)) is None:
+        if views.is_view(x):
+            views.warn_of_copy(x, ", as it is no regular region of the array" if _views else "")
+        return None
+    array, region = found
+    try:
+        if not array.is_counted and not _has_its_name(array):
+            raise NotFound(f"`{array.name}` is another array by now")
+        part = _array.Array(array.part_at(*region))
+        return _receive_view, (part._sent(False), bool(x.flags.writeable))
+    except (NdshmError, ValueError, OSError):  # closed, or its name is gone
+        views.warn_of_copy(x, always=True)
+        return None
+
+
+def _has_its_name(array: _array.Array) -> bool:
+    """Return whether a plain array's name still leads to it. The view keeps the memory, and a receiver would get what has the name."""
+    facts = os.stat(array.directory / array.name)
+    return os.name != "posix" or (facts.st_dev, facts.st_ino) == array.file_id
+
+
+def _receive_view(sent: tuple[Any, ...], writeable: bool) -> Any:
+    attach, arguments = sent
+    x = require_numpy("receiving a view that was sent by ndshm.multiprocessing").asarray(attach(*arguments))
+    if not writeable:
+        x.flags.writeable = False
+    return x
 
 
 def _send(x: numpy.ndarray[Any, Any]) -> tuple[str, str, str]:
@@ -178,10 +240,16 @@ def _receive(handle: str, machine: str, dtype: str, threshold: int) -> Any:
     return received
 
 
+class _Received(_array.Array):
+    """The memory of a numpy array that was received. Its receiver sees numpy's array, a view of which is copied as any other."""
+
+    __slots__ = ()
+
+
 def _attach(handle: str, machine: str, dtype: str) -> Any:
     numpy = require_numpy("receiving an array that was sent by ndshm.multiprocessing")
     try:
-        array = _array._receive(handle, machine, dtype)
+        array = _array._receive(handle, machine, dtype, {}, _Received)
     except HandleExpired as error:
         raise HandleExpired(
             "the array of this message is gone. The message was loaded before, its sender has called ndshm.in_flight.clear(), or it was "

@@ -16,9 +16,11 @@ What differs:
   keep it. With CloudVolume's module, reading behind the new end ends such a process (SIGBUS).
 - Memory is reserved when an array is created. If there is none, that is a `SharedMemoryAllocationError`, and not the end of the process
   that writes.
-- After ``handle.close()`` the array can still be used. The memory stays attached until the array is gone.
+- After ``handle.close()`` the array can still be used. The memory stays attached until the handle and all arrays that use it are gone.
 - Arrays without elements can be created.
 - An array that was opened with ``readonly=True`` cannot change the file: writing in spite of numpy's flag changes a private copy.
+- A name is one name: it cannot lead out of its directory by ``..`` or ``/``. What is not a regular file is refused, such as a link that another
+  user put there, and so is a directory for emulated arrays into which other users can write.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ import mmap
 import operator
 import os
 import shutil
+import stat
 import sys
 import warnings
 from collections.abc import Iterable
@@ -37,7 +40,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import _core
 from ._dtypes import name_of
-from ._errors import AlreadyExists, InvalidArgument, NdshmError, NoSpace
+from ._errors import AlreadyExists, InvalidArgument, NdshmError, NoSpace, NotAnArray, PermissionDenied, Unsupported
 from ._guard import require_numpy
 
 if TYPE_CHECKING:
@@ -81,6 +84,10 @@ _constants: Any = sys.modules[__name__]
 _TRIES = 1000
 # A warning is given if emulated arrays leave less of a disk: one part in so many.
 _LITTLE = 10
+# The number of links that may lead to a file, as in Linux.
+_LINKS = 40
+# How a file is opened: never through a link, and a pipe or device does not block. Windows has none of these flags.
+_PLAIN = sum(getattr(os, flag, 0) for flag in ("O_CLOEXEC", "O_NOFOLLOW", "O_NONBLOCK"))
 
 
 class SharedMemoryReadError(NdshmError):
@@ -127,8 +134,10 @@ def allocation_error(error: NoSpace) -> SharedMemoryAllocationError:
 
 
 class Mapping(mmap.mmap):
-    """The memory of an array: a ``mmap.mmap`` that can be closed while arrays use it. The memory is then detached with the last of them."""
+    """The memory of an array: a ``mmap.mmap`` that can be closed while arrays use it. It is detached when the object is deallocated."""
 
+    # `numpy.ndarray(buffer=handle)` uses the memory without an export that would be counted, and keeps this object. So the memory may go
+    # only with the object.
     _is_closed = False
 
     @property
@@ -137,12 +146,12 @@ class Mapping(mmap.mmap):
         return self._is_closed
 
     def close(self) -> None:
-        """Detach the memory, at once or when the last array that uses it is gone."""
+        """Mark the handle as closed. The memory is detached when this object and the arrays that use it are gone."""
         self._is_closed = True
-        try:
-            super().close()
-        except BufferError:
-            pass  # an array uses it
+
+    def resize(self, newsize: int) -> None:
+        """Raise ``Unsupported``: arrays could use the memory, and other processes the file."""
+        raise Unsupported("the memory of an array keeps its size: open the name with the other shape")
 
     def __enter__(self) -> Mapping:
         return self
@@ -182,7 +191,7 @@ def ndarray(
     Returns
     -------
     tuple
-        The memory, which has ``close()``, and the array.
+        The memory, which has ``close()``, and the array. See `Mapping`.
 
     Raises
     ------
@@ -192,6 +201,10 @@ def ndarray(
         There is not enough memory.
     InvalidArgument
         The name is not valid.
+    NotAnArray
+        The name does not lead to a regular file, or is reserved.
+    PermissionDenied
+        Other users can write to ``EMULATED_SHM_DIRECTORY``.
     """
     if _constants.EMULATE_SHM:
         return ndarray_fs(shape, dtype, location, lock, readonly, order, emulate_shm=True, **kwargs)
@@ -215,7 +228,7 @@ def ndarray_fs(
     Parameters
     ----------
     location
-        The path of the file; with ``emulate_shm``, its name in ``EMULATED_SHM_DIRECTORY``.
+        The path of the file; with ``emulate_shm``, its name in ``EMULATED_SHM_DIRECTORY``. A path may be a link of this user, not of another.
     emulate_shm
         Use a file in ``EMULATED_SHM_DIRECTORY``. The disk is not freed until `unlink_fs` is called. An `EmulatedMemoryWarning` is
         given if there is little left of it.
@@ -249,24 +262,37 @@ def allocate_shm_file(filename: str, nbytes: int, dbytes: int, readonly: bool) -
 
 
 def unlink(location: str) -> bool:
-    """Remove the name of an array, and return whether there was one. The memory is freed when no process has it attached any more."""
+    """Remove the name of an array, and return whether there was one. The memory is freed when no process has it attached any more.
+
+    Raises
+    ------
+    InvalidArgument, NotAnArray
+        The name is not valid, or does not lead to a regular file.
+    """
     return unlink_fs(location) if _constants.EMULATE_SHM else unlink_shm(location)
 
 
 def unlink_shm(location: str) -> bool:
     """As `unlink`, in real shared memory."""
-    try:
-        os.unlink(os.path.join(*_shared_place(location)))
-    except FileNotFoundError:
-        return False
-    return True
+    return _unlink(*_shared_place(location))
 
 
 def unlink_fs(location: str) -> bool:
     """As `unlink`, in emulated shared memory. False also if the name cannot be removed."""
     try:
-        os.unlink(os.path.join(_constants.EMULATED_SHM_DIRECTORY, location))
+        return _unlink(_constants.EMULATED_SHM_DIRECTORY, _core.checked_name(location))
+    except NotAnArray:
+        raise
     except OSError:
+        return False
+
+
+def _unlink(directory: str, name: str) -> bool:
+    path = os.path.join(directory, name)
+    try:
+        _require_regular(path, os.lstat(path))
+        os.unlink(path)
+    except FileNotFoundError:
         return False
     return True
 
@@ -296,19 +322,42 @@ def place(location: str) -> tuple[str, str]:
 
 
 def _shared_place(location: str) -> tuple[str, str]:
-    return _constants.SHM_DIRECTORY, location.removeprefix("/")
-
-
-def _file_place(path: str) -> tuple[str, str]:
-    """Return directory and name of a file, behind links."""
-    directory, name = os.path.split(os.path.realpath(path))
-    return directory, name
+    return _constants.SHM_DIRECTORY, _core.checked_name(location)
 
 
 def _emulated_place(location: str) -> tuple[str, str]:
-    directory = _constants.EMULATED_SHM_DIRECTORY
+    name, directory = _core.checked_name(location), _constants.EMULATED_SHM_DIRECTORY
     os.makedirs(directory, mode=0o700, exist_ok=True)
-    return _file_place(os.path.join(directory, location))
+    found = os.lstat(directory)
+    if hasattr(os, "geteuid") and (not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o002):
+        raise PermissionDenied(
+            f"`{directory}` is a link, another user's directory, or one into which other users can write: set EMULATED_SHM_DIRECTORY to a "
+            "directory of yours, or take their right away (chmod o-w)"
+        )
+    return directory, name
+
+
+def _file_place(path: str) -> tuple[str, str]:
+    """Return directory and name of a file, behind links of this user. A link of another user may lead to any file of this user."""
+    for _ in range(_LINKS):
+        directory, name = os.path.split(path)
+        try:
+            found = os.lstat(path)
+        except FileNotFoundError:
+            break
+        if not stat.S_ISLNK(found.st_mode):
+            break
+        if hasattr(os, "geteuid") and found.st_uid != os.geteuid():
+            raise PermissionDenied(f"`{path}` is a link of another user: give the path of the file that is meant")
+        path = os.path.join(directory, os.readlink(path))
+    else:
+        raise InvalidArgument(f"`{path}` is reached through more than {_LINKS} links: give the path of the file")
+    return os.path.realpath(directory), _core.checked_name(name)
+
+
+def _require_regular(path: str, found: os.stat_result) -> None:
+    if not stat.S_ISREG(found.st_mode):
+        raise NotAnArray(f"`{path}` is not a regular file: give another name, or remove it")
 
 
 def _attach(directory: str, name: str, wanted: _Wanted, readonly: bool, keep: bool) -> Mapping:
@@ -316,14 +365,20 @@ def _attach(directory: str, name: str, wanted: _Wanted, readonly: bool, keep: bo
     path = os.path.join(directory, name)
     for _ in range(_TRIES):
         try:
-            file = os.open(path, os.O_CLOEXEC | (os.O_RDONLY if readonly else os.O_RDWR))
+            file = os.open(path, _PLAIN | (os.O_RDONLY if readonly else os.O_RDWR))
         except FileNotFoundError:
             if readonly:
                 raise _ReadError(f"`{path}` does not exist: create an array of {wanted.nbytes} bytes first") from None
             _create(directory, name, wanted)
             continue
+        except OSError as error:
+            if error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO):  # a link, a directory, a socket
+                _require_regular(path, os.lstat(path))
+            raise
         try:
-            size = os.fstat(file).st_size
+            found = os.fstat(file)
+            _require_regular(path, found)
+            size = found.st_size
             if size == wanted.nbytes:
                 return _map(file, size, readonly)
             if readonly:
@@ -340,10 +395,11 @@ def _attach(directory: str, name: str, wanted: _Wanted, readonly: bool, keep: bo
 
 def _create(directory: str, name: str, wanted: _Wanted, *, source: Any = None, replace: bool = False) -> None:
     try:
-        is_shared = directory in (_constants.SHM_DIRECTORY, os.path.realpath(_constants.EMULATED_SHM_DIRECTORY))
+        shared = (_constants.SHM_DIRECTORY, _constants.EMULATED_SHM_DIRECTORY)
+        is_shared = os.path.realpath(directory) in map(os.path.realpath, shared)
         permissions = 0o600 if is_shared else file_permissions()
         _core.create(
-            name, *wanted.described(), source=source, directory=directory, replace=replace, permissions=permissions
+            name, *wanted.described(), beginning=source, directory=directory, replace=replace, permissions=permissions
         )
     except AlreadyExists:
         pass  # another process was faster
@@ -377,7 +433,7 @@ def _replace(file: int, directory: str, name: str, wanted: _Wanted, keep: bool) 
     _lock(file)
     found, old = os.fstat(file), None
     try:
-        now = os.stat(os.path.join(directory, name))
+        now = os.lstat(os.path.join(directory, name))
     except FileNotFoundError:
         return
     if (now.st_dev, now.st_ino) != (found.st_dev, found.st_ino) or found.st_size == wanted.nbytes:

@@ -13,6 +13,7 @@ torch is imported by the first call. It is no dependency of this package.
 from __future__ import annotations
 
 import atexit
+import math
 import os
 import sys
 import warnings
@@ -100,6 +101,8 @@ def as_tensor(array: Array | cuda.Array) -> Tensor:
     if dtype is None:
         raise Unsupported(f"torch {torch.__version__} has no dtype {_DTYPES[array.dtype_name]}")
     strides = [stride // array.itemsize for stride in array.strides]
+    if any(stride < 0 for stride in strides):
+        raise Unsupported("torch has no negative strides: take the part with positive steps, or copy it")
     tensor: Tensor
     if array.readonly:
         text = f"`{array.name}` is read-only: the tensor is not shared, and what is written to it stays in this process"
@@ -109,7 +112,7 @@ def as_tensor(array: Array | cuda.Array) -> Tensor:
         # There is nothing to keep, and torch would lose its duplicate of the descriptor.
         tensor = torch.empty_strided(array.shape, strides, dtype=dtype).share_memory_()
     else:
-        tensor = torch.empty(0, dtype=dtype).set_(_storage(torch, array), 0, array.shape, strides)
+        tensor = torch.empty(0, dtype=dtype).set_(_storage(torch, array), array.offset // array.itemsize, array.shape, strides)
     return tensor
 
 
@@ -118,7 +121,8 @@ def _storage(torch: Any, array: Array) -> Any:
     number, loan = array.leased_descriptor()
     try:
         # It is duplicated. Not more bytes than the elements: torch would lengthen the file.
-        storage = torch.UntypedStorage._new_shared_fd_cpu(number, array.nbytes)
+        whole = math.prod(array.whole[0]) * array.itemsize
+        storage = torch.UntypedStorage._new_shared_fd_cpu(number, whole)
     finally:
         os.close(number)  # without unlocking, which would end torch's lease too
     os.set_inheritable(storage._get_shared_fd(), False)  # a program that is run would keep the array

@@ -1,41 +1,68 @@
 //! The class that Python's `Array` derives from, and the functions that work on names.
 
+#![allow(clippy::needless_pass_by_value)] // Python gives names as objects, from which values are extracted
+
+use std::collections::BTreeMap;
 use std::ffi::c_int;
 use std::fs::File;
+use std::ops::Deref;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use ndarray_shm::backend::EntryKind;
-use ndarray_shm::counted::{HandleOptions, Reclaim};
-use ndarray_shm::{Access, CreationMode, Directory, Error, Order, Result, default_backend};
-use ndarray_shm_volume::remove_nameless_download;
+use ndarray_shm::array::{ArrayLock, Description};
+use ndarray_shm::render;
+use ndarray_shm::{Access, CreationMode, Directory, Error, Location, Order, Result, default_backend};
+use ndarray_shm_volume::VolumeNotes;
+use pyo3::Borrowed;
 use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::{PyBufferError, PyValueError};
 use pyo3::ffi;
 use pyo3::prelude::*;
 
+use crate::copying::Source;
 use crate::dlpack;
 use crate::errors::{exception, named};
-use crate::export::{self, Elements};
-use crate::guard::Lock;
+use crate::export::{self, Elements, Writers};
 use crate::memory::{self, Creation, ElementType, Memory, Opening, Shape};
+use crate::part::Window;
 use crate::shared::{Counted, Loan};
+use crate::signals::{Failed, check_signals, interruptibly, is_main_thread};
 
 /// The maximum number of axes: numpy's.
 const MOST_AXES: usize = 64;
 
 /// An array that was created or opened, on its way to the constructor of `Array`.
 #[pyclass(frozen, module = "ndshm._core")]
-pub(crate) struct Attachment {
-    content: Mutex<Option<(Arc<dyn Memory>, Shape)>>,
+pub(crate) struct Attachment(Mutex<Option<Content>>);
+
+/// What an array is made of: the description is the one that it had when it was attached. A part has none, which would speak of the whole.
+struct Content {
+    memory: Arc<dyn Memory>,
+    shape: Shape,
+    part: Option<Part>,
+    description: Option<Description>,
 }
 
 impl Attachment {
     pub(crate) fn new(memory: Arc<dyn Memory>, shape: Shape) -> Self {
-        Self { content: Mutex::new(Some((memory, shape))) }
+        Self::described(memory, shape, None)
     }
+
+    /// With the description that the array had when it was attached.
+    pub(crate) fn described(memory: Arc<dyn Memory>, shape: Shape, description: Option<Description>) -> Self {
+        Self(Mutex::new(Some(Content { memory, shape, part: None, description })))
+    }
+}
+
+/// A part of an attached array.
+struct Part {
+    window: Window,
+    /// Whether the array's mapping is the private one of a frozen array.
+    private: bool,
+    /// Those of the array, which is frozen with its parts.
+    writers: Writers,
 }
 
 /// An attached array. `ndshm.Array` derives from it.
@@ -46,11 +73,18 @@ pub(crate) struct RawArray {
     /// Every memory of which this object has exported a buffer. It stays mapped as long as the object lives, because libraries release
     /// the buffer at once, keep the object, and use the address: `numpy.ndarray(buffer=array)`, `torch.frombuffer(array)`.
     exported: Mutex<Vec<Arc<dyn Memory>>>,
+    /// What can write without a lock, by addresses that this object gave away.
+    writers: Writers,
+    /// The layout of the whole array.
     shape: Shape,
+    /// The elements that this object shows, if it is a part of the array.
+    part: Option<Window>,
     /// The name and directory when the array was attached.
     name: String,
     directory: PathBuf,
     is_counted: bool,
+    /// The description that the array had when it was attached.
+    description: Option<Description>,
 }
 
 /// The memory of an array, and in which process it was attached.
@@ -127,7 +161,7 @@ impl RawArray {
             let fresh = match (fresh, outdated) {
                 (Ok(fresh), _) => fresh,
                 // The name is gone. The child can still read what it inherited.
-                (Err(Error::Unlinked { .. } | Error::NotFound { .. }), Outdated::Inherited) => Arc::clone(&memory),
+                (Err(error), Outdated::Inherited) if error.is_unlinked() || error.is_not_found() => Arc::clone(&memory),
                 (Err(error), _) => return Err(exception(py, &error)),
             };
             let mut attached = self.attached();
@@ -138,13 +172,33 @@ impl RawArray {
         }
     }
 
+    pub(crate) fn writers(&self) -> Writers {
+        self.writers.clone()
+    }
+
+    /// Returns the layout of the whole array.
     pub(crate) fn layout(&self) -> &Shape {
         &self.shape
     }
 
+    /// Returns where the array came from, as its description says.
+    pub(crate) fn volume_notes(&self) -> VolumeNotes {
+        let description = self.description.as_ref();
+        description.map(|found| VolumeNotes::read(found, &self.shape.lengths)).unwrap_or_default()
+    }
+
+    /// Returns which elements this object shows.
+    pub(crate) fn window(&self) -> Window {
+        self.part.clone().unwrap_or_else(|| Window::whole(&self.shape))
+    }
+
+    fn elements(&self, memory: &Arc<dyn Memory>) -> Elements {
+        Elements::of(memory, self.shape.element, &self.window())
+    }
+
     fn closed_error(&self) -> PyErr {
         if self.is_counted {
-            return PyValueError::new_err("the array is closed: receive or share it again");
+            return PyValueError::new_err("the array is closed: receive, share or download it again");
         }
         let name = &self.name;
         if name.is_empty() {
@@ -153,39 +207,116 @@ impl RawArray {
         PyValueError::new_err(format!("`{name}` is closed: open it again with ndshm.open({name:?})"))
     }
 
-    /// Runs a method of a counted array without the interpreter's lock.
-    fn counted<R: Send>(&self, py: Python<'_>, run: impl FnOnce(&dyn Counted) -> Result<R> + Send) -> PyResult<R> {
+    /// Locks the array. Waits for at most `limit`, or without limit.
+    pub(crate) fn take_lock(
+        &self,
+        py: Python<'_>,
+        write: bool,
+        limit: Option<Duration>,
+    ) -> PyResult<(ArrayLock, Elements)> {
         let memory = self.memory(py)?;
-        let answer = py.detach(|| {
-            let what = "only arrays from ndshm.share are counted and can do this";
-            let plain = || Error::Unsupported { location: memory.name().to_owned(), what: what.into() };
-            run(memory.counted().ok_or_else(plain)?)
-        });
+        let access = if write { Access::ReadWrite } else { Access::Read };
+        // Most locks are free: try once, without checking for signals.
+        let free = py.detach(|| memory.lock(access, Some(Duration::ZERO), &mut || false));
+        let mut interrupted = None;
+        let taken = match free {
+            Err(Error::WouldBlock { .. }) if limit != Some(Duration::ZERO) => {
+                // Python handles signals in the main thread only. Other threads must not attach to the interpreter while they wait,
+                // because it may be ending.
+                let is_main = is_main_thread(py)?;
+                let check = || if is_main { check_signals() } else { Ok(()) };
+                py.detach(|| {
+                    memory.lock(access, limit, &mut || check().map_err(|error| interrupted = Some(error)).is_ok())
+                })
+            }
+            other => other,
+        };
+        match (taken, interrupted) {
+            (_, Some(error)) => Err(error),
+            (Ok(held), None) => Ok((held, self.elements(&memory))),
+            (Err(error), None) => Err(exception(py, &error)),
+        }
+    }
+
+    /// Returns the name. Empty while a counted array has none.
+    pub(crate) fn name(&self) -> String {
+        self.attached().as_ref().map_or(&*self.name, |attached| attached.memory.name()).to_owned()
+    }
+
+    /// Runs a method of a counted array without the interpreter's lock.
+    pub(crate) fn counted<R: Send>(
+        &self,
+        py: Python<'_>,
+        run: impl FnOnce(&dyn Counted) -> Result<R> + Send,
+    ) -> PyResult<R> {
+        let memory = self.memory(py)?;
+        let answer = py.detach(|| run(counted_of(&*memory)?));
         answer.map_err(|error| exception(py, &error))
     }
+}
+
+/// Returns the methods of a counted array.
+fn counted_of(memory: &dyn Memory) -> Result<&dyn Counted> {
+    let what = "only counted arrays can do this: those of ndshm.share, and of downloads without a name";
+    let plain = || Error::Unsupported { location: memory.name().to_owned(), what: what.into() };
+    memory.counted().ok_or_else(plain)
 }
 
 #[pymethods]
 impl RawArray {
     #[new]
     fn new(attachment: &Attachment) -> PyResult<Self> {
-        let content = attachment.content.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let (memory, shape) =
+        let content = attachment.0.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let Content { memory, shape, part, description } =
             content.ok_or_else(|| PyValueError::new_err("this attachment belongs to another array"))?;
         let (name, directory) = (memory.name().to_owned(), memory.directory().path().to_owned());
         let is_counted = memory.counted().is_some();
-        let attached = Mutex::new(Some(Attached::new(memory)));
-        Ok(Self { attached, exported: Mutex::default(), shape, name, directory, is_counted })
+        let private = part.as_ref().is_some_and(|part| part.private);
+        let attached = Mutex::new(Some(Attached { private, ..Attached::new(memory) }));
+        let (part, writers) = part.map_or_else(Default::default, |part| (Some(part.window), part.writers));
+        Ok(Self {
+            attached,
+            exported: Mutex::default(),
+            writers,
+            shape,
+            part,
+            name,
+            directory,
+            is_counted,
+            description,
+        })
+    }
+
+    /// The notes of the description that the array had when it was attached, as texts by their keys.
+    #[getter]
+    fn notes(&self) -> BTreeMap<&str, &str> {
+        self.description.iter().flat_map(Description::notes).collect()
+    }
+
+    /// The notes that a copy of the array has too: none, if the array was attached with another shape or type than its description has.
+    #[getter]
+    fn notes_to_keep(&self) -> BTreeMap<&str, &str> {
+        let is_as_described = |found: &&Description| {
+            found.shape() == self.shape.lengths && ElementType::described(found) == self.shape.element
+        };
+        self.description.iter().filter(is_as_described).flat_map(Description::notes).collect()
+    }
+
+    /// A word for each axis, its name or its number. Empty if no axis has a name.
+    #[getter]
+    fn axes<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, pyo3::types::PyTuple>> {
+        let notes = self.volume_notes();
+        pyo3::types::PyTuple::new(py, notes.axis_words(notes.axes.len()))
     }
 
     #[getter]
     fn shape<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, pyo3::types::PyTuple>> {
-        pyo3::types::PyTuple::new(py, &self.shape.lengths)
+        pyo3::types::PyTuple::new(py, self.window().lengths)
     }
 
     #[getter]
     fn strides<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, pyo3::types::PyTuple>> {
-        pyo3::types::PyTuple::new(py, self.shape.strides())
+        pyo3::types::PyTuple::new(py, self.window().strides)
     }
 
     /// The name of the element type, as in numpy's `dtype.str`.
@@ -194,15 +325,51 @@ impl RawArray {
         self.shape.element.as_str()
     }
 
+    /// "C" or "F". `None` if the elements of a part do not follow one another.
     #[getter]
-    fn order(&self) -> &'static str {
-        self.shape.order_name()
+    fn order(&self) -> Option<&'static str> {
+        let Some(part) = &self.part else { return Some(self.shape.order_name()) };
+        let item = self.shape.element.dtype.size();
+        let mut orders = [self.shape.order, Order::C, Order::F].into_iter();
+        orders.find(|order| part.is_contiguous(item, *order)).map(memory::name_of_order)
+    }
+
+    /// Whether this is a part of an array.
+    #[getter]
+    fn is_part(&self) -> bool {
+        self.part.is_some()
+    }
+
+    /// Lengths and order of the whole array.
+    #[getter]
+    fn whole(&self) -> (Vec<usize>, &'static str) {
+        (self.shape.lengths.clone(), self.shape.order_name())
+    }
+
+    /// The bytes between the first elements of the array and of this part of it.
+    #[getter]
+    fn offset(&self) -> isize {
+        self.part.as_ref().map_or(0, |part| part.offset)
+    }
+
+    /// Returns a part of this array, or of this part. The offset, from the first element here, and the strides are in bytes.
+    fn part_at(&self, py: Python<'_>, offset: isize, lengths: Vec<usize>, strides: Vec<isize>) -> PyResult<Attachment> {
+        let memory = self.memory(py)?;
+        let lengths = lengths_of(py, lengths)?;
+        let window = self.offset().checked_add(offset).map(|offset| Window { offset, lengths, strides });
+        let Some(window) = window.filter(|window| window.is_inside(&self.shape)) else {
+            return Err(named(py, "InvalidArgument", "the part is not inside of the array"));
+        };
+        let private = self.attached().as_ref().is_some_and(|attached| attached.private);
+        let part = Part { window, private, writers: self.writers() };
+        let content = Content { memory, shape: self.shape.clone(), part: Some(part), description: None };
+        Ok(Attachment(Mutex::new(Some(content))))
     }
 
     /// The name. Empty while a counted array has none.
-    #[getter]
-    fn name(&self) -> String {
-        self.attached().as_ref().map_or(&*self.name, |attached| attached.memory.name()).to_owned()
+    #[getter(name)]
+    fn name_for_python(&self) -> String {
+        self.name()
     }
 
     #[getter]
@@ -212,12 +379,12 @@ impl RawArray {
 
     #[getter]
     fn nbytes(&self) -> usize {
-        self.shape.bytes()
+        self.size() * self.itemsize()
     }
 
     #[getter]
     fn size(&self) -> usize {
-        self.shape.len()
+        self.window().len()
     }
 
     #[getter]
@@ -250,6 +417,21 @@ impl RawArray {
         self.counted(py, |counted| Ok(format!("{:032x}", counted.id())))
     }
 
+    fn __enter__(slf: PyRef<'_, Self>) -> PyRef<'_, Self> {
+        slf
+    }
+
+    #[pyo3(signature = (_kind, _error, _trace))]
+    fn __exit__(
+        &self,
+        py: Python<'_>,
+        _kind: Option<&Bound<'_, PyAny>>,
+        _error: Option<&Bound<'_, PyAny>>,
+        _trace: Option<&Bound<'_, PyAny>>,
+    ) {
+        self.close(py);
+    }
+
     /// Detaches. Memory that was exported stays attached until the exports end; that of a buffer also until this object is gone.
     fn close(&self, py: Python<'_>) {
         let attached = self.attached().take();
@@ -269,23 +451,20 @@ impl RawArray {
     }
 
     /// Waits for all guards of a counted array, and forbids writing to it for ever. An array without a name gets its name.
+    ///
+    /// Refused while views that can write are alive: a write through one after the freeze would end the process.
     fn freeze(&self, py: Python<'_>) -> PyResult<()> {
-        self.counted(py, |counted| counted.freeze())?;
+        let writers = self.writers.count();
+        if writers > 0 && !self.readonly() {
+            let text = format!(
+                "{writers} view(s) of this array that can write are alive, and a frozen array never changes: delete them first \
+                 (`del x`), or write under `with array.write() as x`"
+            );
+            return Err(named(py, "InUse", &text));
+        }
+        let memory = self.memory(py)?;
+        interruptibly(py, || Ok(counted_of(&*memory)?.freeze()?))?;
         self.memory(py).map(drop)
-    }
-
-    /// Issues a handle of a counted array, which keeps the array for `grace` seconds.
-    fn issue(&self, py: Python<'_>, reusable: bool, grace: f64) -> PyResult<String> {
-        let options = HandleOptions::new().grace(seconds(grace)?);
-        let options = if reusable { options.reusable() } else { options };
-        self.counted(py, |counted| Ok(counted.issue(options)?.to_string()))
-    }
-
-    /// Lets one process more use a handle, which keeps the array for `grace` seconds from now. Returns false if the handle cannot be
-    /// renewed and another one must be issued.
-    fn renew(&self, py: Python<'_>, handle: &str, grace: f64) -> PyResult<bool> {
-        let grace = seconds(grace)?;
-        self.counted(py, |counted| Ok(counted.renew(&handle.parse()?, grace)))
     }
 
     /// Device and number of the file, as in `os.stat_result`. No other file has them while the array is attached.
@@ -296,46 +475,18 @@ impl RawArray {
     }
 
     /// Opens a descriptor that keeps the array attached, and returns its number, which the caller closes. The second value is for a
-    /// counted array with a name, which must be looked at when the descriptor and its duplicates are closed.
+    /// counted array, which must be looked at when the descriptor and its duplicates are closed.
     fn leased_descriptor(&self, py: Python<'_>) -> PyResult<(i32, Option<Loan>)> {
         let memory = self.memory(py)?;
         let opened = py.detach(|| memory.leased_descriptor()).and_then(number_of);
         let number = opened.map_err(|error| exception(py, &error))?;
-        Ok((number, memory.counted().and_then(Counted::loan)))
+        Ok((number, memory.counted().map(Counted::loan)))
     }
 
     /// Removes the name, and returns whether it still led to this array.
     fn unlink(&self, py: Python<'_>) -> PyResult<bool> {
         let memory = self.memory(py)?;
-        py.detach(|| memory.unlink()).map_err(|error| exception(py, &error))
-    }
-
-    /// Locks the array. Waits for at most `timeout` seconds, or without limit.
-    fn lock(&self, py: Python<'_>, write: bool, timeout: Option<f64>) -> PyResult<Lock> {
-        let memory = self.memory(py)?;
-        let limit = timeout.map(seconds).transpose()?;
-        let access = if write { Access::ReadWrite } else { Access::Read };
-        // Most locks are free: try once, without checking for signals.
-        let free = py.detach(|| memory.lock(access, Some(Duration::ZERO), &mut || false));
-        let mut interrupted = None;
-        let taken = match free {
-            Err(Error::WouldBlock { .. }) if limit != Some(Duration::ZERO) => {
-                // Python handles signals in the main thread only. Other threads must not attach to the interpreter while they wait,
-                // because it may be ending.
-                let is_main = is_main_thread(py)?;
-                #[allow(clippy::redundant_closure_for_method_calls)] // the method itself is not general enough
-                let check = || if is_main { Python::attach(|py| py.check_signals()) } else { Ok(()) };
-                py.detach(|| {
-                    memory.lock(access, limit, &mut || check().map_err(|error| interrupted = Some(error)).is_ok())
-                })
-            }
-            other => other,
-        };
-        match (taken, interrupted) {
-            (_, Some(error)) => Err(error),
-            (Ok(held), None) => Ok(Lock::new(held, Elements::of(&memory, &self.shape), write)),
-            (Err(error), None) => Err(exception(py, &error)),
-        }
+        interruptibly(py, || Ok(memory.unlink()?))
     }
 
     /// Returns the elements as a DLPack capsule, without a lock and without a copy.
@@ -358,12 +509,14 @@ impl RawArray {
             return Err(PyBufferError::new_err("the export shares the memory: copy it afterwards"));
         }
         let memory = self.memory(py).map_err(|closed| PyBufferError::new_err(closed.to_string()))?;
+        let (writer, window) = ((!memory.is_readonly()).then(|| self.writers.enter()), self.window());
         let export = dlpack::Export {
-            address: memory.pointer().cast(),
+            address: memory.pointer().wrapping_offset(window.offset).cast(),
             device: dlpack::CPU,
-            shape: &self.shape,
+            element: self.shape.element,
+            window: &window,
             readonly: memory.is_readonly(),
-            owner: Box::new(memory),
+            owner: Box::new((writer, memory)),
         };
         dlpack::capsule(py, export, max_version.is_some_and(|(major, _)| major >= 1))
     }
@@ -377,9 +530,10 @@ impl RawArray {
     unsafe fn __getbuffer__(slf: &Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
         let this = slf.get();
         let memory = this.memory(slf.py()).map_err(|closed| PyBufferError::new_err(closed.to_string()))?;
-        let elements = Elements::of(&memory, &this.shape);
+        let elements = this.elements(&memory);
+        let writer = (!memory.is_readonly()).then(|| this.writers.enter());
         // SAFETY: the interpreter calls this with a buffer to fill, and `__releasebuffer__` releases it.
-        unsafe { export::fill(view, flags, slf.as_any(), &elements, memory.is_readonly()) }?;
+        unsafe { export::fill(view, flags, slf.as_any(), &elements, memory.is_readonly(), writer) }?;
         let mut exported = this.exported.lock().unwrap_or_else(PoisonError::into_inner);
         if !exported.iter().any(|before| Arc::ptr_eq(before, &memory)) {
             exported.push(memory);
@@ -407,12 +561,6 @@ fn number_of(_: File) -> Result<i32> {
     Err(Error::Unsupported { location: String::new(), what: "descriptors".into() })
 }
 
-fn is_main_thread(py: Python<'_>) -> PyResult<bool> {
-    let threading = py.import("threading")?;
-    let main = threading.call_method0("main_thread")?.getattr("ident")?;
-    main.eq(threading.call_method0("get_ident")?)
-}
-
 pub(crate) fn seconds(timeout: f64) -> PyResult<Duration> {
     // In practice a year is without limit. A longer time can be too long for the clock.
     let timeout = if timeout > 3.2e7 { 3.2e7 } else { timeout };
@@ -437,19 +585,69 @@ pub(crate) fn lengths_of(py: Python<'_>, lengths: Vec<usize>) -> PyResult<Vec<us
     Ok(lengths)
 }
 
-/// Creates an array of zeros that begins with the bytes of `source`, a contiguous buffer in the same order.
+/// A name as Python gives it. What is no text is refused with advice.
+pub(crate) struct Name(String);
+
+impl From<Name> for String {
+    fn from(name: Name) -> Self {
+        name.0
+    }
+}
+
+impl Deref for Name {
+    type Target = str;
+
+    fn deref(&self) -> &str {
+        &self.0
+    }
+}
+
+impl<'py> FromPyObject<'_, 'py> for Name {
+    type Error = PyErr;
+
+    fn extract(given: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        given.extract().map(Self).map_err(|_| {
+            let shown = given.repr().map_or_else(|_| "this".to_owned(), |text| text.to_string());
+            named(given.py(), "InvalidType", &format!("{shown} is no name of an array: give text, such as \"volume\""))
+        })
+    }
+}
+
+/// An array that was created, until Python code has it.
+#[pyclass(frozen, module = "ndshm._core")]
+pub(crate) struct Made(Mutex<Option<Arc<dyn Memory>>>);
+
+#[pymethods]
+impl Made {
+    #[new]
+    fn new() -> Self {
+        Self(Mutex::new(None))
+    }
+
+    /// Removes the name of an array that was created and did not replace another one, if it still leads to that array. For an exception
+    /// that came in between.
+    fn undo(&self, py: Python<'_>) {
+        let made = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
+        py.detach(|| made.map(|memory| memory.unlink())); // the exception that is being handled matters more than another one
+    }
+}
+
+/// Creates an array of copied elements, or of zeros that begins with the bytes of `beginning`, which are in the same order. `made` gets it,
+/// unless it replaces another one.
 #[pyfunction]
 #[pyo3(signature = (
-    name, lengths, dtype, order, *, source=None, directory=None, replace=false, sparse=false, permissions=0o600, keep_fd=false
+    name, lengths, dtype, order, *, made=None, source=None, beginning=None, directory=None, replace=false, sparse=false, permissions=0o600, keep_fd=false
 ))]
-#[allow(clippy::too_many_arguments)] // Python gives them by name
+#[allow(clippy::too_many_arguments, clippy::needless_pass_by_value)] // Python gives them by name, as objects of its own
 pub(crate) fn create(
     py: Python<'_>,
-    name: &str,
+    name: Name,
     lengths: Vec<usize>,
     dtype: &str,
     order: &str,
-    source: Option<PyBuffer<u8>>,
+    made: Option<&Made>,
+    source: Option<Source>,
+    beginning: Option<PyBuffer<u8>>,
     directory: Option<PathBuf>,
     replace: bool,
     sparse: bool,
@@ -458,25 +656,37 @@ pub(crate) fn create(
 ) -> PyResult<Attachment> {
     let element = ElementType::parse(dtype).map_err(|error| exception(py, &error))?;
     let shape = Shape { element, lengths: lengths_of(py, lengths)?, order: order_of(order)? };
-    let mode = if replace { CreationMode::Replace } else { CreationMode::CreateNew };
-    let how = Creation { directory: directory.map(directory_at), mode, sparse, permissions, keep_fd };
-    let created = match source {
-        // The interpreter stays locked during the copy, so that Python code cannot change the source meanwhile.
-        Some(source) => memory::create(name, &shape, &how, |bytes| {
-            let length = source.item_count().min(bytes.len());
-            source.copy_to_slice(py, &mut bytes[..length]).map_err(Failed::Python)
-        }),
-        None => py.detach(|| memory::create(name, &shape, &how, |_| Ok(()))),
+    let how = Creation {
+        directory: directory.map(directory_at),
+        mode: if replace { CreationMode::Replace } else { CreationMode::CreateNew },
+        sparse,
+        permissions,
+        keep_fd,
     };
-    match created {
-        Ok(memory) => Ok(Attachment::new(memory, shape)),
-        Err(Failed::Library(error)) => Err(exception(py, &error)),
-        Err(Failed::Python(error)) => Err(error),
+    let memory = interruptibly(py, || {
+        memory::create(&name, &shape, &how, |bytes| match (&source, &beginning) {
+            (Some(source), _) => source.copy_to(bytes, &shape).map_err(Failed::from),
+            (None, Some(beginning)) => {
+                let length = beginning.item_count().min(bytes.len());
+                Python::attach(|py| beginning.copy_to_slice(py, &mut bytes[..length])).map_err(Failed::from)
+            }
+            (None, None) => Ok(()),
+        })
+    })?;
+    if let Some(made) = made.filter(|_| !replace) {
+        *made.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(&memory));
     }
+    Ok(Attachment::new(memory, shape))
 }
 
 fn directory_at(path: PathBuf) -> Directory {
     Directory::new(path.display().to_string(), path)
+}
+
+/// Returns a name without its leading slash, if it is a valid name of an array.
+#[pyfunction]
+pub(crate) fn checked_name(py: Python<'_>, name: Name) -> PyResult<String> {
+    Location::new(&name).map(String::from).map_err(|error| exception(py, &error))
 }
 
 /// Returns whether arrays are created in emulated shared memory by default, and the path of its directory.
@@ -486,25 +696,13 @@ pub(crate) fn emulation(py: Python<'_>) -> PyResult<(bool, PathBuf)> {
     py.detach(find).map_err(|error: Error| exception(py, &error))
 }
 
-/// Why an array was not created.
-enum Failed {
-    Library(Error),
-    Python(PyErr),
-}
-
-impl From<Error> for Failed {
-    fn from(error: Error) -> Self {
-        Self::Library(error)
-    }
-}
-
 /// Opens an array. Arguments that are None are taken from its description.
 #[pyfunction]
 #[pyo3(signature = (name, *, lengths=None, dtype=None, order=None, directory=None, readonly=false, keep_fd=false, reinterpret=false))]
 #[allow(clippy::too_many_arguments)] // Python gives them by name
 pub(crate) fn open(
     py: Python<'_>,
-    name: &str,
+    name: Name,
     lengths: Option<Vec<usize>>,
     dtype: Option<&str>,
     order: Option<&str>,
@@ -518,79 +716,34 @@ pub(crate) fn open(
     let order = order.map(order_of).transpose()?;
     let directory = directory.map(directory_at);
     let how = Opening { readonly, keep_fd, reinterpret };
-    let (memory, mut shape) = py
-        .detach(|| memory::open(directory, name, element, lengths, order, &how))
+    let (memory, mut shape, description) = py
+        .detach(|| memory::open(directory, &name, element, lengths, order, &how))
         .map_err(|error| exception(py, &error))?;
     shape.lengths = lengths_of(py, shape.lengths)?;
-    Ok(Attachment::new(memory, shape))
+    Ok(Attachment::described(memory, shape, description))
 }
 
 /// Opens the bytes of an array, whatever its element type is.
 #[pyfunction]
-pub(crate) fn open_bytes(py: Python<'_>, name: &str) -> PyResult<Attachment> {
-    let opened = py.detach(|| memory::open_bytes(name));
+pub(crate) fn open_bytes(py: Python<'_>, name: Name) -> PyResult<Attachment> {
+    let opened = py.detach(|| memory::open_bytes(&name));
     opened.map(|(memory, shape)| Attachment::new(memory, shape)).map_err(|error| exception(py, &error))
 }
 
-/// Removes a name, and returns whether it existed.
+/// Removes a name, or with `partial` an unfinished renderbuffer, and returns whether it existed.
 #[pyfunction]
-pub(crate) fn unlink(py: Python<'_>, name: &str) -> PyResult<bool> {
-    py.detach(|| ndarray_shm::unlink(name)).map_err(|error| exception(py, &error))
+#[pyo3(signature = (name, *, partial=false))]
+pub(crate) fn unlink(py: Python<'_>, name: Name, partial: bool) -> PyResult<bool> {
+    interruptibly(py, || {
+        if partial {
+            return Ok(render::discard(&default_backend()?, &Location::new(&name)?)?);
+        }
+        Ok(ndarray_shm::unlink(&*name)?)
+    })
 }
 
 /// Returns whether any process is attached to the array of this name.
 #[pyfunction]
-pub(crate) fn attached(py: Python<'_>, name: &str) -> PyResult<bool> {
-    py.detach(|| ndarray_shm::attached(name)).map_err(|error| exception(py, &error))
-}
-
-/// Returns name, bytes, dtype, shape and order of the plain arrays in the default directory. Without a description, the last
-/// three are None.
-#[pyfunction]
-#[allow(clippy::type_complexity)] // a row of Python's `ls`
-pub(crate) fn listing(
-    py: Python<'_>,
-) -> PyResult<Vec<(String, u64, Option<&'static str>, Option<Vec<usize>>, Option<&'static str>)>> {
-    let rows = || {
-        let directory = default_backend()?;
-        let mut rows = Vec::new();
-        for entry in directory.list()? {
-            let Some(location) = entry.location() else { continue };
-            let row = match directory.description(&location) {
-                Ok(Some(found)) => (
-                    entry.name,
-                    entry.len,
-                    Some(ElementType::described(&found).as_str()),
-                    Some(found.shape().to_vec()),
-                    Some(memory::name_of_order(found.order())),
-                ),
-                Ok(None) | Err(Error::PermissionDenied { .. }) => (entry.name, entry.len, None, None, None),
-                // A reserved file, or one that was removed after the listing.
-                Err(_) => continue,
-            };
-            rows.push(row);
-        }
-        rows.sort();
-        Ok(rows)
-    };
-    py.detach(rows).map_err(|error| exception(py, &error))
-}
-
-/// Removes the names of orphans in the default directory, and returns them.
-#[pyfunction]
-pub(crate) fn reclaim(py: Python<'_>, dry_run: bool, in_flight: bool) -> PyResult<Vec<String>> {
-    let run = || {
-        let directory = default_backend()?;
-        let found = Reclaim::new().dry_run(dry_run).in_flight(in_flight).run(&directory)?;
-        let mut names: Vec<String> = found.removed.into_iter().map(|removed| removed.name).collect();
-        for entry in directory.list()?.into_iter().filter(|entry| entry.kind == EntryKind::Partial) {
-            let Some(location) = entry.location() else { continue };
-            // An error means that it is gone, or another user's.
-            if remove_nameless_download(&directory, &location, dry_run).unwrap_or(false) {
-                names.push(entry.name);
-            }
-        }
-        Ok(names)
-    };
-    py.detach(run).map_err(|error: Error| exception(py, &error))
+pub(crate) fn attached(py: Python<'_>, name: Name) -> PyResult<bool> {
+    py.detach(|| ndarray_shm::attached(&*name)).map_err(|error| exception(py, &error))
 }

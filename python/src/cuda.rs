@@ -19,6 +19,7 @@ use crate::dlpack;
 use crate::errors::{cuda_exception, exception};
 use crate::guard::View;
 use crate::memory::{ElementType, Shape};
+use crate::part::Window;
 
 /// An array on a GPU that was created or attached, on its way to the constructor of `ndshm.cuda.Array`.
 #[pyclass(frozen, module = "ndshm._core")]
@@ -261,7 +262,8 @@ impl RawDeviceArray {
         let export = dlpack::Export {
             address: std::ptr::with_exposed_provenance_mut(usize::try_from(exported.device_pointer())?),
             device,
-            shape: &self.shape,
+            element: self.shape.element,
+            window: &Window::whole(&self.shape),
             readonly: false,
             owner: Box::new(exported),
         };

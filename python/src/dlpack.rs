@@ -13,7 +13,8 @@ use pyo3::exceptions::PyBufferError;
 use pyo3::ffi;
 use pyo3::prelude::*;
 
-use crate::memory::{ElementType, Shape, signed};
+use crate::memory::{ElementType, signed};
+use crate::part::Window;
 
 /// The device of arrays of the host.
 pub(crate) const CPU: (i32, i32) = (1, 0);
@@ -106,7 +107,9 @@ pub(crate) struct Export<'a> {
     pub(crate) address: *mut c_void,
     /// Type and number.
     pub(crate) device: (i32, i32),
-    pub(crate) shape: &'a Shape,
+    pub(crate) element: ElementType,
+    /// The lengths, and the strides in bytes. The offset is in the address.
+    pub(crate) window: &'a Window,
     pub(crate) readonly: bool,
     pub(crate) owner: Box<dyn Any + Send + Sync>,
 }
@@ -134,18 +137,18 @@ pub(crate) fn capsule<'py>(py: Python<'py>, export: Export<'_>, knows_versions: 
 impl Export<'_> {
     fn into_capsule<M: Managed>(self, py: Python<'_>) -> PyResult<Bound<'_, PyAny>> {
         let number = |length: isize| i64::try_from(length).unwrap_or(i64::MAX); // never larger
-        let Self { address, device, shape, readonly, owner } = self;
-        let item = signed(shape.element.dtype.size());
+        let Self { address, device, element, window, readonly, owner } = self;
+        let item = signed(element.dtype.size());
         let mut context = Box::new(Context {
-            lengths: shape.lengths.iter().map(|length| number(signed(*length))).collect(),
-            strides: shape.strides().into_iter().map(|stride| number(stride / item)).collect(),
+            lengths: window.lengths.iter().map(|length| number(signed(*length))).collect(),
+            strides: window.strides.iter().map(|stride| number(*stride / item)).collect(),
             _owner: owner,
         });
-        let (code, bits) = type_of(shape.element);
+        let (code, bits) = type_of(element);
         let tensor = Tensor {
             data: address,
             device: Device { kind: device.0, number: device.1 },
-            ndim: i32::try_from(shape.lengths.len()).unwrap_or(0), // `Array` refuses more than 64 axes
+            ndim: i32::try_from(window.lengths.len()).unwrap_or(0), // `Array` refuses more than 64 axes
             dtype: DataType { code, bits, lanes: 1 },
             shape: context.lengths.as_mut_ptr(),
             strides: context.strides.as_mut_ptr(),

@@ -1,13 +1,49 @@
 //! Converts the library's errors to the exceptions of `ndshm._errors`.
 
+use std::path::Path;
+
 use ndarray_shm::Error;
+use ndarray_shm::render::OtherWork;
 use ndarray_shm_volume::{self as volume, ErrorKind, StoreFailure};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 
-/// Returns the exception for an error. It has the class in `ndshm._errors` that `class_of` names, and the error's text.
+use crate::in_flight;
+
+/// Returns the exception for an error. It has the class in `ndshm._errors` that `class_of` names, and the error's text, or what that says
+/// in Python's terms.
 pub(crate) fn exception(py: Python<'_>, error: &Error) -> PyErr {
-    named(py, class_of(error), &error.to_string())
+    let text = match error {
+        Error::DescriptionMismatch { location, expected, found } => format!(
+            "`{location}` describes itself as {found}, not as {expected} (open it without shape, dtype and order, as what it is; if the \
+             description is wrong, correct it with `ndshm describe`; to read the bytes as something else, give reinterpret=True)"
+        ),
+        Error::Mismatch { location, what, expected, found, state: OtherWork::Idle } => format!(
+            "`{location}` is an unfinished buffer or download with another {what}: found {found}, expected {expected}, and no process is \
+             attached to it (replace=True replaces it, ndshm.unlink({location:?}, partial=True) removes it; or choose another name)"
+        ),
+        Error::Mismatch { location, what, expected, found, state: OtherWork::Attached } => format!(
+            "`{location}` is being painted with another {what}: found {found}, expected {expected}, and a process is attached to it, \
+             perhaps this one (wait until it is finished, choose another name, or take it from its painters with \
+             ndshm.unlink({location:?}, partial=True))"
+        ),
+        Error::Mismatch { location, what, expected, found, state: OtherWork::Finished } => format!(
+            "`{location}` is a finished array of another {what}: found {found}, expected {expected} (ndshm.unlink({location:?}) removes it, \
+             replace=True replaces it; or choose another name)"
+        ),
+        Error::NoSpace { location, needed, available, in_flight, advice } if *in_flight > 0 => {
+            let own = in_flight::kept(Path::new(location)).min(*in_flight);
+            let [all, own, others] = [*in_flight, own, in_flight - own].map(|bytes| bytes.div_ceil(1 << 20));
+            format!(
+                "`{location}` needs {needed} bytes, but only {available} are available, and pickles keep {all} MiB of arrays that no \
+                 process has: {own} MiB by pickles of this process that were not loaded yet (ndshm.in_flight.clear() ends them), {others} \
+                 MiB by those of other processes. A pickle expires NDSHM_PICKLE_GRACE seconds after it was made, 600 by default; \
+                 ndshm.gc(in_flight=True) frees all these arrays now. Or {advice}"
+            )
+        }
+        other => other.to_string(),
+    };
+    named(py, class_of(error), &text)
 }
 
 /// Returns the exception for an error of a volume. Its text has the causes too.
@@ -23,6 +59,9 @@ pub(crate) fn volume_exception(py: Python<'_>, error: &volume::Error) -> PyErr {
             text = format!("{text}: {because_text}");
         }
         cause = because.source();
+    }
+    if let volume::Error::OtherScale { .. } = error {
+        text.push_str(": open the scale that the array is from (mip=), or give its region in this scale (bbox=)");
     }
     named(py, class_of_volume_error(error), &text)
 }
@@ -69,6 +108,7 @@ fn class_of_volume_error(error: &volume::Error) -> &'static str {
         }
         Error::Source { .. } => "NotAVolume",
         Error::Scale { .. }
+        | Error::OtherScale { .. }
         | Error::NewVolume { .. }
         | Error::FillValue { .. }
         | Error::Url { .. }
@@ -94,7 +134,8 @@ fn class_of_volume_error(error: &volume::Error) -> &'static str {
 
 fn class_of(error: &Error) -> &'static str {
     match error {
-        Error::NotFound { .. } | Error::Elsewhere { .. } | Error::NoDirectory { .. } => "NotFound",
+        Error::NotFound { .. } | Error::NoDirectory { .. } => "NotFound",
+        Error::Elsewhere { .. } => "Elsewhere",
         Error::AlreadyExists { .. } => "AlreadyExists",
         Error::InvalidLocation { .. } | Error::InvalidSetting { .. } | Error::TooLarge { .. } => "InvalidArgument",
         Error::Reserved { .. } | Error::NotAnArray { .. } | Error::NotCounted { .. } => "NotAnArray",
@@ -112,6 +153,7 @@ fn class_of(error: &Error) -> &'static str {
         Error::WouldBlock { .. } => "WouldBlock",
         Error::WouldDeadlock { .. } => "WouldDeadlock",
         Error::TimedOut { .. } => "TimedOut",
+        Error::Interrupted { .. } => "Cancelled",
         Error::PermissionDenied { .. } | Error::ForeignOwner { .. } => "PermissionDenied",
         Error::TooManyOpenFiles { .. } => "TooManyOpenFiles",
         Error::Unsupported { .. } => "Unsupported",

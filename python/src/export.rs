@@ -5,26 +5,54 @@
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use ndarray_shm::Order;
 use pyo3::exceptions::PyBufferError;
 use pyo3::ffi;
 use pyo3::prelude::*;
 
-use crate::memory::{ElementType, Memory, Shape, signed};
+use crate::memory::{ElementType, Memory, signed};
+use crate::part::Window;
 
 /// An owner that keeps exported memory mapped and its array attached.
 pub(crate) trait Kept: Send + Sync {}
 
 impl Kept for Arc<dyn Memory> {}
 
+/// Counts what can write to the elements of an array without a lock. `freeze` waits for none of these, and is refused while there are any.
+#[derive(Debug, Default, Clone)]
+pub(crate) struct Writers(Arc<AtomicUsize>);
+
+impl Writers {
+    /// Counts one more until the result is dropped.
+    pub(crate) fn enter(&self) -> Writer {
+        self.0.fetch_add(1, Ordering::Relaxed);
+        Writer(self.clone())
+    }
+
+    /// Returns how many there are.
+    pub(crate) fn count(&self) -> usize {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// One of the counted writers.
+#[derive(Debug)]
+pub(crate) struct Writer(Writers);
+
+impl Drop for Writer {
+    fn drop(&mut self) {
+        self.0.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
 /// Elements that can be exported: their address and layout, and the owner that keeps them mapped.
 #[derive(Clone)]
 pub(crate) struct Elements {
     address: Address,
     element: ElementType,
-    lengths: Vec<usize>,
-    strides: Vec<isize>,
+    window: Window,
     kept: Arc<dyn Kept>,
 }
 
@@ -46,30 +74,17 @@ impl Elements {
         strides: Vec<isize>,
         kept: Arc<dyn Kept>,
     ) -> Self {
-        Self { address: Address(address), element, lengths, strides, kept }
+        Self { address: Address(address), element, window: Window { offset: 0, lengths, strides }, kept }
     }
 
-    /// Describes a whole array.
-    pub(crate) fn of(memory: &Arc<dyn Memory>, shape: &Shape) -> Self {
-        let kept = Arc::new(Arc::clone(memory));
-        Self::new(memory.pointer(), shape.element, shape.lengths.clone(), shape.strides(), kept)
+    /// Describes elements of an array, which are inside of it.
+    pub(crate) fn of(memory: &Arc<dyn Memory>, element: ElementType, window: &Window) -> Self {
+        let (address, kept) = (memory.pointer().wrapping_offset(window.offset), Arc::new(Arc::clone(memory)));
+        Self { address: Address(address), element, window: window.clone(), kept }
     }
 
-    /// Returns whether the elements follow one another in this order. Axes of length 1 do not matter.
     fn is_contiguous(&self, order: Order) -> bool {
-        if self.lengths.contains(&0) {
-            return true;
-        }
-        let mut step = signed(self.element.dtype.size());
-        let mut follows = |axis: usize| {
-            let fits = self.lengths[axis] == 1 || self.strides[axis] == step;
-            step *= signed(self.lengths[axis]);
-            fits
-        };
-        match order {
-            Order::C => (0..self.lengths.len()).rev().all(&mut follows),
-            Order::F => (0..self.lengths.len()).all(&mut follows),
-        }
+        self.window.is_contiguous(self.element.dtype.size(), order)
     }
 }
 
@@ -77,10 +92,11 @@ impl Elements {
 struct ExportedArray {
     lengths: Vec<isize>,
     strides: Vec<isize>,
+    _writer: Option<Writer>,
     _kept: Arc<dyn Kept>,
 }
 
-/// Fills `view` with the elements, for the exporting object `owner`.
+/// Fills `view` with the elements, for the exporting object `owner`. `writer` counts the buffer as long as it lives.
 ///
 /// # Errors
 ///
@@ -96,6 +112,7 @@ pub(crate) unsafe fn fill(
     owner: &Bound<'_, PyAny>,
     elements: &Elements,
     readonly: bool,
+    writer: Option<Writer>,
 ) -> PyResult<()> {
     let asks = |flag: c_int| flags & flag == flag;
     if readonly && asks(ffi::PyBUF_WRITABLE) {
@@ -114,8 +131,9 @@ pub(crate) unsafe fn fill(
         return Err(PyBufferError::new_err("the elements are not contiguous, and the caller needs contiguous ones"));
     }
     let exported = Box::new(ExportedArray {
-        lengths: elements.lengths.iter().map(|length| signed(*length)).collect(),
-        strides: elements.strides.clone(),
+        lengths: elements.window.lengths.iter().map(|length| signed(*length)).collect(),
+        strides: elements.window.strides.clone(),
+        _writer: writer,
         _kept: Arc::clone(&elements.kept),
     });
     let optional = |asked: bool, values: &[isize]| {
@@ -128,7 +146,7 @@ pub(crate) unsafe fn fill(
         len: exported.lengths.iter().product::<isize>() * item,
         itemsize: item,
         readonly: c_int::from(readonly),
-        ndim: c_int::try_from(elements.lengths.len()).unwrap_or(0), // an array has at most 64 axes
+        ndim: c_int::try_from(elements.window.lengths.len()).unwrap_or(0), // an array has at most 64 axes
         format: if asks(ffi::PyBUF_FORMAT) { elements.element.format().as_ptr().cast_mut() } else { null_mut() },
         shape: optional(asks(ffi::PyBUF_ND), &exported.lengths),
         strides: optional(asks(ffi::PyBUF_STRIDES), &exported.strides),

@@ -5,8 +5,9 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
-use ndarray_shm_volume::{DownloadProgress, Error, Progress, Result, StopFlag};
+use ndarray_shm_volume::{DownloadProgress, Error, Progress, Result, Retries, Retry, StopFlag};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 
@@ -19,11 +20,16 @@ pub(crate) struct Job {
     state: Arc<JobState>,
     /// How often this process had been forked when the work began: a forked child does not have the thread.
     forks: u32,
+    /// The result, once it was asked for. It is kept, because a signal can come before the caller has it. An error is made anew each time:
+    /// its traceback leads to everything that the callers have, and Python does not see what is kept here.
+    taken: Mutex<Option<Py<PyAny>>>,
 }
 
 /// What the thread and Python share.
 pub(crate) struct JobState {
     pub(crate) stop: StopFlag,
+    /// What the thread's requests retry, also before there is any progress.
+    retries: Retries,
     seen: Mutex<Seen>,
     outcome: Mutex<Outcome>,
     ended: Condvar,
@@ -33,6 +39,8 @@ pub(crate) struct JobState {
 #[derive(Default)]
 struct Seen {
     progress: DownloadProgress,
+    /// What the work reports as being retried: also requests of worker processes.
+    retry: Option<Retry>,
     warnings: Vec<String>,
 }
 
@@ -41,13 +49,23 @@ type Converted = Box<dyn FnOnce(Python<'_>) -> PyResult<Py<PyAny>> + Send>;
 
 enum Outcome {
     Running,
+    /// It runs, and no object of Python is left that could ask for the result.
+    Unwanted,
     Ended(Converted),
+    Failed(Failure),
     Taken,
 }
+
+/// Makes the exception of work that has failed.
+type Failure = Box<dyn Fn(Python<'_>) -> PyErr + Send>;
 
 impl Progress for JobState {
     fn update(&self, progress: DownloadProgress) {
         self.seen().progress = progress;
+    }
+
+    fn retrying(&self, retry: Option<&Retry>) {
+        self.seen().retry = retry.cloned();
     }
 
     fn warning(&self, message: &str) {
@@ -64,9 +82,39 @@ impl JobState {
         self.outcome.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn end(&self, outcome: Converted) {
-        *self.outcome() = Outcome::Ended(outcome);
+    fn end(&self, ended: Outcome) {
+        let mut outcome = self.outcome();
+        let (next, unwanted) = match *outcome {
+            Outcome::Unwanted => (Outcome::Taken, Some(ended)),
+            _ => (ended, None),
+        };
+        *outcome = next;
+        drop(outcome);
         self.ended.notify_all();
+        drop(unwanted); // frees the memory of its array
+    }
+
+    /// Waits for at most `limit`, and returns whether the work has ended.
+    fn wait(&self, limit: Duration) -> bool {
+        let is_running = |outcome: &mut Outcome| matches!(outcome, Outcome::Running | Outcome::Unwanted);
+        let waited = self.ended.wait_timeout_while(self.outcome(), limit, is_running);
+        let (_outcome, timed_out) = waited.unwrap_or_else(PoisonError::into_inner);
+        !timed_out.timed_out()
+    }
+}
+
+impl Drop for Job {
+    /// The work goes on. Its result is dropped, now or when it ends.
+    fn drop(&mut self) {
+        if self.forks != forks() {
+            return; // the thread of the parent may hold the lock
+        }
+        let unwanted = {
+            let mut outcome = self.state.outcome();
+            let next = if matches!(*outcome, Outcome::Running) { Outcome::Unwanted } else { Outcome::Taken };
+            std::mem::replace(&mut *outcome, next)
+        };
+        drop(unwanted);
     }
 }
 
@@ -78,6 +126,7 @@ impl Job {
     ) -> PyResult<Self> {
         let state = Arc::new(JobState {
             stop: StopFlag::new(),
+            retries: Retries::new(),
             seen: Mutex::default(),
             outcome: Mutex::new(Outcome::Running),
             ended: Condvar::new(),
@@ -86,18 +135,18 @@ impl Job {
         let run = move || {
             let state = of_thread;
             // Opening a volume has no options, so the flag reaches its requests by the thread.
-            let result = catch_unwind(AssertUnwindSafe(|| state.stop.run(|| work(&state))));
+            let result = catch_unwind(AssertUnwindSafe(|| state.retries.run(|| state.stop.run(|| work(&state)))));
             let is_stopped = state.stop.is_stopped();
             state.end(match result {
-                Ok(Ok(value)) => Box::new(move |py| convert(py, value)),
-                Ok(Err(error)) => Box::new(move |py| Err(failure(py, &error, is_stopped))),
-                Err(_) => {
-                    Box::new(|_| Err(PyRuntimeError::new_err("the work panicked: standard error has the message")))
-                }
+                Ok(Ok(value)) => Outcome::Ended(Box::new(move |py| convert(py, value))),
+                Ok(Err(error)) => Outcome::Failed(Box::new(move |py| failure(py, &error, is_stopped))),
+                Err(_) => Outcome::Failed(Box::new(|_| {
+                    PyRuntimeError::new_err("the work panicked: standard error has the message")
+                })),
             });
         };
         std::thread::Builder::new().name("ndshm-job".to_owned()).spawn(run)?;
-        Ok(Self { state, forks: forks() })
+        Ok(Self { state, forks: forks(), taken: Mutex::default() })
     }
 
     fn check_process(&self) -> PyResult<()> {
@@ -126,12 +175,12 @@ impl Job {
     fn wait(&self, py: Python<'_>, timeout: f64) -> PyResult<bool> {
         self.check_process()?;
         let limit = seconds(timeout)?;
-        py.detach(|| {
-            let is_running = |outcome: &mut Outcome| matches!(outcome, Outcome::Running);
-            let waited = self.state.ended.wait_timeout_while(self.state.outcome(), limit, is_running);
-            let (_outcome, timed_out) = waited.unwrap_or_else(PoisonError::into_inner);
-            Ok(!timed_out.timed_out())
-        })
+        Ok(py.detach(|| self.state.wait(limit)))
+    }
+
+    /// Returns what can wait for the work and stop it, but does not keep its result.
+    fn watch(&self) -> JobWatch {
+        JobWatch(Arc::clone(&self.state))
     }
 
     /// Asks the work to stop. It ends soon, with an error or, if it was just finished, with its result.
@@ -147,23 +196,56 @@ impl Job {
         (done, total, bytes, bytes_total, fetched, elapsed.as_secs_f64())
     }
 
+    /// Returns what is being retried and why, in one line, or None.
+    #[getter]
+    fn retrying(&self) -> Option<String> {
+        let retry = self.state.retries.current().or_else(|| self.state.seen().retry.clone());
+        retry.map(|retry| retry.to_string())
+    }
+
     /// Returns the warnings since the last call.
     fn warnings(&self) -> Vec<String> {
         std::mem::take(&mut self.state.seen().warnings)
     }
 
-    /// Returns the result, once. The work must have ended.
+    /// Returns the result. The work must have ended.
     fn take(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
         self.check_process()?;
+        let taken = || self.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(value) = &*taken() {
+            return Ok(value.clone_ref(py));
+        }
         let mut outcome = self.state.outcome();
-        if matches!(*outcome, Outcome::Running) {
-            return Err(PyRuntimeError::new_err("the work has not ended"));
+        match &*outcome {
+            Outcome::Running => return Err(PyRuntimeError::new_err("the work has not ended")),
+            Outcome::Failed(failure) => return Err(failure(py)),
+            _ => {}
         }
         let ended = std::mem::replace(&mut *outcome, Outcome::Taken);
         drop(outcome);
-        match ended {
-            Outcome::Ended(convert) => convert(py),
-            _ => Err(PyRuntimeError::new_err("the result has been taken")),
-        }
+        let Outcome::Ended(convert) = ended else {
+            return Err(PyRuntimeError::new_err("the result has been taken"));
+        };
+        let value = convert(py)?;
+        *taken() = Some(value.clone_ref(py));
+        Ok(value)
+    }
+}
+
+/// Work in a thread, without its result.
+#[pyclass(frozen, module = "ndshm._core")]
+pub(crate) struct JobWatch(Arc<JobState>);
+
+#[pymethods]
+impl JobWatch {
+    /// Waits for at most `timeout` seconds, and returns whether the work has ended.
+    fn wait(&self, py: Python<'_>, timeout: f64) -> PyResult<bool> {
+        let limit = seconds(timeout)?;
+        Ok(py.detach(|| self.0.wait(limit)))
+    }
+
+    /// Asks the work to stop.
+    fn stop(&self) {
+        self.0.stop.stop();
     }
 }

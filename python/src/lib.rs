@@ -3,10 +3,12 @@
 //! Memory of a type known at run time (`memory`), counted arrays (`shared`), the class that Python's `Array` derives from (`array`),
 //! renderbuffers (`render`), views that live as long as a lock (`guard`), the buffer protocol for both (`export`), DLPack (`dlpack`), work in
 //! threads of its own (`job`), volumes (`volume`), downloads and uploads (`transfer`), calls that are made later (`soon`), and exceptions
-//! (`errors`). On Linux also arrays in the memory of a GPU (`device_memory`), and the class of those (`cuda`). What can be written in Python
+//! (`errors`), calls that Ctrl-C can end (`signals`), handles that still protect their arrays (`in_flight`), and copies of numpy arrays
+//! (`copying`). On Linux also arrays in the memory of a GPU (`device_memory`), and the class of those (`cuda`). What can be written in Python
 //! is written there.
 
 mod array;
+mod copying;
 #[cfg(target_os = "linux")]
 mod cuda;
 #[cfg(target_os = "linux")]
@@ -15,10 +17,14 @@ mod dlpack;
 mod errors;
 mod export;
 mod guard;
+mod in_flight;
 mod job;
+mod listing;
 mod memory;
+mod part;
 mod render;
 mod shared;
+mod signals;
 mod soon;
 mod transfer;
 mod volume;
@@ -29,7 +35,7 @@ use pyo3::prelude::*;
 mod _core {
     #[pymodule_export]
     use super::array::{
-        Attachment, RawArray, attached, create, emulation, forked, listing, open, open_bytes, reclaim, unlink,
+        Attachment, Made, RawArray, attached, checked_name, create, emulation, forked, open, open_bytes, unlink,
     };
     #[cfg(target_os = "linux")]
     #[pymodule_export]
@@ -37,11 +43,15 @@ mod _core {
         DeviceAttachment, RawDeviceArray, cuda_attach, cuda_device_count, cuda_find_driver, cuda_upload, cuda_zeros,
     };
     #[pymodule_export]
-    use super::guard::{Lock, View};
+    use super::guard::{AlreadyDone, RawGuard, View, set_strict};
     #[pymodule_export]
-    use super::job::Job;
+    use super::in_flight::InFlight;
     #[pymodule_export]
-    use super::render::{RawBuffer, RawClaim, join_render, render};
+    use super::job::{Job, JobWatch};
+    #[pymodule_export]
+    use super::listing::{listing, partial_listing, reclaim};
+    #[pymodule_export]
+    use super::render::{FreshClaim, RawBuffer, RawClaim, join_render, render};
     #[pymodule_export]
     use super::shared::{Loan, expire, open_counted, receive, revoke, set_manager, share, strategies};
     #[pymodule_export]

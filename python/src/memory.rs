@@ -1,5 +1,6 @@
 //! An attached array with an element type that is known at run time.
 
+use std::collections::BTreeMap;
 use std::ffi::CStr;
 use std::fs::File;
 use std::sync::Arc;
@@ -194,6 +195,15 @@ impl Shape {
         Self { element: ElementType::described(found), lengths: found.shape().to_vec(), order: found.order() }
     }
 
+    /// Returns a description with these notes; `None` without any.
+    pub(crate) fn noted(&self, notes: &BTreeMap<String, String>) -> Result<Option<Description>> {
+        if notes.is_empty() {
+            return Ok(None);
+        }
+        let plain = Description::new(self.element.dtype, &self.lengths, self.order)?;
+        notes.iter().try_fold(plain, |description, (key, text)| description.with_note(key, text)).map(Some)
+    }
+
     pub(crate) fn len(&self) -> usize {
         self.lengths.iter().product()
     }
@@ -291,7 +301,7 @@ impl Opening {
     }
 }
 
-/// Opens a plain array. What is `None` is taken from its description, which must agree with the rest.
+/// Opens a plain array. What is `None` is taken from its description, which must agree with the rest. Also returns that description.
 ///
 /// A read-only array is mapped copy-on-write: a library that writes to the read-only buffer nevertheless changes a private copy,
 /// instead of ending the process with SIGSEGV.
@@ -302,7 +312,7 @@ pub(crate) fn open(
     lengths: Option<Vec<usize>>,
     order: Option<Order>,
     how: &Opening,
-) -> Result<(Arc<dyn Memory>, Shape)> {
+) -> Result<(Arc<dyn Memory>, Shape, Option<Description>)> {
     let directory = match directory {
         Some(directory) => directory,
         None => default_backend()?,
@@ -310,7 +320,7 @@ pub(crate) fn open(
     if element.is_none() && lengths.is_none() && order.is_none() {
         let (array, description) = how.options::<u8, Ix1>(directory).open_bytes(name)?;
         let found = description.ok_or_else(|| Error::NotDescribed { location: name.to_owned() })?;
-        return Ok((Arc::new(array), Shape::described(&found)));
+        return Ok((Arc::new(array), Shape::described(&found), Some(found)));
     }
     let mut shape = match (element, lengths) {
         (Some(element), Some(lengths)) => Shape { element, lengths, order: Order::C },
@@ -330,7 +340,18 @@ pub(crate) fn open(
     let memory: Arc<dyn Memory> = with_element!(shape.element.dtype, T => {
         Arc::new(how.options::<T, IxDyn>(directory).open(name, dimensions)?)
     }, else => unreachable!("all features of elements are enabled"));
-    Ok((memory, shape))
+    let description = description_of(&*memory).filter(|_| !how.reinterpret);
+    Ok((memory, shape, description))
+}
+
+/// Returns the description of an attached array; `None` without one, and if its name leads to another array by now.
+fn description_of(memory: &dyn Memory) -> Option<Description> {
+    let directory = memory.directory();
+    directory.description(memory.name()).ok().flatten()?;
+    // A file keeps its number as long as it is attached, so that this is the description of the same file.
+    let options = AttachOptions::<SharedArray<u8, Ix1>>::new().backend(directory.clone());
+    let (bytes, description) = options.access(Access::Read).leave_holes(true).open_bytes(memory.name()).ok()?;
+    description.filter(|_| bytes.file_id() == memory.file_id())
 }
 
 /// Opens the bytes of a plain array, whatever its element type is.

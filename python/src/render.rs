@@ -4,21 +4,24 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ndarray::{IxDyn, ShapeBuilder};
 use ndarray_shm::array::with_element;
-use ndarray_shm::render::{ChunkClaim, NextClaim, RenderOptions, RenderProgress};
+use ndarray_shm::render::{ChunkClaim, ChunkGuard, Claim, NextClaim, RenderOptions, RenderProgress};
 use ndarray_shm::{Element, Error, Order, RenderBuffer, Result};
-use pyo3::exceptions::PyValueError;
+use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::PyTuple;
+use pyo3::types::{PySlice, PyTuple};
 
-use crate::array::{Attachment, lengths_of, order_of, seconds};
+use crate::array::{Attachment, Name, lengths_of, order_of, seconds};
 use crate::errors::{exception, named};
-use crate::export::{Elements, Kept};
-use crate::guard::View;
+use crate::export::{Elements, Kept, Writers};
+use crate::guard::{BlockView, Numpy};
 use crate::memory::{BOOL_NOTE, ElementType, Memory, Shape, signed};
+use crate::signals::interruptibly;
 
 /// A renderbuffer with elements of any type.
 trait Painted: Send + Sync {
     fn next(self: Arc<Self>) -> Result<Next, Refused>;
+    fn claim(self: Arc<Self>, index: usize) -> Result<Next, Refused>;
+    fn chunk(self: Arc<Self>, index: usize) -> Result<Option<Box<dyn Claimed>>, Refused>;
     fn progress(&self) -> Result<RenderProgress, Refused>;
     fn finish(&self) -> Result<Arc<dyn Memory>, Refused>;
     fn discard(&self) -> Result<(), Refused>;
@@ -36,6 +39,11 @@ enum Refused {
     Ended,
     /// A claim has not ended.
     Claimed,
+    /// There is no chunk with this number.
+    NoChunk {
+        index: usize,
+        total: usize,
+    },
     Failed(Error),
 }
 
@@ -75,6 +83,13 @@ impl<T: Element> Slot<T> {
             _ => Err(Refused::Ended),
         }
     }
+
+    /// As `painting`, if there is a chunk with this number.
+    fn painting_with(&self, index: usize) -> Result<Arc<RenderBuffer<T, IxDyn>>, Refused> {
+        let buffer = self.painting()?;
+        let total = buffer.grid().len();
+        if index < total { Ok(buffer) } else { Err(Refused::NoChunk { index, total }) }
+    }
 }
 
 impl<T: Element> Painted for Slot<T> {
@@ -85,6 +100,21 @@ impl<T: Element> Painted for Slot<T> {
             NextClaim::Busy => Next::Busy,
             NextClaim::AllDone => Next::AllDone,
         })
+    }
+
+    fn claim(self: Arc<Self>, index: usize) -> Result<Next, Refused> {
+        let buffer = self.painting_with(index)?;
+        Ok(match buffer.claim(index)? {
+            Claim::Chunk(claim) => Next::Chunk(Box::new(OwnedClaim::new(claim, &buffer, self))),
+            Claim::Busy => Next::Busy,
+            Claim::Done => Next::AllDone,
+        })
+    }
+
+    fn chunk(self: Arc<Self>, index: usize) -> Result<Option<Box<dyn Claimed>>, Refused> {
+        let buffer = self.painting_with(index)?;
+        let guard = buffer.chunk(index)?;
+        Ok(guard.map(|guard| Box::new(OwnedChunk::new(index, guard, &buffer, self)) as Box<dyn Claimed>))
     }
 
     fn progress(&self) -> Result<RenderProgress, Refused> {
@@ -133,12 +163,66 @@ impl<T: Element> Painted for Slot<T> {
     }
 }
 
-/// A claim of a chunk with elements of any type.
+/// A claim of a chunk with elements of any type, or a read guard of a finished chunk.
 trait Claimed: Send {
+    /// Whether the elements may be written to.
+    fn is_writable(&self) -> bool;
     fn number(&self) -> usize;
     fn region(&self) -> Vec<(usize, usize)>;
     fn elements(&mut self, element: ElementType) -> Elements;
+    /// Ends a claim and marks its chunk as finished. Ends a guard.
     fn commit(self: Box<Self>) -> Result<()>;
+}
+
+/// A read guard of a finished chunk together with the buffer that it borrows.
+struct OwnedChunk<T: Element> {
+    /// The first field, so dropped first: it borrows from `buffer`.
+    guard: ChunkGuard<'static, T, IxDyn>,
+    #[allow(dead_code)] // keeps what `guard` borrows
+    buffer: Arc<RenderBuffer<T, IxDyn>>,
+    slot: Arc<Slot<T>>,
+    index: usize,
+}
+
+impl<T: Element> OwnedChunk<T> {
+    #[allow(unsafe_code)]
+    fn new(
+        index: usize,
+        guard: ChunkGuard<'_, T, IxDyn>,
+        buffer: &Arc<RenderBuffer<T, IxDyn>>,
+        slot: Arc<Slot<T>>,
+    ) -> Self {
+        let buffer = Arc::clone(buffer);
+        // SAFETY: the guard borrows from the buffer behind the `Arc`, which does not move and which the field `buffer` keeps alive.
+        // The guard never leaves this value. Fields are dropped in the order of their declaration, so the guard first.
+        let guard = unsafe { std::mem::transmute::<ChunkGuard<'_, T, IxDyn>, ChunkGuard<'static, T, IxDyn>>(guard) };
+        Self { guard, buffer, slot, index }
+    }
+}
+
+impl<T: Element> Claimed for OwnedChunk<T> {
+    fn is_writable(&self) -> bool {
+        false
+    }
+
+    fn number(&self) -> usize {
+        self.index
+    }
+
+    fn region(&self) -> Vec<(usize, usize)> {
+        self.guard.region().iter().map(|range| (range.start, range.end)).collect()
+    }
+
+    fn elements(&mut self, element: ElementType) -> Elements {
+        let kept: Arc<dyn Kept> = Arc::clone(&self.slot) as Arc<dyn Kept>;
+        let strides = self.guard.strides().iter().map(|stride| stride * signed(size_of::<T>())).collect();
+        // The view of the block is read-only.
+        Elements::new(self.guard.as_ptr().cast_mut().cast(), element, self.guard.shape().to_vec(), strides, kept)
+    }
+
+    fn commit(self: Box<Self>) -> Result<()> {
+        Ok(())
+    }
 }
 
 /// A claim together with the buffer that it borrows.
@@ -162,6 +246,10 @@ impl<T: Element> OwnedClaim<T> {
 }
 
 impl<T: Element> Claimed for OwnedClaim<T> {
+    fn is_writable(&self) -> bool {
+        true
+    }
+
     fn number(&self) -> usize {
         self.claim.index()
     }
@@ -194,6 +282,17 @@ pub(crate) struct RawBuffer {
 }
 
 impl RawBuffer {
+    fn fresh(&self, claim: Box<dyn Claimed>) -> FreshClaim {
+        FreshClaim(Mutex::new(Some(RawClaim {
+            name: self.name.clone(),
+            number: claim.number(),
+            region: claim.region(),
+            state: Mutex::new(ClaimState::Idle(claim)),
+            element: self.shape.element,
+            pid: std::process::id(),
+        })))
+    }
+
     fn refused(&self, py: Python<'_>, refused: &Refused) -> PyErr {
         match refused {
             Refused::Ended => {
@@ -201,6 +300,10 @@ impl RawBuffer {
             }
             Refused::Claimed => {
                 named(py, "InUse", &format!("a claim of `{}` has not ended: commit or release it first", self.name))
+            }
+            Refused::NoChunk { index, total } => {
+                let text = format!("index={index}: `{}` has {total} chunks, with the numbers from 0", self.name);
+                named(py, "InvalidArgument", &text)
             }
             Refused::Failed(error) => exception(py, error),
         }
@@ -236,18 +339,37 @@ impl RawBuffer {
         progress.map(|RenderProgress { done, total }| (done, total)).map_err(|refused| self.refused(py, &refused))
     }
 
-    /// Claims any chunk without waiting. Returns None if all are finished or claimed.
-    fn claim(&self, py: Python<'_>) -> PyResult<Option<RawClaim>> {
+    /// Claims any chunk, or the one with this number, without waiting. Returns None if all are, or it is, finished or claimed. The second
+    /// value is whether all are, or it is, finished.
+    #[pyo3(signature = (index=None))]
+    fn claim(&self, py: Python<'_>, index: Option<usize>) -> PyResult<(Option<FreshClaim>, bool)> {
         let buffer = Arc::clone(&self.buffer);
-        match py.detach(|| buffer.next()).map_err(|refused| self.refused(py, &refused))? {
-            Next::Chunk(claim) => Ok(Some(RawClaim {
-                number: claim.number(),
-                region: claim.region(),
-                claim: Mutex::new(Some(claim)),
-                element: self.shape.element,
-            })),
-            Next::Busy | Next::AllDone => Ok(None),
-        }
+        let claim = || match index {
+            Some(index) => buffer.claim(index),
+            None => buffer.next(),
+        };
+        Ok(match py.detach(claim).map_err(|refused| self.refused(py, &refused))? {
+            Next::Chunk(claim) => (Some(self.fresh(claim)), false),
+            Next::Busy => (None, false),
+            Next::AllDone => (None, true),
+        })
+    }
+
+    /// Takes a read guard of the chunk with this number. Returns None if it is not finished.
+    fn chunk(&self, py: Python<'_>, index: usize) -> PyResult<Option<FreshClaim>> {
+        let buffer = Arc::clone(&self.buffer);
+        let mut guard = Ok(None);
+        interruptibly(py, || {
+            guard = buffer.chunk(index);
+            match guard {
+                // Only `interruptible` gives this error, and then the signal's exception is raised.
+                Err(Refused::Failed(Error::Interrupted { ref location })) => {
+                    Err(Error::Interrupted { location: location.clone() }.into())
+                }
+                _ => Ok(()),
+            }
+        })?;
+        Ok(guard.map_err(|refused| self.refused(py, &refused))?.map(|guard| self.fresh(guard)))
     }
 
     /// Gives the complete array its name.
@@ -263,54 +385,158 @@ impl RawBuffer {
     }
 }
 
-/// A claim of one chunk.
+/// A claim or read guard, on its way to the constructor of `Claim` or `FinishedChunk`.
 #[pyclass(frozen, module = "ndshm._core")]
+pub(crate) struct FreshClaim(Mutex<Option<RawClaim>>);
+
+/// A claim or read guard of one chunk, for `with`. `ndshm.Claim` and `ndshm.FinishedChunk` derive from it.
+#[pyclass(frozen, subclass, module = "ndshm._core")]
 pub(crate) struct RawClaim {
-    claim: Mutex<Option<Box<dyn Claimed>>>,
-    #[pyo3(get)]
+    name: String,
     number: usize,
     /// Start and end along each axis.
-    #[pyo3(get)]
     region: Vec<(usize, usize)>,
+    state: Mutex<ClaimState>,
     element: ElementType,
+    /// The process that claimed.
+    pid: u32,
+}
+
+enum ClaimState {
+    Idle(Box<dyn Claimed>),
+    /// A block is about to begin.
+    Entering,
+    InUse(BlockView, Box<dyn Claimed>),
+    Ended,
+}
+
+impl RawClaim {
+    /// The lock on the state is held for a moment only, during which the interpreter stays locked.
+    fn state(&self) -> MutexGuard<'_, ClaimState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn check_process(&self, py: Python<'_>) -> PyResult<()> {
+        if self.pid == std::process::id() {
+            return Ok(());
+        }
+        let name = &self.name;
+        let text =
+            format!("the claim of `{name}` belongs to the parent of this process: claim after fork, in the child");
+        Err(named(py, "NdshmError", &text))
+    }
 }
 
 #[pymethods]
 impl RawClaim {
-    /// Returns an exporter of the chunk's elements.
-    fn view(&self) -> PyResult<View> {
-        let mut claim = self.claim.lock().unwrap_or_else(PoisonError::into_inner);
-        let claim = claim.as_mut().ok_or_else(|| PyValueError::new_err("the claim has ended"))?;
-        Ok(View::new(claim.elements(self.element), true))
+    #[new]
+    fn new(claim: &FreshClaim) -> PyResult<Self> {
+        let claim = claim.0.lock().unwrap_or_else(PoisonError::into_inner).take();
+        claim.ok_or_else(|| PyValueError::new_err("this claim belongs to another object"))
     }
 
-    /// Marks the chunk as finished and releases it.
-    fn commit(&self, py: Python<'_>) -> PyResult<()> {
-        let claim = self.claim.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let claim = claim.ok_or_else(|| PyValueError::new_err("the claim has ended"))?;
-        py.detach(|| claim.commit()).map_err(|error| exception(py, &error))
+    /// The chunk's number.
+    #[getter]
+    fn number(&self) -> usize {
+        self.number
     }
 
-    /// Releases the chunk unpainted. Does nothing if the claim has ended.
-    fn release(&self, py: Python<'_>) {
-        let claim = self.claim.lock().unwrap_or_else(PoisonError::into_inner).take();
-        py.detach(|| drop(claim));
+    /// The elements of the array that the chunk covers, as one slice for each axis.
+    #[getter]
+    fn region<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
+        let slices = self.region.iter().map(|(start, end)| PySlice::new(py, signed(*start), signed(*end), 1));
+        PyTuple::new(py, slices.collect::<Vec<_>>())
+    }
+
+    fn __enter__(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
+        self.check_process(py)?;
+        let numpy = Numpy::find(py, self.element)?;
+        let taken = std::mem::replace(&mut *self.state(), ClaimState::Entering);
+        let mut claim = match taken {
+            ClaimState::Idle(claim) => claim,
+            other => {
+                let has_ended = matches!(other, ClaimState::Ended);
+                *self.state() = other;
+                return Err(if has_ended {
+                    PyValueError::new_err("the claim has ended")
+                } else {
+                    PyRuntimeError::new_err("this claim is in use")
+                });
+            }
+        };
+        // Without the lock on the state: making objects can run the garbage collector, and with it other code that uses the claim.
+        let is_writable = claim.is_writable();
+        match BlockView::new(py, Writers::default(), claim.elements(self.element), is_writable, numpy.as_ref()) {
+            Ok(view) => {
+                let value = view.value(py);
+                *self.state() = ClaimState::InUse(view, claim);
+                Ok(value)
+            }
+            Err(error) => {
+                *self.state() = ClaimState::Idle(claim);
+                Err(error)
+            }
+        }
+    }
+
+    #[pyo3(signature = (_kind, error, _trace))]
+    fn __exit__(
+        &self,
+        py: Python<'_>,
+        _kind: Option<&Bound<'_, PyAny>>,
+        error: Option<&Bound<'_, PyAny>>,
+        _trace: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<()> {
+        let taken = std::mem::replace(&mut *self.state(), ClaimState::Ended);
+        let (view, claim) = match taken {
+            ClaimState::InUse(view, claim) => (view, claim),
+            other => {
+                *self.state() = other;
+                return Ok(());
+            }
+        };
+        let ended = view.end(py, error.is_none());
+        let is_own = self.check_process(py);
+        let commits = error.is_none() && ended.is_ok() && is_own.is_ok();
+        let done = py.detach(|| {
+            if commits {
+                return claim.commit();
+            }
+            drop(claim); // releases the chunk
+            Ok(())
+        });
+        is_own?;
+        done.map_err(|error| exception(py, &error))?;
+        ended?.report(py, &self.name, error)
+    }
+
+    /// Releases the chunk unpainted. Call it only for a claim that is not used in a ``with`` block.
+    fn release(&self, py: Python<'_>) -> PyResult<()> {
+        let mut state = self.state();
+        if matches!(*state, ClaimState::InUse(..) | ClaimState::Entering) {
+            return Err(PyRuntimeError::new_err("leave the `with` block first: an exception in it releases the chunk"));
+        }
+        let ended = std::mem::replace(&mut *state, ClaimState::Ended);
+        drop(state);
+        py.detach(|| drop(ended));
+        Ok(())
     }
 }
 
 /// Begins a renderbuffer, joins one that another process began, or resumes an interrupted one.
 #[pyfunction]
-#[pyo3(signature = (name, lengths, chunk, dtype, order, fingerprint, *, replace=false, timeout=None))]
-#[allow(clippy::too_many_arguments, clippy::needless_pass_by_value)] // Python gives them by name, as objects of its own
+#[pyo3(signature = (name, lengths, chunk, dtype, order, fingerprint, *, replace=false, exist_ok=false, timeout=None))]
+#[allow(clippy::too_many_arguments, clippy::needless_pass_by_value, clippy::fn_params_excessive_bools)] // Python gives them by name
 pub(crate) fn render(
     py: Python<'_>,
-    name: &str,
+    name: Name,
     lengths: Vec<usize>,
     chunk: Vec<usize>,
     dtype: &str,
     order: &str,
     fingerprint: &str,
     replace: bool,
+    exist_ok: bool,
     timeout: Option<f64>,
 ) -> PyResult<RawBuffer> {
     let element = ElementType::parse(dtype).map_err(|error| exception(py, &error))?;
@@ -319,34 +545,33 @@ pub(crate) fn render(
         let text = format!("the chunks have {} axes, but the array has {}", chunk.len(), shape.lengths.len());
         return Err(named(py, "InvalidArgument", &text));
     }
-    let mut options = RenderOptions::new().replace(replace);
+    let mut options = RenderOptions::new().replace(replace).accept_finished(exist_ok);
     if let Some(timeout) = timeout {
         options = options.timeout(seconds(timeout)?);
     }
     if element.is_bool {
         options = options.note(BOOL_NOTE.0, BOOL_NOTE.1);
     }
-    let created = py.detach(|| -> Result<Arc<dyn Painted>> {
+    let buffer: Arc<dyn Painted> = interruptibly(py, || {
         let lengths = IxDyn(&shape.lengths).set_f(shape.order == Order::F);
         with_element!(element.dtype, T => {
-            Ok(Slot::new(options.create::<T, IxDyn>(name, lengths, IxDyn(&chunk), fingerprint)?))
+            Ok(Slot::new(options.create::<T, IxDyn>(&*name, lengths, IxDyn(&chunk), fingerprint)?) as Arc<dyn Painted>)
         }, else => unreachable!("all features of elements are enabled"))
-    });
-    let buffer = created.map_err(|error| exception(py, &error))?;
-    Ok(RawBuffer { buffer, shape, name: name.to_owned() })
+    })?;
+    Ok(RawBuffer { buffer, shape, name: name.into() })
 }
 
 /// Joins a renderbuffer that another process began. Shape and order are those of the buffer.
 #[pyfunction]
-pub(crate) fn join_render(py: Python<'_>, name: &str, dtype: &str) -> PyResult<RawBuffer> {
+pub(crate) fn join_render(py: Python<'_>, name: Name, dtype: &str) -> PyResult<RawBuffer> {
     let element = ElementType::parse(dtype).map_err(|error| exception(py, &error))?;
     let joined = py.detach(|| -> Result<(Arc<dyn Painted>, Vec<usize>, Order)> {
         with_element!(element.dtype, T => {
-            let buffer = RenderBuffer::<T, IxDyn>::open(name)?;
+            let buffer = RenderBuffer::<T, IxDyn>::open(&*name)?;
             let (lengths, order) = (buffer.shape().to_vec(), buffer.order());
             Ok((Slot::new(buffer), lengths, order))
         }, else => unreachable!("all features of elements are enabled"))
     });
     let (buffer, lengths, order) = joined.map_err(|error| exception(py, &error))?;
-    Ok(RawBuffer { buffer, shape: Shape { element, lengths, order }, name: name.to_owned() })
+    Ok(RawBuffer { buffer, shape: Shape { element, lengths, order }, name: name.into() })
 }

@@ -1,5 +1,6 @@
 //! Counted arrays: shared with other processes by a handle, and removed by their last user.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -13,12 +14,13 @@ use ndarray_shm::manager::Program;
 use ndarray_shm::{
     Access, AttachOptions, CreateOptions, Directory, Element, Error, Location, Order, RefcountedArray, Result,
 };
-use pyo3::buffer::PyBuffer;
 use pyo3::prelude::*;
 
 use crate::array::{Attachment, lengths_of, order_of, seconds};
+use crate::copying::Source;
 use crate::errors::exception;
 use crate::memory::{ElementType, Memory, Shape};
+use crate::signals::interruptibly;
 
 /// What a counted array can do beyond every attached array.
 pub(crate) trait Counted: Memory {
@@ -35,8 +37,8 @@ pub(crate) trait Counted: Memory {
     fn again(&self) -> Result<Arc<dyn Memory>>;
     /// Attaches once more through a private copy-on-write mapping. An array without a name gets its name first.
     fn private(&self) -> Result<Arc<dyn Memory>>;
-    /// Returns what removes the array when only borrowers had it and all of them are done; `None` if it has no name.
-    fn loan(&self) -> Option<Loan>;
+    /// Returns what removes the array when only borrowers had it and all of them are done.
+    fn loan(&self) -> Loan;
 }
 
 /// A counted array that a library has borrowed by descriptor. The library closes that without a word, so the array must be looked at.
@@ -53,7 +55,7 @@ impl Loan {
 
 /// Attaches to a counted array and leaves it: the last handle to leave removes an array that no process has.
 fn settle<T: Element>(directory: &Directory, location: &Location, id: u128) -> Result<bool> {
-    let gone = |error: &Error| matches!(error, Error::NotFound { .. } | Error::NotCounted { .. });
+    let gone = |error: &Error| error.is_not_found() || error.is_not_counted();
     match AttachOptions::<RefcountedArray<T, IxDyn>>::new().backend(directory.clone()).open(location.clone()) {
         Ok(same) if same.id() == id => drop(same),
         Ok(_) => return Ok(true), // another array has the name by now
@@ -97,6 +99,9 @@ impl<T: Element> Memory for RefcountedArray<T, IxDyn> {
     }
 
     fn unlink(&self) -> Result<bool> {
+        if self.location().is_none() {
+            return Ok(false);
+        }
         let (location, what) = (self.name().to_owned(), "the last process that has it removes its name");
         Err(Error::Unsupported { location, what: what.into() })
     }
@@ -160,14 +165,15 @@ impl<T: Element> Counted for RefcountedArray<T, IxDyn> {
         let options = AttachOptions::<Self>::new().backend(self.backend().clone()).copy_on_write();
         match options.open(location.clone()) {
             Ok(same) if same.id() == self.id() => Ok(Arc::new(same)),
-            Ok(_) | Err(Error::NotFound { .. }) => Err(gone()),
-            Err(error) => Err(error),
+            Err(error) if !error.is_not_found() => Err(error),
+            _ => Err(gone()),
         }
     }
 
-    fn loan(&self) -> Option<Loan> {
-        let (directory, location, id) = (self.backend().clone(), self.location()?.clone(), self.id());
-        Some(Loan(Box::new(move || settle::<T>(&directory, &location, id))))
+    fn loan(&self) -> Loan {
+        // Also of an array without a name: it may get one while it is lent.
+        let (directory, location, id) = (self.backend().clone(), self.name_if_published().clone(), self.id());
+        Loan(Box::new(move || settle::<T>(&directory, &location, id)))
     }
 }
 
@@ -181,30 +187,34 @@ pub(crate) fn strategies() -> Vec<&'static str> {
     SharingStrategy::ALL.into_iter().filter(|one| one.is_supported()).map(SharingStrategy::as_str).collect()
 }
 
-/// Creates a counted array, of zeros or with the elements of `source`, a contiguous buffer in the same order.
+/// Creates a counted array, of zeros or of copied elements.
 #[pyfunction]
-#[pyo3(signature = (lengths, dtype, order, strategy, *, source=None))]
+#[pyo3(signature = (lengths, dtype, order, strategy, *, source=None, notes=BTreeMap::new()))]
+#[allow(clippy::needless_pass_by_value)] // Python gives an object of its own
 pub(crate) fn share(
     py: Python<'_>,
     lengths: Vec<usize>,
     dtype: &str,
     order: &str,
     strategy: &str,
-    source: Option<PyBuffer<u8>>,
+    source: Option<Source>,
+    notes: BTreeMap<String, String>,
 ) -> PyResult<Attachment> {
     let element = ElementType::parse(dtype).map_err(|error| exception(py, &error))?;
     let shape = Shape { element, lengths: lengths_of(py, lengths)?, order: order_of(order)? };
+    let description = shape.noted(&notes).map_err(|error| exception(py, &error))?;
     let strategy = strategy_of(py, strategy)?;
-    let created = match source {
-        // The interpreter stays locked while it copies, so that Python code does not change the source meanwhile.
-        Some(source) => {
-            let mut copied = Ok(());
-            let created = create(&shape, strategy, |bytes| copied = source.copy_to_slice(py, bytes));
-            copied.map(|()| created)?
-        }
-        None => py.detach(|| create(&shape, strategy, |_| {})),
-    };
-    created.map(|memory| Attachment::new(memory, shape)).map_err(|error| exception(py, &error))
+    let memory = interruptibly(py, || {
+        let mut copied = Ok(());
+        let memory = create(&shape, strategy, |bytes| {
+            if let Some(source) = &source {
+                copied = source.copy_to(bytes, &shape);
+            }
+        })?;
+        copied?;
+        Ok(memory)
+    })?;
+    Ok(Attachment::described(memory, shape, description))
 }
 
 fn create(shape: &Shape, strategy: SharingStrategy, fill: impl FnOnce(&mut [u8])) -> Result<Arc<dyn Memory>> {
@@ -235,25 +245,32 @@ pub(crate) fn open_counted(py: Python<'_>, name: &str, directory: PathBuf, dtype
     py.detach(opened).map_err(|error| exception(py, &error))
 }
 
-/// Attaches to the array of a handle, which uses up one of its uses.
+/// Attaches to the array of a handle, which uses up one of its uses. The notes are those that its sender had: a counted array keeps none.
 #[pyfunction]
-pub(crate) fn receive(py: Python<'_>, handle: &str, dtype: &str) -> PyResult<Attachment> {
+#[allow(clippy::needless_pass_by_value)] // as above
+pub(crate) fn receive(
+    py: Python<'_>,
+    handle: &str,
+    dtype: &str,
+    notes: BTreeMap<String, String>,
+) -> PyResult<Attachment> {
     let received = || -> Result<Attachment> {
         let (handle, element) = (handle.parse::<Handle>()?, ElementType::parse(dtype)?);
         with_element!(element.dtype, T => {
             let array = handle.attach::<T, IxDyn>()?;
             let shape = Shape { element, lengths: array.shape().to_vec(), order: array.order() };
-            Ok(Attachment::new(Arc::new(array), shape))
+            let description = shape.noted(&notes)?;
+            Ok(Attachment::described(Arc::new(array), shape, description))
         }, else => unreachable!("all features of elements are enabled"))
     };
     py.detach(received).map_err(|error| exception(py, &error))
 }
 
-/// Sets the time for which a reusable handle protects its array. Returns whether the handle was still good.
+/// Shortens the time for which a handle protects its array. Returns whether the handle was still good.
 #[pyfunction]
 pub(crate) fn expire(py: Python<'_>, handle: &str, grace: f64) -> PyResult<bool> {
     let grace = seconds(grace)?;
-    py.detach(|| handle.parse::<Handle>()?.renew(grace)).map_err(|error: Error| exception(py, &error))
+    py.detach(|| handle.parse::<Handle>()?.expire(grace)).map_err(|error: Error| exception(py, &error))
 }
 
 /// Chooses the program that is started as the manager; without one there is none.

@@ -5,12 +5,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 use ndarray_shm::DType;
 use ndarray_shm_volume::markers::{self, Marker};
 use ndarray_shm_volume::{
-    Bbox, ChunkSink, ChunkSource, Encoding, ErrorKind, NewVolume, Result, ScaleInfo, Shard, VolumeFormat, VolumeKind,
-    VolumeMeta, VolumeOptions, VolumeUrl, create_volume, plan,
+    Bbox, ChunkSink, ChunkSource, Encoding, Error, ErrorKind, NewVolume, Result, ScaleInfo, Shard, VolumeFormat,
+    VolumeKind, VolumeMeta, VolumeNotes, VolumeOptions, VolumeUrl, create_volume, plan,
 };
 use pyo3::prelude::*;
 
-use crate::array::forks;
+use crate::array::{RawArray, forks};
 use crate::errors::{exception, volume_exception};
 use crate::job::Job;
 use crate::memory::ElementType;
@@ -80,9 +80,10 @@ type Row = (
 
 fn row(scale: ScaleInfo) -> Row {
     let ScaleInfo { key, meta, resolution, unit, .. } = scale;
-    let VolumeMeta { origin, shape, chunk_shape, stored_shape, dtype, kind, fill, axes, description } = meta;
+    let names = if meta.axes.is_empty() { Vec::new() } else { meta.axis_words() };
+    let VolumeMeta { origin, shape, chunk_shape, stored_shape, dtype, kind, fill, description, .. } = meta;
     let kind = kind.map(VolumeKind::name);
-    (key, resolution, unit, origin, shape, chunk_shape, stored_shape, dtype.as_str(), kind, fill, axes, description)
+    (key, resolution, unit, origin, shape, chunk_shape, stored_shape, dtype.as_str(), kind, fill, names, description)
 }
 
 /// Returns a region's start and end for each axis.
@@ -154,65 +155,150 @@ impl RawVolume {
     }
 }
 
-/// Returns the encoding of this name.
-pub(crate) fn encoding_named(name: &str) -> Option<Encoding> {
-    Some(match name {
-        "raw" => Encoding::Raw,
-        "gzip" => Encoding::Gzip,
-        "zstd" => Encoding::Zstd,
-        "blosc" => Encoding::Blosc,
-        "jpeg" => Encoding::Jpeg,
-        "png" => Encoding::Png,
-        "compressed_segmentation" => Encoding::CompressedSegmentation,
-        "compressed_segmentation_gzip" => Encoding::CompressedSegmentationGzip,
-        _ => return None,
-    })
+/// What a new volume is like: an array or a volume.
+enum VolumeModel {
+    Array { dtype: DType, lengths: Vec<usize>, notes: Box<VolumeNotes> },
+    Volume(Arc<Target>),
 }
 
-/// Starts to create a volume. With `exist_ok`, one that exists and has the same description is good too.
+impl VolumeModel {
+    /// Returns element type, shape and notes.
+    fn look(self) -> Result<(DType, Vec<u64>, VolumeNotes)> {
+        match self {
+            Self::Array { dtype, lengths, notes } => {
+                Ok((dtype, lengths.into_iter().map(|length| length as u64).collect(), *notes))
+            }
+            Self::Volume(target) => {
+                let source = target.source()?;
+                let meta = source.meta();
+                Ok((meta.dtype, meta.shape.clone(), VolumeNotes::of(&*source)?))
+            }
+        }
+    }
+}
+
+/// A new volume, as the caller described it. What is `None` is taken from the model.
+struct NewVolumeRequest {
+    format: VolumeFormat,
+    version: u8,
+    shape: Option<Vec<u64>>,
+    chunk: Option<Vec<u64>>,
+    dtype: Option<DType>,
+    origin: Option<Vec<i64>>,
+    shard: Option<Vec<u64>>,
+    encoding: Option<Encoding>,
+    quality: Option<u8>,
+    resolution: Option<Vec<f64>>,
+    kind: Option<VolumeKind>,
+}
+
+impl NewVolumeRequest {
+    /// Returns the volume to create, and what it does not keep of the model or assumes.
+    fn describe(self, url: &VolumeUrl, model: Option<VolumeModel>) -> Result<(NewVolume, Vec<String>)> {
+        let is_like = model.is_some();
+        let (dtype, shape, mut notes) = match model {
+            Some(model) => model.look()?,
+            None => (DType::U8, Vec::new(), VolumeNotes::default()),
+        };
+        // What the caller says is not taken over, so that nothing is said about it either. A volume of another shape begins elsewhere.
+        if self.origin.is_some() || self.shape.as_ref().is_some_and(|wanted| *wanted != shape) {
+            notes.bbox = None;
+        }
+        if self.resolution.is_some() {
+            notes.resolution.clear();
+        }
+        if self.chunk.is_some() {
+            notes.chunk_shape.clear();
+        }
+        if self.encoding.is_some() {
+            notes.encoding = None;
+        }
+        if self.kind.is_some() {
+            notes.kind = None;
+        }
+        let shape = self.shape.unwrap_or(shape);
+        let mut new = NewVolume::new(self.format, &shape, &[], self.dtype.unwrap_or(dtype));
+        new.version = self.version;
+        let mut said = new.take_over(&notes, dtype);
+        new.origin = self.origin.unwrap_or(new.origin);
+        new.chunk_shape = self.chunk.unwrap_or(new.chunk_shape);
+        new.shard_shape = self.shard;
+        new.encoding = self.encoding.unwrap_or(new.encoding);
+        new.jpeg_quality = self.quality;
+        new.resolution = self.resolution.unwrap_or(new.resolution);
+        new.kind = self.kind.or(new.kind);
+        if new.chunk_shape.is_empty() && !new.shape.is_empty() {
+            let reason = "the array does not say which chunks its volume has: give chunk=".to_owned();
+            return Err(Error::NewVolume { volume: url.to_string(), reason, cause: None });
+        }
+        if is_like && new.format == VolumeFormat::Precomputed && new.resolution.is_empty() {
+            said.push("the resolution is not known, and assumed to be 1 nm: give resolution=".to_owned());
+        }
+        Ok((new, said))
+    }
+}
+
+/// Starts to create a volume, like an array or a volume if one is given. With `exist_ok`, one that exists and has the same description is
+/// good too. The result is what the new volume does not keep.
 ///
 /// The Python side has checked the names of format, encoding and kind.
 #[pyfunction]
-#[pyo3(signature = (url, format, version, shape, chunk, dtype, *, origin, shard, encoding, quality, resolution, kind, exist_ok))]
+#[pyo3(signature = (
+    url, format, version, shape, chunk, dtype, *, like_array, like_volume, origin, shard, encoding, quality, resolution, kind, exist_ok
+))]
 #[allow(clippy::too_many_arguments)] // Python gives them by name
 pub(crate) fn new_volume(
     py: Python<'_>,
     url: &str,
     format: &str,
     version: u8,
-    shape: Vec<u64>,
-    chunk: Vec<u64>,
-    dtype: &str,
+    shape: Option<Vec<u64>>,
+    chunk: Option<Vec<u64>>,
+    dtype: Option<&str>,
+    like_array: Option<&RawArray>,
+    like_volume: Option<&RawVolume>,
     origin: Option<Vec<i64>>,
     shard: Option<Vec<u64>>,
-    encoding: &str,
+    encoding: Option<&str>,
     quality: Option<u8>,
-    resolution: Vec<f64>,
+    resolution: Option<Vec<f64>>,
     kind: Option<&str>,
     exist_ok: bool,
 ) -> PyResult<Job> {
     let url: VolumeUrl = url.parse().map_err(|error| volume_exception(py, &error))?;
-    let element = ElementType::parse(dtype).map_err(|error| exception(py, &error))?;
-    let dtype: DType = element.dtype;
-    let format = if format == "precomputed" { VolumeFormat::Precomputed } else { VolumeFormat::Zarr };
-    let mut new = NewVolume::new(format, &[], &[], dtype);
-    new.version = version;
-    new.origin = origin.unwrap_or_else(|| vec![0; shape.len()]);
-    new.shape = shape;
-    new.chunk_shape = chunk;
-    new.shard_shape = shard;
-    new.encoding = encoding_named(encoding).unwrap_or(new.encoding);
-    new.jpeg_quality = quality;
-    new.resolution = resolution;
-    new.kind = kind.map(|kind| if kind == "image" { VolumeKind::Image } else { VolumeKind::Segmentation });
-    let work = move |_: &_| match create_volume(url.clone(), &new) {
-        Err(error) if exist_ok && error.kind() == Some(ErrorKind::AlreadyExists) => {
-            let there = VolumeOptions::new().encoding(new.encoding).open_writable(url)?;
-            if new.is_like(there.meta()) { Ok(()) } else { Err(error) }
+    let dtype = dtype.map(ElementType::parse).transpose().map_err(|error| exception(py, &error))?;
+    let model = match (like_array, like_volume) {
+        (Some(array), _) => {
+            let (dtype, lengths) = (array.layout().element.dtype, array.window().lengths);
+            Some(VolumeModel::Array { dtype, lengths, notes: Box::new(array.volume_notes()) })
         }
-        made => made.map(drop),
+        (None, Some(volume)) => Some(VolumeModel::Volume(volume.target())),
+        (None, None) => None,
     };
-    Job::start(work, |py, ()| Ok(py.None()))
+    let request = NewVolumeRequest {
+        format: if format == "precomputed" { VolumeFormat::Precomputed } else { VolumeFormat::Zarr },
+        version,
+        shape,
+        chunk,
+        dtype: dtype.map(|element| element.dtype),
+        origin,
+        shard,
+        encoding: encoding.and_then(Encoding::named),
+        quality,
+        resolution,
+        kind: kind.and_then(VolumeKind::named),
+    };
+    let work = move |_: &_| {
+        let (new, said) = request.describe(&url, model)?;
+        match create_volume(url.clone(), &new) {
+            Err(error) if exist_ok && error.kind() == Some(ErrorKind::AlreadyExists) => {
+                let there = VolumeOptions::new().encoding(new.encoding).open_writable(url)?;
+                if new.is_like(there.meta()) { Ok(said) } else { Err(error) }
+            }
+            made => made.map(|_| said),
+        }
+    };
+    Job::start(work, |py, said: Vec<String>| Ok(said.into_pyobject(py)?.into_any().unbind()))
 }
 
 /// Returns index and count of the part of this process, from the variables of its scheduler.

@@ -210,8 +210,7 @@ def test_received_tensor_becomes_the_same_array_again(kind: str) -> None:
         array.close()
         del array, tensor, x
     if kind == "counted":
-        eventually(lambda: not ndshm.attached(name))
-        assert ndshm.gc() == [name]
+        eventually(lambda: name not in files())  # `x` was the last handle to leave, and found that no process has the array
 
 
 @pytest.mark.parametrize("end", ["tensor first", "array first", "together"])
@@ -381,7 +380,7 @@ def test_read_only_array_gives_a_private_tensor_that_says_so(name: str, how: str
 
 
 def test_frozen_later_the_tensor_can_still_write() -> None:
-    """As a view that was exported before the array was frozen."""
+    """torch has a mapping of its own, which `freeze` does not reach."""
     array = make("counted")
     tensor = as_tensor(array)
     array.freeze()

@@ -6,6 +6,7 @@ import gc
 import os
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ import torch.multiprocessing
 import torch.utils.data
 
 import ndshm
+import ndshm.torch
 
 METHODS = ["fork", "spawn", "forkserver"]
 
@@ -68,6 +70,29 @@ def test_loader_reads_a_shared_list_and_returns_arrays_in_shared_memory(method: 
             assert type(x) is np.ndarray and is_shared(x) and x.flags.writeable
             found[path] = int(x[199, 199])
     assert found == {f"{number}.png": number for number in range(40)}
+
+
+class Crops(torch.utils.data.Dataset[Any]):
+    """Regions of a volume, as the arrays that a download gives."""
+
+    def __init__(self, path: str) -> None:
+        self.volume = ndshm.Volume(path)
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> Any:
+        return ndshm.download(self.volume, f"{4 * index}:{4 * index + 4},:,:").result()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_loader_returns_what_its_workers_downloaded(method: str, tmp_path: Path) -> None:
+    x = np.arange(32**3, dtype="int32").reshape(32, 32, 32)
+    ndshm.upload(ndshm.create_volume(tmp_path / "em.zarr", x.shape, (16, 16, 16), x.dtype), x).result()
+    crops = Crops(str(tmp_path / "em.zarr"))
+    loader = torch.utils.data.DataLoader(crops, batch_size=2, num_workers=2, collate_fn=as_it_is, multiprocessing_context=method, timeout=60)
+    found = [ndshm.torch.as_tensor(array) for batch in loader for array in batch]
+    assert (torch.cat(found).numpy() == x).all()
 
 
 def send_back(inbox: Any, outbox: Any) -> None:

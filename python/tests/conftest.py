@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,11 @@ import ndshm
 
 def shared_files() -> set[str]:
     return set(os.listdir("/dev/shm")) if Path("/dev/shm").is_dir() else set()
+
+
+def counted_arrays() -> set[str]:
+    """Return the names of arrays for which no program chose a name."""
+    return {file for file in shared_files() if re.fullmatch(r"ndshm-[0-9a-f]{16}", file)}
 
 
 @pytest.fixture

@@ -5,10 +5,12 @@ from __future__ import annotations
 import copy
 import ctypes
 import gc
+import os
 import struct
 import subprocess
 import sys
 import zlib
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -36,9 +38,9 @@ def test_every_dtype_and_order_is_opened_as_it_was_created(name: str, dtype: str
 
 def test_bfloat16_is_exported_as_its_bits(name: str) -> None:
     with ndshm.create(name, 3, "bfloat16") as array:
-        array[0] = 0x3F80
+        array[0] = 1
         assert array.dtype_name == "bfloat16"
-        assert array.dtype == np.uint16
+        assert np.asarray(array).dtype == np.uint16 and np.asarray(array)[0] == 0x3F80
     assert ndshm.open(name).dtype_name == "bfloat16"
 
 
@@ -85,7 +87,7 @@ def test_other_dtypes_are_refused_by_name(name: str, dtype: object, message: str
 
 
 def test_wrong_arguments_are_refused_with_advice(name: str) -> None:
-    with pytest.raises(ndshm.InvalidArgument, match="negative"):
+    with pytest.raises(ndshm.InvalidArgument, match="0 or more"):
         ndshm.create(name, (2, -1), "u1")
     with pytest.raises(ValueError, match="give \"C\" or \"F\""):
         ndshm.create(name, 2, "u1", "K")
@@ -106,6 +108,78 @@ def test_wrong_arguments_are_refused_with_advice(name: str) -> None:
         ndshm.open(name, (2, 3), "f4")
     with pytest.raises(ndshm.Mismatch):
         ndshm.open(name, (3, 2), "u1")
+
+
+@pytest.mark.parametrize("shape", [2**70, -1, 3.0, "22", b"22", None, (2, 2**70), (2.5, 1), (None,)])
+def test_shape_that_memory_cannot_have_is_refused_with_advice(name: str, shape: object) -> None:
+    for make in (
+        lambda: ndshm.create(name, shape, "u1"),  # type: ignore[arg-type]
+        lambda: ndshm.share_zeros(shape, "u1"),  # type: ignore[arg-type]
+        lambda: ndshm.RenderBuffer(name, shape, 1, "u1"),  # type: ignore[arg-type]
+    ):
+        with pytest.raises(ndshm.InvalidArgument, match="whole number"):
+            make()
+
+
+def test_numbers_of_numpy_are_lengths(name: str) -> None:
+    assert ndshm.create(name, np.int64(3), "u1").shape == (3,)
+    assert ndshm.share_zeros(np.array([2, 3]), "u1").shape == (2, 3)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("wrong", [Path("array"), b"array", 3, None, "\udc80"])
+def test_name_that_is_no_text_is_refused_with_advice(wrong: Any) -> None:
+    for use in (
+        lambda: ndshm.create(wrong, 3, "u1"),
+        lambda: ndshm.open(wrong),
+        lambda: ndshm.unlink(wrong),
+        lambda: ndshm.attached(wrong),
+        lambda: ndshm.RenderBuffer(wrong, 4, 4, "u1"),
+        lambda: ndshm.RenderBuffer.join(wrong, "u1"),
+    ):
+        with pytest.raises(ndshm.InvalidArgument, match="give text") as raised:
+            use()
+        assert isinstance(raised.value, TypeError)
+
+
+@pytest.mark.parametrize("permissions", [-1, 0o1777, 2**70, "rw", 6.0])
+def test_permissions_that_no_file_has_are_refused_with_advice(name: str, permissions: Any) -> None:
+    with pytest.raises(ndshm.InvalidArgument, match="permissions"):
+        ndshm.create(name, 3, "u1", permissions=permissions)
+    with pytest.raises(ndshm.InvalidArgument, match="permissions"):
+        ndshm.from_array(name, np.ones(3), permissions=permissions)
+
+
+@pytest.mark.parametrize(
+    "dtype", ["float", "complex", "int", "?", "f", "d", "=f4", "=i8", "B", "longlong", np.longlong, np.intc, np.dtype("=u2"), np.double, np.bool_]
+)
+def test_dtypes_that_numpy_accepts_are_accepted(dtype: Any) -> None:
+    array = ndshm.share_zeros(2, dtype)
+    assert array.dtype == np.dtype(dtype) and array[...].dtype == np.dtype(dtype)
+
+
+def test_dtypes_without_numpy() -> None:
+    program = (
+        "import sys; sys.modules['numpy'] = None; import ndshm\n"
+        "print([ndshm.share_zeros(1, dtype).dtype_name for dtype in ('float', 'f4', 'bool', 'complex')])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout == "['<f8', '<f4', '|b1', '<c16']\n", done.stderr
+
+
+def test_error_about_a_description_speaks_of_the_arguments_of_open(name: str) -> None:
+    ndshm.create(name, (2, 3), "u1")
+    with pytest.raises(ndshm.Mismatch, match="reinterpret=True") as raised:
+        ndshm.open(name, (2, 3), "i1")
+    assert "(true)" not in str(raised.value) and "--ignore" not in str(raised.value)
+    assert ndshm.open(name, (2, 3), "i1", reinterpret=True).dtype_name == "|i1"
+
+
+def test_star_import_hides_no_function_of_python() -> None:
+    import builtins
+
+    names: dict[str, Any] = {}
+    exec("from ndshm import *", names)
+    assert not (set(names) - {"__builtins__"}) & set(dir(builtins))
 
 
 def test_replaced_array_keeps_its_memory(name: str) -> None:
@@ -184,6 +258,26 @@ def test_ls_names_and_describes(name: str) -> None:
     assert row == (name, 20, "|b1", (4, 5), "F")
     assert isinstance(ndshm.gc(dry_run=True), list)
     assert array.unlink() and not array.unlink()
+
+
+@pytest.mark.program
+def test_gc_and_the_program_remove_the_same_and_ls_lists_arrays_only(tmp_path: Path) -> None:
+    (tmp_path / "ndshm-write-0badcafe").write_bytes(b"\0")  # the lock of a killed upload
+    (tmp_path / "ndshm-write-12345678").write_bytes(b"\0\0")  # of another length: no lock
+    (tmp_path / "sem.mp-1h2j3k4l").write_bytes(b"\0" * 32)  # a semaphore of multiprocessing
+    program = """
+import json, subprocess, ndshm
+from ndshm import _program
+ndshm.create("sem.mine", 32, "u1")
+print([row.name for row in ndshm.ls()])
+command = [_program.path(), "gc", "--backend", "emulated", "--dry-run", "--json"]
+found = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
+print([gone["name"] for gone in found["removed"]] == ndshm.gc(dry_run=True))
+print(ndshm.gc(), ndshm.gc())
+"""
+    environment = {**os.environ, "EMULATE_SHM": "1", "NDSHM_EMULATED_DIR": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["['ndshm-write-12345678', 'sem.mine']", "True", "['ndshm-write-0badcafe'] []"]
 
 
 def test_import_loads_no_other_package() -> None:

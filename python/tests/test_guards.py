@@ -35,9 +35,23 @@ def test_writers_exclude_and_readers_share(name: str) -> None:
 
 def test_timeouts_are_checked(name: str) -> None:
     array = ndshm.create(name, 4, "u1")
-    for timeout in (-1, float("nan")):
-        with pytest.raises(ValueError, match="seconds"):
-            array.read(timeout).__enter__()
+    buffer = ndshm.RenderBuffer(f"{name}-painted", 4, 4, "u1")
+    claim = buffer.claim()
+    assert claim is not None
+
+    async def lock(timeout: float) -> None:
+        async with array.read(timeout):
+            raise AssertionError("the lock is taken")
+
+    with ndshm.open(name).write():
+        for timeout in (-1, float("nan")):
+            with pytest.raises(ValueError, match="seconds"):
+                array.read(timeout).__enter__()
+            with pytest.raises(ValueError, match="seconds"):
+                asyncio.run(asyncio.wait_for(lock(timeout), 20))
+            with pytest.raises(ValueError, match="seconds"):
+                buffer.claim(timeout)
+    buffer.discard()
 
 
 def test_view_is_read_only_after_its_guard(name: str) -> None:
@@ -79,6 +93,175 @@ def test_view_that_outlives_its_guard_is_named(name: str, keep) -> None:  # type
                     raise KeyError
     finally:
         ndshm.strict(False)
+
+
+class Subclass(np.ndarray):  # type: ignore[type-arg]
+    """An array of another class: numpy makes its views refer to what the block got."""
+
+
+@pytest.mark.parametrize(
+    "keep",
+    [
+        lambda x: x[1:],
+        lambda x: x.reshape(2, 2).T,
+        memoryview,
+        lambda x: memoryview(x)[1:],
+        lambda x: x.__dlpack__(),
+        np.from_dlpack,
+        lambda x: x.view(Subclass),
+        lambda x: np.ma.array(x, copy=False),
+        lambda x: [x],
+    ],
+)
+def test_views_of_a_block_that_failed_are_named(name: str, keep) -> None:  # type: ignore[no-untyped-def]
+    array = ndshm.create(name, 4, "u1")
+
+    def fail(x: np.ndarray) -> None:  # type: ignore[type-arg]
+        y = x  # the frames of the traceback have names of the view, which are no views
+        raise KeyError(y.sum())
+
+    for failing in (True, False):
+        with pytest.warns(ndshm.ViewOutlivesGuard, match="^1 view"):
+            try:
+                with array.write() as x:
+                    kept = keep(x)
+                    if failing:
+                        fail(x)
+            except KeyError:
+                pass
+        assert kept is not None
+        del kept
+
+
+def test_views_are_counted(name: str) -> None:
+    array = ndshm.create(name, 4, "u1")
+    with pytest.warns(ndshm.ViewOutlivesGuard, match="^4 view"):
+        with array.read() as x:
+            kept = [x[1:], x[2:][1:], memoryview(x), x.view(Subclass)]
+    with pytest.warns(ndshm.ViewOutlivesGuard, match="^2 view"):
+        with array.read() as x:
+            kept = [x[1:], x[2:]]
+            del x
+    assert len(kept) == 2
+
+
+def test_exception_in_deep_calls_warns_about_nothing(name: str) -> None:
+    array = ndshm.create(name, 4, "u1")
+
+    def deep(x: np.ndarray, depth: int) -> None:  # type: ignore[type-arg]
+        if depth:
+            deep(x, depth - 1)
+        try:
+            raise KeyError(0)
+        except KeyError:
+            other = x
+            raise ValueError(other.size) from None
+
+    for guard in (array.read(), array.write()):
+        with pytest.raises(ValueError):
+            with guard as x:
+                deep(x, 20)
+
+
+WITHOUT_NUMPY = """
+import sys
+sys.modules["numpy"] = None
+import warnings
+import ndshm
+array = ndshm.create(sys.argv[1], 4, "u1")
+with warnings.catch_warnings(record=True) as warned:
+    warnings.simplefilter("always")
+    with array.write() as x:
+        x[0] = 1
+    with array.write() as x:
+        x[0] = 1
+        del x
+    try:
+        with array.write() as x:
+            x[5]
+    except IndexError:
+        pass
+    assert not warned
+    for keep in (lambda x: x[1:], memoryview, lambda x: x.cast("B")):
+        with array.write() as x:
+            kept = keep(x)
+        try:
+            with array.write() as x:
+                kept = keep(x)
+                raise KeyError
+        except KeyError:
+            pass
+        assert [warning.category for warning in warned] == 2 * [ndshm.ViewOutlivesGuard], (keep, warned)
+        warned.clear()
+print("ok")
+"""
+
+
+def test_memoryviews_are_counted_without_numpy(name: str) -> None:
+    done = subprocess.run([sys.executable, "-c", WITHOUT_NUMPY, name], capture_output=True, text=True)
+    assert done.stdout == "ok\n", done.stderr
+
+
+INTERRUPTED = """
+import random, signal, sys
+import numpy  # an interrupted import may lose the interrupt
+import ndshm
+
+name, kind = sys.argv[1:]
+array, other = ndshm.create(name, 4, "u1"), ndshm.open(name)
+buffer = ndshm.RenderBuffer(name + "-painted", 200000, 1, "u1")
+
+def guards():
+    while True:
+        with array.write() as x:
+            x[0] = 1
+
+def items():
+    while True:
+        array[0] = array[1]
+
+def claims():
+    while True:
+        with buffer.claim() as x:
+            x[0] = 1
+
+def is_held():
+    if kind == "claims":
+        try:
+            buffer.finish()
+        except (ndshm.InUse, ndshm.Incomplete) as error:
+            return isinstance(error, ndshm.InUse)  # a claim has not ended
+    try:
+        with other.write(0):
+            return False
+    except ndshm.WouldBlock:
+        return True
+
+def interrupt(number, frame):
+    raise KeyboardInterrupt
+
+signal.signal(signal.SIGALRM, interrupt)
+held = 0
+rng = random.Random(1)
+for _ in range(500):
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 1e-6 + rng.random() * 3e-4)
+        globals()[kind]()
+    except KeyboardInterrupt:
+        held += is_held()
+    if kind == "claims":
+        buffer.discard()
+        buffer = ndshm.RenderBuffer(name + "-painted", 200000, 1, "u1")
+buffer.discard()
+print(held)
+"""
+
+
+@pytest.mark.parametrize("kind", ["guards", "items", "claims"])
+def test_interrupt_at_any_time_leaves_no_lock(name: str, kind: str) -> None:
+    """Not even in the handler, where the traceback still refers to the variables of the block."""
+    done = subprocess.run([sys.executable, "-c", INTERRUPTED, name, kind], capture_output=True, text=True)
+    assert done.stdout == "0\n", done.stdout + done.stderr
 
 
 def test_ordinary_use_warns_about_nothing(name: str) -> None:

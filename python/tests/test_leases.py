@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import pickle
 import socket
 import subprocess
 import sys
@@ -87,13 +88,26 @@ def test_nameless_array_is_lent_and_leaves_nothing() -> None:
     before = set(os.listdir("/dev/shm"))
     array = ndshm.share_zeros(16, "u1", strategy="file_descriptor")
     number, loan = array.leased_descriptor()
-    assert loan is None
+    assert loan is not None and loan.settle()
     array[3] = 7
     array.close()
     with mmap.mmap(number, 16) as view:
         os.close(number)
         assert view[3] == 7
     assert not {file for file in set(os.listdir("/dev/shm")) - before if file.startswith(f"py-{os.getpid()}")}
+
+
+def test_array_that_gets_its_name_while_it_is_lent_is_removed_after_the_loan() -> None:
+    array = ndshm.share_zeros(16, "u1", strategy="file_descriptor")
+    number, loan = array.leased_descriptor()
+    same = pickle.loads(pickle.dumps(array))
+    name = same.name
+    ndshm.in_flight.clear()
+    array.close()
+    same.close()
+    assert loan is not None and not loan.settle() and name in os.listdir("/dev/shm")
+    os.close(number)
+    assert loan.settle() and name not in os.listdir("/dev/shm")
 
 
 def test_unlinked_array_is_lent_through_its_descriptor_only(name: str) -> None:

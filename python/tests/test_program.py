@@ -34,6 +34,15 @@ def test_doctor_returns_the_report_of_the_program(monkeypatch: pytest.MonkeyPatc
         ndshm.doctor()
 
 
+@pytest.mark.parametrize(("value", "chosen"), [("", True), ("on", True), ("Yes", True), ("true", True), ("1", True), ("off", False), ("/x", False)])
+def test_manager_that_is_switched_on_is_that_of_the_wheel(monkeypatch: pytest.MonkeyPatch, value: str, chosen: bool) -> None:
+    given: list[str | None] = []
+    monkeypatch.setattr(_program._core, "set_manager", given.append)
+    monkeypatch.setenv("NDSHM_MANAGER", value)
+    _program.choose_manager()
+    assert given == ([_program.path()] if chosen else [])
+
+
 def test_manager_frees_arrays_of_killed_processes(tmp_path: Path) -> None:
     """With an empty PATH and a Python that is no venv: the program is found all the same."""
     code = """

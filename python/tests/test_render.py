@@ -136,6 +136,49 @@ def test_discard_spares_a_newer_buffer(name: str) -> None:
     new.discard()
 
 
+def looks_for_a_missing_array(x: Any, region: tuple[slice, ...]) -> None:
+    ndshm.open("no-such-array")
+
+
+def raises_unlinked(x: Any, region: tuple[slice, ...]) -> None:
+    raise ndshm.Unlinked("the array of the function")
+
+
+@pytest.mark.parametrize(("function", "text"), [(looks_for_a_missing_array, "no-such-array"), (raises_unlinked, "the array of the function")])
+def test_missing_array_of_the_function_is_reported(name: str, function: Any, text: str) -> None:
+    with pytest.raises(ndshm.PaintError, match=text):
+        ndshm.paint(name, 4, 4, "u1", function, workers=1)
+    ndshm.RenderBuffer.join(name, "u1").discard()
+
+
+@pytest.mark.parametrize("workers", [-1, 1.5, "2"])
+def test_number_of_workers_must_be_one(name: str, workers: Any) -> None:
+    with pytest.raises(ndshm.InvalidArgument, match="workers"):
+        ndshm.paint(name, 4, 4, "u1", slow_square, workers=workers)
+    with pytest.raises(ndshm.NotFound):
+        ndshm.RenderBuffer.join(name, "u1")
+
+
+def test_pickling_what_belongs_to_a_process_says_what_to_send(name: str) -> None:
+    buffer = ndshm.RenderBuffer(name, 4, 2, "u1")
+    claim = buffer.claim(0)
+    assert claim is not None
+    with pytest.raises(TypeError, match=r"RenderBuffer\.join there"):
+        pickle.dumps(buffer)
+    with pytest.raises(TypeError, match="claim a chunk there"):
+        pickle.dumps(claim)
+    with claim as x:
+        x[:] = 1
+    finished = buffer.chunk(0)
+    assert finished is not None
+    with pytest.raises(TypeError, match="read the chunk there"):
+        pickle.dumps(finished)
+    finished.release()
+    buffer.discard()
+    with pytest.raises(TypeError, match="lock it there"):
+        pickle.dumps(ndshm.share_zeros(4, "u1").read())
+
+
 def test_function_that_workers_cannot_import_begins_nothing(name: str) -> None:
     with pytest.raises((pickle.PicklingError, AttributeError)):
         ndshm.paint(name, 4, 4, "u1", lambda x, region: None)
@@ -263,3 +306,135 @@ def test_interrupted_paint_ends_its_workers(name: str, tmp_path: Path) -> None:
     assert 1 < done < total
     buffer.claim(0).release()  # type: ignore[union-attr]
     buffer.discard()
+
+
+def _abandon(name: str, fingerprint: str = "old") -> None:
+    """Leave an unfinished buffer, as a killed process does."""
+    buffer = ndshm.RenderBuffer(name, (8, 4), (4, 4), "u1", fingerprint=fingerprint)
+    with buffer.claim() as x:  # type: ignore[union-attr]
+        x[:] = 1
+
+
+def test_abandoned_buffer_is_listed_and_removed(name: str) -> None:
+    _abandon(name)
+    assert name not in [row.name for row in ndshm.ls()]
+    [row] = [row for row in ndshm.ls(partial=True) if row.name == name]
+    assert row == (name, 32, "|u1", (8, 4), "C", "old", (1, 2), False)
+    assert not ndshm.unlink(name)
+    assert ndshm.unlink(name, partial=True)
+    assert not ndshm.unlink(name, partial=True)
+    assert name not in [row.name for row in ndshm.ls(partial=True)]
+
+
+def test_part_of_a_buffer_is_listed_and_removed(name: str) -> None:
+    _abandon(name)
+    os.unlink(f"/dev/shm/.ndshm-ledger-{name}")  # as a killed `discard` does
+    [row] = [row for row in ndshm.ls(partial=True) if row.name == name]
+    assert row == (name, 32, None, None, None, None, None, False)
+    assert ndshm.unlink(name, partial=True)
+
+
+def test_abandoned_buffer_of_other_work_is_replaced(name: str) -> None:
+    _abandon(name)
+    with pytest.raises(ndshm.Mismatch, match="no process is attached to it .replace=True replaces it, ndshm.unlink") as refused:
+        ndshm.RenderBuffer(name, 5, 5, "f4", fingerprint="new")
+    assert f'ndshm.unlink("{name}", partial=True)' in str(refused.value)
+    buffer = ndshm.RenderBuffer(name, 5, 5, "f4", fingerprint="new", replace=True)
+    assert buffer.progress == (0, 1)
+    buffer.discard()
+
+
+def test_attached_buffer_of_other_work_is_not_replaced(name: str) -> None:
+    buffer = ndshm.RenderBuffer(name, 4, 4, "u1", fingerprint="old")
+    [row] = [row for row in ndshm.ls(partial=True) if row.name == name]
+    assert row.attached
+    with pytest.raises(ndshm.Mismatch, match="a process is attached to it, perhaps this one"):
+        ndshm.RenderBuffer(name, 4, 4, "u1", fingerprint="new", replace=True)
+    # A forked child inherits the attachment, and keeps it when its parent has left.
+    near, far = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(far)
+        os.read(near, 1)
+        os._exit(0)
+    os.close(near)
+    del buffer
+    with pytest.raises(ndshm.Mismatch, match="a process is attached"):
+        ndshm.RenderBuffer(name, 4, 4, "u1", fingerprint="new", replace=True)
+    os.close(far)
+    os.waitpid(child, 0)
+    ndshm.RenderBuffer(name, 4, 4, "u1", fingerprint="new", replace=True).discard()
+
+
+def test_late_painter_gets_the_finished_array(name: str) -> None:
+    def buffer(fingerprint: str = "rows", **others: Any) -> ndshm.RenderBuffer:
+        return ndshm.RenderBuffer(name, SHAPE, CHUNK, "u2", "F", fingerprint=fingerprint, **others)
+
+    first = buffer(exist_ok=True)
+    assert len(_commit_all(first)) == 6
+    array = first.finish()
+    with pytest.raises(ndshm.AlreadyExists):
+        buffer()
+    late = buffer(exist_ok=True)
+    assert late.progress == (6, 6) and list(late.claims()) == [] and late.claim(index=5) is None
+    with late.chunk(5) as x:  # type: ignore[union-attr]
+        assert x.shape == (2, 3, 4)
+    same = late.finish()
+    with same.write() as x:
+        x[0, 0, 0] = 7
+    assert array[0, 0, 0] == 7
+    with pytest.raises(ndshm.Mismatch, match="finished array of another work"):
+        buffer("columns", exist_ok=True)
+    other = buffer("columns", exist_ok=True, replace=True)
+    assert other.progress == (0, 6)
+    other.discard()
+    buffer(exist_ok=True, replace=True).discard()  # does nothing
+    assert ndshm.open(name)[0, 0, 0] == 7
+    ndshm.from_array(name, np.zeros(SHAPE, "u2"), replace=True)
+    with pytest.raises(ndshm.AlreadyExists):
+        buffer(exist_ok=True)
+
+
+def test_chunk_is_claimed_and_read_by_its_number(name: str) -> None:
+    buffer = ndshm.RenderBuffer(name, SHAPE, CHUNK, "u2")
+    other = ndshm.RenderBuffer.join(name, "u2")
+    claim = buffer.claim(index=3)
+    assert claim is not None and claim.number == 3
+    with pytest.raises(BlockingIOError, match="chunk 3"):
+        other.claim(0, index=3)
+    with pytest.raises(TimeoutError, match="chunk 3"):
+        other.claim(timeout=0.01, index=3)
+    assert other.chunk(3) is None
+    with claim as x:
+        x[...] = 9
+    assert other.claim(index=3) is None
+    chunk = other.chunk(3)
+    assert chunk is not None and (chunk.number, chunk.region) == (3, claim.region)
+    with pytest.raises(ndshm.InUse):
+        other.finish()
+    with chunk as x:
+        assert (x == 9).all() and x.shape == claim_shape(claim)
+        with pytest.raises(ValueError, match="read-only"):
+            x[...] = 1
+        del x
+    buffer.chunk(3).release()  # type: ignore[union-attr]
+    for call in (buffer.claim, buffer.chunk):
+        with pytest.raises(ndshm.InvalidArgument, match="6 chunks"):
+            call(index=6)
+        with pytest.raises(ndshm.InvalidArgument):
+            call(index=-1)
+        with pytest.raises(ndshm.InvalidArgument):
+            call(index="1")  # type: ignore[arg-type]
+    buffer.discard()
+    with pytest.raises(ndshm.Unlinked):
+        other.chunk(3)
+
+
+def claim_shape(claim: ndshm.Claim) -> tuple[int, ...]:
+    return tuple(axis.stop - axis.start for axis in claim.region)
+
+
+def test_paint_accepts_what_was_finished(name: str) -> None:
+    first = ndshm.paint(name, (8, 3), (4, 3), "i4", slow_square, workers=1)
+    again = ndshm.paint(name, (8, 3), (4, 3), "i4", failing, workers=1, fingerprint="test_render.slow_square", exist_ok=True)
+    np.testing.assert_array_equal(first[...], again[...])

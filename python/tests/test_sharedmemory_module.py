@@ -83,11 +83,42 @@ def test_array_outlives_its_handle(name: str) -> None:
     x[:] = 3
     del handle
     assert x.sum() == 30
-    handle, y = shm.ndarray((10,), "u1", name)
-    del y
+
+
+@pytest.mark.parametrize("end", ["handle.close()", "handle.__exit__(None, None, None)", "refused(handle.resize, 1)"])
+def test_array_that_was_made_of_the_handle_outlives_its_end(name: str, end: str) -> None:
+    # In a process of its own, because it ended by SIGSEGV.
+    program = f"""
+        import numpy, ndshm, sys
+        from ndshm import sharedmemory as shm
+        def refused(call, *arguments):
+            try:
+                call(*arguments)
+            except ndshm.Unsupported:
+                return
+            raise AssertionError
+        handle, array = shm.ndarray((1 << 20,), "u1", sys.argv[1])
+        x = numpy.ndarray((1 << 20,), "u1", buffer=handle)
+        del array
+        {end}
+        x[:] = 7
+        del handle
+        print(x.sum() == 7 << 20)
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(program), name], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr
+
+
+def test_memory_is_detached_when_the_handle_is_deallocated(name: str) -> None:
+    def is_mapped() -> bool:
+        return name in Path("/proc/self/maps").read_text(encoding="utf-8")
+
+    handle, x = shm.ndarray((10,), "u1", name)
     handle.close()
-    with pytest.raises(ValueError):
-        handle.size()
+    del x
+    assert handle.closed and is_mapped()
+    del handle
+    assert not is_mapped()
 
 
 def test_readonly_array_is_never_created_and_never_changed(name: str) -> None:
@@ -151,6 +182,104 @@ def test_name_that_is_not_valid_is_refused(location: str) -> None:
         shm.ndarray((4,), "u1", location)
 
 
+@pytest.fixture
+def both(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Directories for shared and emulated arrays in a directory that has a file beside them, which no name may reach."""
+    for constant, directory in (("SHM_DIRECTORY", "shm"), ("EMULATED_SHM_DIRECTORY", "emulated")):
+        (tmp_path / directory).mkdir(mode=0o700)
+        monkeypatch.setattr(shm, constant, f"{tmp_path / directory}/")
+    (tmp_path / "file").write_bytes(b"beside")
+    return tmp_path
+
+
+def open_emulated(location: str, readonly: bool = False) -> object:
+    return shm.ndarray_fs((6,), "u1", location, None, readonly, emulate_shm=True)
+
+
+def open_shared(location: str, readonly: bool = False) -> object:
+    return shm.ndarray_shm((6,), "u1", location, readonly)
+
+
+def allocate(location: str, readonly: bool = False) -> object:
+    return shm.allocate_shm_file(os.path.join(shm.SHM_DIRECTORY, location), 6, 1, readonly)
+
+
+@pytest.mark.parametrize("location", ["../file", "../new", "//{}/file", "{}/file", "..", ".", "", ".ndshm-ledger-x", "a\0b", "x" * 256])
+@pytest.mark.parametrize("entry", [open_shared, open_emulated, shm.unlink_shm, shm.unlink_fs, shm.place])
+def test_name_cannot_lead_out_of_its_directory(both: Path, entry: Any, location: str) -> None:
+    with pytest.raises((ndshm.InvalidArgument, ndshm.NotAnArray)):
+        entry(location.format(both))
+    assert sorted(os.listdir(both)) == ["emulated", "file", "shm"]
+    assert (both / "file").read_bytes() == b"beside" and not os.listdir(both / "shm") and not os.listdir(both / "emulated")
+
+
+@pytest.mark.parametrize("readonly", [False, True])
+@pytest.mark.parametrize("entry", [open_shared, open_emulated])
+def test_planted_link_is_refused_and_what_it_leads_to_stays(both: Path, entry: Any, readonly: bool) -> None:
+    for directory in ("shm", "emulated"):
+        (both / directory / "link").symlink_to(both / "file")
+        (both / directory / "dangling").symlink_to(both / "new")
+    for location in ("link", "dangling"):
+        with pytest.raises(ndshm.NotAnArray, match="not a regular file"):
+            entry(location, readonly)
+    assert (both / "file").read_bytes() == b"beside" and not (both / "new").exists()
+
+
+@pytest.mark.parametrize("readonly", [False, True])
+@pytest.mark.parametrize("entry", [open_shared, open_emulated, allocate])
+def test_what_is_not_a_regular_file_is_refused_at_once(both: Path, entry: Any, readonly: bool) -> None:
+    for directory in ("shm", "emulated"):
+        os.mkfifo(both / directory / "pipe")
+        (both / directory / "folder").mkdir()
+    for location in ("pipe", "folder"):
+        with pytest.raises(ndshm.NotAnArray, match="not a regular file"):
+            entry(location, readonly)
+
+
+@pytest.mark.parametrize("unlink", [shm.unlink_shm, shm.unlink_fs])
+def test_only_regular_files_are_unlinked(both: Path, unlink: Any) -> None:
+    for directory in ("shm", "emulated"):
+        (both / directory / "folder").mkdir()
+        (both / directory / "link").symlink_to(both / "file")
+    for location in ("folder", "link"):
+        with pytest.raises(ndshm.NotAnArray, match="not a regular file"):
+            unlink(location)
+
+
+def test_emulated_directory_of_other_users_is_refused(both: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (both / "link").symlink_to(both / "emulated")
+    monkeypatch.setattr(shm, "EMULATED_SHM_DIRECTORY", str(both / "link"))
+    with pytest.raises(ndshm.PermissionDenied, match="EMULATED_SHM_DIRECTORY"):
+        open_emulated("array")
+    (both / "open").mkdir()
+    (both / "open").chmod(0o1777)
+    monkeypatch.setattr(shm, "EMULATED_SHM_DIRECTORY", str(both / "open"))
+    with pytest.raises(ndshm.PermissionDenied, match="EMULATED_SHM_DIRECTORY"):
+        open_emulated("array")
+    assert not os.listdir(both / "emulated") and not os.listdir(both / "open")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="NOT RUN: only root can make a link of another user")
+def test_path_that_is_a_link_of_another_user_is_refused(both: Path) -> None:
+    (both / "theirs").symlink_to(both / "file")
+    os.lchown(both / "theirs", 12345, 12345)
+    (both / "ours").symlink_to("theirs")
+    for link in ("theirs", "ours"):
+        for readonly in (False, True):
+            with pytest.raises(ndshm.PermissionDenied, match="link of another user"):
+                shm.ndarray_fs((3,), "u1", str(both / link), None, readonly)
+    with pytest.raises(ndshm.PermissionDenied):
+        shm.allocate_shm_file(str(both / "theirs"), 3, 1, False)
+    assert (both / "file").read_bytes() == b"beside"
+
+
+def test_links_in_a_circle_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "a").symlink_to("b")
+    (tmp_path / "b").symlink_to("a")
+    with pytest.raises(ndshm.InvalidArgument, match="links"):
+        shm.ndarray_fs((3,), "u1", str(tmp_path / "a"), None)
+
+
 def test_file_larger_than_the_memory_is_opened_readonly(tmp_path: Path) -> None:
     path, size = str(tmp_path / "huge"), 1 << 43
     with open(path, "wb") as file:
@@ -164,6 +293,7 @@ def test_missing_directory_is_named(tmp_path: Path) -> None:
         shm.ndarray_fs((4,), "u1", str(tmp_path / "missing" / "file"), None)
 
 
+@pytest.mark.filterwarnings("ignore::ndshm.sharedmemory.EmulatedMemoryWarning")  # the disk of this machine may be almost full
 def test_emulated_arrays_are_files_of_the_emulated_directory(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     directory = tmp_path / "emulated"
     monkeypatch.setattr(shm, "EMULATED_SHM_DIRECTORY", str(directory))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import json
 import os
 import pickle
 import signal
@@ -19,7 +21,7 @@ import numpy as np
 import pytest
 
 import ndshm
-from conftest import shared_files
+from conftest import counted_arrays, shared_files
 from servers import serving
 
 SHAPE, CHUNK = (20, 30, 40), (8, 16, 16)
@@ -66,6 +68,13 @@ def test_downloaded_region_has_the_uploaded_elements(tmp_path: Path, name: str, 
     np.testing.assert_array_equal(array[...], want)
     assert (array.order, array.dtype, array.shape) == (order, x.dtype, want.shape)
     np.testing.assert_array_equal(ndshm.open(name)[...], want)
+
+
+@pytest.mark.parametrize("wrong", [Path("array"), b"array", 3])
+def test_name_of_a_download_that_is_no_text_is_refused_with_advice(tmp_path: Path, wrong: Any) -> None:
+    volume = volume_of(tmp_path / "v.zarr", np.zeros(SHAPE, "u1"))
+    with pytest.raises(ndshm.InvalidArgument, match="give text"):
+        ndshm.download(volume, name=wrong)
 
 
 def volume_axes(volume: ndshm.Volume) -> int:
@@ -245,6 +254,73 @@ with ndshm.open({name!r}).write() as x:
         x[:] = 0
 
 
+def zarr3(path: Path, names: list[str | None]) -> Path:
+    path.mkdir()
+    document = {
+        "zarr_format": 3,
+        "node_type": "array",
+        "shape": list(SHAPE),
+        "data_type": "uint8",
+        "fill_value": 7,
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": list(CHUNK)}},
+        "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
+        "codecs": [{"name": "bytes"}],
+        "dimension_names": names,
+    }
+    (path / "zarr.json").write_text(json.dumps(document))
+    return path
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_array_knows_the_axes_of_its_volume(tmp_path: Path, name: str, order: str) -> None:
+    origin = (100, -7, 3)
+    volume = volume_of(tmp_path / "em", elements("uint8"), format="precomputed", origin=origin)
+    named = ndshm.download(volume, "100:110,:,5:", name=name, order=order).result()
+    nameless = ndshm.download(volume, "100:110,:,5:", order=order).result()
+    opened = [ndshm.open(name), ndshm.open(name, (10, 30, 38, 1), "uint8", order=order)]
+    for array in [named, nameless, *opened, pickle.loads(pickle.dumps(named))]:
+        assert array.axes == ("x", "y", "z", "channel") == ndshm.info(volume).scales[0].axes
+        assert "(10, 30, 38, 1) axes x, y, z, channel order " + order in repr(array)
+        assert "x, y, z, channel" in array._repr_html_()
+        assert array.notes["bbox"] == "100:110,-7:23,5:43,0:1" and array.notes["origin"] == "100 -7 3 0"
+        assert array.notes["source"] == f"precomputed://{tmp_path / 'em'}" and array.notes["encoding"] == "raw"
+        # One axis is cut by its name, in both orders.
+        plane = np.take(array[...], 20 - 5, array.axes.index("z"))
+        assert (plane[..., 0] == elements("uint8")[0:10, :, 20 - origin[2]]).all()
+    merged = ndshm.open(name, (10 * 30, 38) if order == "C" else (10, 30 * 38), "uint8", order=order)
+    assert merged.axes == () and "axes" not in repr(merged) and "axes" not in merged._repr_html_()
+    assert ndshm.open(name, (10, 30, 38, 1), "uint8", order=order, reinterpret=True).notes == {}
+
+
+@pytest.mark.filterwarnings("ignore:none of the chunks")
+def test_axis_without_a_name_of_its_own_is_its_number(tmp_path: Path) -> None:
+    for number, (names, axes) in enumerate(
+        [
+            (["z", "y", "x"], ("z", "y", "x")),
+            (["z", None, "x"], ("z", "1", "x")),
+            (["x", "x", "my axis"], ()),
+            (["\u202ez", "y", "x"], ("\u202ez", "y", "x")),
+        ]
+    ):
+        path = zarr3(tmp_path / str(number), names)
+        array = ndshm.download(path).result()
+        assert array.axes == axes and "\u202e" not in repr(array) + array._repr_html_()
+    assert ndshm.share(np.zeros(3)).axes == () and ndshm.share(np.zeros(3)).notes == {}
+
+
+@pytest.mark.filterwarnings("ignore:none of the chunks")
+@pytest.mark.skipif(sys.platform != "linux", reason="paths as long as a description")
+def test_notes_that_do_not_fit_are_named_in_a_warning(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path
+    while len(str(path)) < 3322:
+        path = path / ("d" * min(200, 3342 - len(str(path))))
+    path.parent.mkdir(parents=True)
+    monkeypatch.chdir(zarr3(path, ["z", "y", "x"]))
+    with pytest.warns(ndshm.TransferWarning, match="description lacks .*encoding"):
+        array = ndshm.download(".", name=name).result()
+    assert array.axes == ("z", "y", "x") and "encoding" not in array.notes and array.notes["source"] == f"zarr://{path}"
+
+
 def test_booleans_stay_booleans(tmp_path: Path, name: str) -> None:
     path = tmp_path / "v"
     ndshm.create_volume(path, SHAPE, CHUNK, "uint8", format="zarr2")
@@ -257,18 +333,203 @@ def test_booleans_stay_booleans(tmp_path: Path, name: str) -> None:
     np.testing.assert_array_equal(array[...], x)
 
 
-def test_nameless_array_is_not_pickled(tmp_path: Path) -> None:
+def test_download_without_a_name_is_counted_and_has_one_when_it_is_pickled(tmp_path: Path) -> None:
     volume = volume_of(tmp_path / "v", elements())
-    array = ndshm.download(volume).result()
-    assert not {file for file in shared_files() if f"ndshm-download-{os.getpid()}-" in file}
-    assert array.name == "" and "nameless" in repr(array) and not array.unlink()
-    with pytest.raises(ndshm.NdshmError, match="no name"):
-        pickle.dumps(array)
-    with array.write() as x:
+    before = counted_arrays()
+    array = ndshm.download(volume, order="F").result()
+    assert array.is_counted and array.refcount == 1 and array.order == "F"
+    assert array.name == "" and "counted" in repr(array) and not array.unlink() and counted_arrays() == before
+    pickled = pickle.dumps(array)
+    assert counted_arrays() - before == {array.name}
+    same = pickle.loads(pickled)
+    assert same.axes == array.axes and same.notes == array.notes and same.notes["bbox"] == "0:20,0:30,0:40"
+    with same.write() as x:
         x[0] = 1
+    assert (array[0] == 1).all() and (array[1:] == elements()[1:]).all()
+    copy = ndshm.share(array)
+    assert copy.notes == array.notes and copy.id != array.id
+    with pytest.raises(ndshm.Unsupported, match="last process"):
+        array.unlink()
+    ndshm.in_flight.clear()
+    del array, same, copy, x
+    assert counted_arrays() <= before
+    array = ndshm.download(volume).result()
     array.close()
     with pytest.raises(ValueError, match="download it again"):
         array.read().__enter__()
+
+
+def test_array_that_processes_painted_without_a_name_is_not_pickled(tmp_path: Path) -> None:
+    volume = volume_of(tmp_path / "v", elements())
+    array = ndshm.download(volume, processes=True, workers=2).result()
+    assert not {file for file in shared_files() if f"ndshm-download-{os.getpid()}-" in file}
+    assert array.name == "" and "nameless" in repr(array) and not array.unlink()
+    with pytest.raises(ndshm.NdshmError, match="by threads or under a name"):
+        pickle.dumps(array)
+
+
+SENDING = """
+import sys
+import time
+
+import ndshm
+
+array = ndshm.download(sys.argv[1]).result()
+ways = {"unsent": lambda: None, "sent": lambda: ndshm.in_flight.issue(array, True)}
+ways[sys.argv[2]]()
+print(array.name, flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("way", ["unsent", "sent"])
+def test_kill_leaves_nothing_of_a_download_that_was_never_sent(tmp_path: Path, way: str) -> None:
+    volume_of(tmp_path / "v", elements())
+    before = counted_arrays()
+    command = [sys.executable, "-c", SENDING, tmp_path / "v", way]
+    with subprocess.Popen(command, env={**os.environ, "NDSHM_PICKLE_GRACE": "1"}, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        array = child.stdout.readline().strip()
+        child.kill()
+    assert bool(array) == (way == "sent")
+    assert counted_arrays() - before == {array} - {""}
+    time.sleep(1.1)  # the handle has expired
+    ndshm.gc()
+    assert counted_arrays() <= before
+
+
+@pytest.mark.parametrize("way", ["whole", "part", "numpy"])
+def test_download_paints_memory_that_exists(tmp_path: Path, name: str, way: str) -> None:
+    x = elements()
+    volume = volume_of(tmp_path / "v", x, format="precomputed")
+    batch = ndshm.create(name, (3, 10, 30, 80), "uint16", order="F")
+    out: Any = {
+        "whole": ndshm.share_zeros((10, 30, 40, 1), "uint16"),
+        "part": batch.part(np.s_[1, :, :, 1::2]),
+        "numpy": np.zeros((30, 3, 10, 40), "uint16").transpose(2, 0, 1, 3)[:, :, 1],
+    }[way]
+    download = ndshm.download(volume, "5:15,:,:", out=out)
+    assert download.result() is out
+    assert download.report == ndshm.DownloadReport(chunks=12, painted=12, filled=0, resumed=0, nbytes=24000, fetched=download.report.fetched)
+    found = np.asarray(out)
+    assert (found.reshape(10, 30, 40) == x[5:15]).all()
+    if way == "part":
+        everything = batch[...]
+        assert not everything[0].any() and not everything[2].any() and not everything[1, :, :, ::2].any()
+        with pytest.raises(ndshm.NotFound):
+            batch.close()
+            ndshm.unlink(name)
+            ndshm.open(name)
+
+
+def test_memory_that_does_not_fit_is_refused_and_not_painted(tmp_path: Path, name: str) -> None:
+    volume = volume_of(tmp_path / "v", elements())
+    zeros = np.zeros(SHAPE, "uint16")
+    twice = np.lib.stride_tricks.as_strided(np.zeros(80, "uint16"), SHAPE, (2, 2, 2))
+    readonly = np.zeros(SHAPE, "uint16")
+    readonly.flags.writeable = False
+    for out, how, why in [
+        (zeros, {"name": name}, "either name, path or out"),
+        (zeros, {"order": "C"}, "leave out processes"),
+        (zeros, {"processes": True}, "leave out processes"),
+        (np.ma.masked_array(zeros, False), {}, "mask"),
+        (zeros[::-1], {}, "positive strides"),
+        (readonly, {}, "read-only"),
+        ([0], {}, "list"),
+    ]:
+        with pytest.raises(ndshm.InvalidArgument, match=why):
+            ndshm.download(volume, out=out, **how)  # type: ignore[arg-type]
+    with pytest.raises(ndshm.InvalidArgument, match="share memory"):
+        ndshm.download(volume, out=twice)
+    with pytest.raises(ndshm.InvalidArgument, match="positive"):
+        ndshm.download(volume, out=ndshm.share_zeros(SHAPE, "uint16").part(np.s_[::-1]))
+    with pytest.raises(ndshm.InvalidArgument, match="no elements"):
+        ndshm.download(volume, out=zeros[:0])
+    for wrong in (np.zeros(SHAPE, "int16"), np.zeros(SHAPE, "bool"), zeros[1:], zeros[..., None, None]):
+        with pytest.raises(ndshm.Mismatch):
+            ndshm.download(volume, out=wrong).result()
+        assert not wrong.any()
+    frozen = ndshm.share_zeros(SHAPE, "uint16")
+    frozen.freeze()
+    with pytest.raises(ndshm.PermissionDenied, match="frozen"):
+        ndshm.download(volume, out=frozen)
+    assert not zeros.any()
+
+
+def test_parts_of_an_array_are_painted_one_after_the_other(tmp_path: Path) -> None:
+    """By the thread that holds none of their locks, and so need not fear to wait for itself."""
+    x = elements()
+    volume = volume_of(tmp_path / "v", x)
+    batch = ndshm.share_zeros((4, *SHAPE), "uint16")
+    downloads = [ndshm.download(volume, out=part) for part in batch.parts()]
+    with batch.read() as found:  # waits
+        assert found.any()
+    for download in downloads:
+        download.result()
+    assert (batch[...] == x).all()
+    upload = ndshm.upload(volume, batch.part(0), "0:20,:,:")
+    with batch.write() as found:
+        assert upload.done()
+        found[0] = 0
+    assert (ndshm.download(volume).result()[...] == x).all()
+
+
+def test_failed_work_keeps_nothing(tmp_path: Path) -> None:
+    volume = volume_of(tmp_path / "v", elements())
+
+    def fail() -> None:
+        out = ndshm.share_zeros((1, 2, 3), "uint16")
+        download = ndshm.download(volume, out=out)
+        for _ in range(2):
+            with pytest.raises(ndshm.Mismatch, match="shape"):
+                download.result()
+
+    before = counted_arrays()
+    for _ in range(3):
+        fail()
+    gc.collect()
+    assert counted_arrays() <= before
+
+
+def test_copy_has_the_notes_only_if_they_fit(tmp_path: Path, name: str) -> None:
+    array = ndshm.download(volume_of(tmp_path / "v", elements(), format="precomputed"), name=name).result()
+    assert ndshm.share(array).axes == array.axes == ("x", "y", "z", "channel")
+    assert ndshm.share(ndshm.open(name, (2, 10, 30, 40), "uint16")).notes == {}
+
+
+def test_painted_array_is_locked_meanwhile(tmp_path: Path) -> None:
+    x = elements()
+    volume_of(tmp_path / "v", x)
+    out = ndshm.share_zeros(SHAPE, "uint16")
+    with serving(tmp_path, lambda path: "c/1/1/0" in path) as server:
+        volume = ndshm.Volume(f"{server.url}/v")
+        with out.read(), pytest.raises(ndshm.WouldDeadlock):
+            ndshm.download(volume, out=out)
+        # A guard of another thread is waited for.
+        locked, release = threading.Event(), threading.Event()
+
+        def hold() -> None:
+            with out.read():
+                locked.set()
+                release.wait()
+
+        thread = threading.Thread(target=hold)
+        thread.start()
+        locked.wait()
+        download = ndshm.download(volume, out=out, requests=1)
+        time.sleep(0.05)
+        assert not download.done() and download.progress.total == 0
+        release.set()
+        thread.join()
+        wait_until(lambda: download.progress.done == 9)
+        with pytest.raises(ndshm.WouldBlock):
+            out.read(timeout=0).__enter__()
+        download.cancel()
+        server.release.set()
+        with pytest.raises(ndshm.Cancelled):
+            download.result()
+    with out.read() as found:
+        assert found.any() and ((found == x) | (found == 0)).all()
 
 
 def test_file_holds_the_elements_and_nothing_else(tmp_path: Path) -> None:
@@ -437,21 +698,23 @@ def children(word: str) -> list[int]:
 
 def test_killed_program_leaves_only_what_gc_removes(tmp_path: Path, name: str) -> None:
     volume_of(tmp_path / "v", elements())
+    before = counted_arrays()
     with serving(tmp_path, lambda path: "c/2/1/2" in path) as server:
         code = f"""
 import ndshm
 named = ndshm.download("{server.url}/v", name={name!r})
+by_processes = ndshm.download("{server.url}/v", processes=True)
 ndshm.download("{server.url}/v").result()
 """
         with subprocess.Popen([sys.executable, "-c", code]) as child:
             left = lambda: [file for file in shared_files() if name in file or f"ndshm-download-{child.pid}-" in file]  # noqa: E731
-            wait_until(lambda: len(left()) == 4)
+            wait_until(lambda: len(left()) == 4 and server.asked.count("/v/c/2/1/2") == 3)
             child.kill()
-        # The named one can be resumed; no process knows the name of the other.
+        # The first can be resumed; no process knows the name of the second; the third never had one.
         ndshm.RenderBuffer.join(name, "uint16").discard()
         assert len(left()) == 2
         ndshm.gc()
-    assert not left()
+    assert not left() and counted_arrays() <= before
 
 
 def test_forked_child_opens_volumes_for_itself(tmp_path: Path) -> None:
@@ -502,3 +765,25 @@ def test_parts_are_planned_and_marked(tmp_path: Path, monkeypatch: pytest.Monkey
         ndshm.shards.from_environment()
     monkeypatch.setenv("JOB_COMPLETION_INDEX", "2")
     assert ndshm.shards.from_environment(5) == (2, 5)
+
+
+def test_memory_of_a_dropped_download_is_freed(tmp_path: Path) -> None:
+    """When it has ended before, and when it ends later."""
+
+    def nameless() -> int:
+        maps = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
+        return sum("(deleted)" in line and "/dev/shm" in line for line in maps)
+
+    volume = volume_of(tmp_path / "volume", np.zeros(SHAPE, "u1"))
+    before = nameless()
+    download = ndshm.download(volume)
+    while not download.done():
+        time.sleep(0.001)
+    assert nameless() == before + 1, "the array that `result` would give"
+    del download
+    assert nameless() == before
+    ndshm.download(volume)
+    end = time.monotonic() + 60
+    while nameless() != before:
+        assert time.monotonic() < end, "the memory is still mapped"
+        time.sleep(0.01)

@@ -18,6 +18,7 @@ use crate::arena::header::{ArenaHeader, DROP_WAIT};
 use crate::arena::tables::slots::Slot;
 use crate::array::layout::Layout;
 use crate::array::{Element, Order};
+use crate::backoff::Deadline;
 use crate::error::{Error, IntoError, Result};
 
 /// An array in an arena that only its creator can reach, so filling it is ordinary, safe Rust.
@@ -177,7 +178,8 @@ impl<T: Element, D: Dimension> ArenaArray<T, D> {
             let (header, slot) = (&block.header, block.slot);
             // Besides this hold, only the ORPHAN bit of a message that was received since may keep the block. Reclaiming clears it.
             let reclaim = || {
-                let _ = header.reclaim_dead(DROP_WAIT); // may fail while another process reclaims; `make_exclusive` decides
+                // May fail while another process reclaims; `make_exclusive` decides.
+                let _ = header.reclaim_dead(Deadline::after(DROP_WAIT));
                 header.slots().make_exclusive(slot)
             };
             let is_orphaned = || header.slot_table().get(slot as usize).is_some_and(Slot::is_orphaned);

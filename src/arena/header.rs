@@ -3,6 +3,7 @@
 //! This is the only file of the arena that turns addresses into references. All references to tables are to atomics. The bytes of
 //! blocks are returned as pointers; `array.rs` says when they may be dereferenced.
 
+use std::fs::File;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -14,7 +15,8 @@ use crate::arena::tables::geometry::{Geometry, MEMBER, MEMBERS_AT, QUEUE_HEAD, S
 use crate::arena::tables::ring::{Message, Ring, RingRefusal};
 use crate::arena::tables::senders::SenderWord;
 use crate::arena::tables::slots::{Released, SEATS, Slot, Slots};
-use crate::backend::DraftOptions;
+use crate::backend::{DraftOptions, Turn};
+use crate::backoff::Deadline;
 use crate::error::{Error, Result};
 use crate::manager_client;
 use crate::os::{self, LockRange};
@@ -22,9 +24,10 @@ use crate::random;
 use crate::segment::counts::State;
 use crate::segment::footer::Kind;
 use crate::segment::trailer::Trailer;
-use crate::segment::{DraftSegment, Home, Mark, Segment, Turn, reclaim_if_orphaned};
+use crate::segment::{DraftSegment, Home, Mark, Segment, Verdict, reclaim_if_orphaned};
 
-/// Time limit for locks that members hold only for moments (RECOVER, SPANS). It passes only if the lock's holder is stopped.
+/// Time limit for locks that members hold only for moments (RECOVER, SPANS), where the caller has set none. It passes only if the
+/// lock's holder is stopped.
 pub(super) const TURN_WAIT: Duration = Duration::from_secs(10);
 /// The same limit in a `Drop`, which must not wait long. Another process can reclaim what is left.
 pub(super) const DROP_WAIT: Duration = Duration::from_millis(100);
@@ -84,6 +87,10 @@ pub(crate) struct QueueWords<'a> {
 /// The slot table in shared memory, for this member.
 pub(crate) type SharedSlots<'a> = Slots<'a, AtomicU64, AtomicU32>;
 
+/// How many descriptors are open at once while the name of a file is removed that no process uses. A creator has so many in reserve, so
+/// that it can do so if it fails for lack of them.
+const DESCRIPTORS_TO_REMOVE: usize = 3;
+
 /// A mapped arena and this process's membership.
 #[derive(Debug)]
 pub(crate) struct ArenaHeader {
@@ -121,27 +128,43 @@ impl ArenaHeader {
         manager_client::announce(&home.backend);
         home.refuse_taken_by_the_living()?;
         let id = random::number();
-        let make = || -> Result<Segment> {
+        let make = || -> Result<(Segment, [File; DESCRIPTORS_TO_REMOVE])> {
             let backend = home.backend.clone();
             let mut draft = DraftSegment::new_counted(backend, geometry.payload(), options)?;
             let state = State::unattended(keep);
             draft.write_page(kind, id, state, &geometry.to_record(), home.location.as_str())?;
-            draft.publish_joint(&home)
+            let spare = || draft.file().file().try_clone().map_err(|error| Error::os("create", &home.location, error));
+            let spares = [spare()?, spare()?, spare()?];
+            Ok((draft.publish_joint(&home)?, spares))
         };
-        let segment = make().map_err(|error| error.about(&home.location))?;
-        Self::join(home, geometry, id, segment)
+        let (segment, spares) = make().map_err(|error| error.about(&home.location))?;
+        let (file, at) = (segment.id(), home.clone());
+        let joined = Self::join(home, geometry, id, segment);
+        drop(spares);
+        if joined.is_err() && matches!(reclaim_if_orphaned(&at, Some(file), true), Ok(Verdict::Kept)) {
+            let _ = at.unlink(file); // the first error is returned
+        }
+        joined
     }
 
-    /// Opens an existing arena and joins it.
-    pub(crate) fn open(home: Home, kind: Kind) -> Result<Self> {
+    /// Opens an existing arena and joins it. `sparse`: the caller accepts holes.
+    ///
+    /// The record says whether the arena was created with holes, which can be as large as the machine's memory. That is only a reason to
+    /// refuse a caller that does not accept them. The record may be wrong, so holes of any other arena are looked for and filled.
+    pub(crate) fn open(home: Home, kind: Kind, sparse: bool) -> Result<Self> {
         manager_client::announce(&home.backend);
         let name = home.location.as_str();
         let read = |trailer: &Trailer| {
             let geometry = Geometry::of_record(kind, &trailer.record, trailer.payload)
                 .map_err(|reason| Error::Trailer { location: name.to_owned(), reason })?;
-            Ok(((geometry, trailer.id), geometry.sparse))
+            if geometry.sparse && !sparse && kind == Kind::Arena {
+                let what = "it was created with Pages::Sparse, so that an access may find no memory and end this process (SIGBUS); \
+                            to join it all the same, use ArenaOptions::pages(Pages::Sparse) and open";
+                return Err(Error::Unsupported { location: name.to_owned(), what: what.into() });
+            }
+            Ok((geometry, trailer.id))
         };
-        let (segment, (geometry, id)) = Segment::attach_joint(&home, kind, read)?;
+        let (segment, (geometry, id)) = Segment::attach_joint(&home, kind, sparse, read)?;
         Self::join(home, geometry, id, segment)
     }
 
@@ -203,9 +226,9 @@ impl ArenaHeader {
         self.segment.as_ref().ok_or_else(|| Error::Unlinked { location: self.name().to_owned() })
     }
 
-    /// Waits at most `limit` for a lock that members hold only for moments.
-    pub(super) fn turn(&self, range: LockRange, limit: Duration) -> Result<Turn> {
-        self.segment()?.turn(range, limit, &self.home)
+    /// Waits until the deadline for a lock that members hold only for moments.
+    pub(super) fn turn(&self, range: LockRange, until: Deadline) -> Result<Turn> {
+        self.segment()?.turn(range, until, &self.home)
     }
 
     /// Returns `count` values of a type that consists of atomics, `at` bytes from the beginning; empty if they are not all mapped.
@@ -438,7 +461,7 @@ impl ArenaHeader {
             return Ok(());
         }
         // If this fails, the seat's state stays. Its lock is released below, so the next process that reclaims finds the seat dead.
-        let settled = if self.seat < SEATS { self.give_up_seat(limit) } else { Ok(()) };
+        let settled = if self.seat < SEATS { self.give_up_seat(Deadline::after(limit)) } else { Ok(()) };
         self.mark = None;
         let Some(segment) = self.segment.take() else { return settled };
         let id = Some(segment.id());

@@ -23,16 +23,17 @@ use std::collections::HashSet;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use crate::arena::header::{ArenaHeader, TURN_WAIT};
+use crate::arena::header::ArenaHeader;
 use crate::arena::tables::ring::{ORPHAN_SENDER, Ring};
 use crate::arena::tables::slots::{SEATS, Slot};
+use crate::backend::Turn;
 use crate::backend::lock_space::{self, RECOVER};
-use crate::backoff::Backoff;
+use crate::backoff::{Backoff, Deadline};
 use crate::error::{Error, Result};
-use crate::os;
-use crate::segment::Turn;
+use crate::os::{self, LockKind};
 
-/// How long a joining process waits for seats that other processes are reclaiming, and until no thread of its own is forking.
+/// How long a joining process waits in total: for seats that other processes are reclaiming, for the locks with which it reclaims
+/// one itself, and until no thread of its own is forking.
 const JOIN_WAIT: Duration = Duration::from_secs(5);
 
 /// Result of reclaiming the holds of dead members, by [`Arena::reclaim`](crate::Arena::reclaim) or
@@ -49,9 +50,10 @@ pub struct ReclaimedBlocks {
 impl ArenaHeader {
     /// Takes a free seat, or that of a dead member.
     pub(super) fn take_seat(&mut self) -> Result<()> {
-        let mut backoff = Backoff::new(JOIN_WAIT);
+        let until = Deadline::after(JOIN_WAIT);
+        let mut backoff = Backoff::until(until);
         loop {
-            if let Some(seat) = self.try_seats()? {
+            if let Some(seat) = self.try_seats(until)? {
                 self.seat = seat;
                 return Ok(());
             }
@@ -67,7 +69,7 @@ impl ArenaHeader {
         }
     }
 
-    fn try_seats(&mut self) -> Result<Option<u32>> {
+    fn try_seats(&mut self, until: Deadline) -> Result<Option<u32>> {
         // While another thread forks, the child may get a copy of the file description that is opened now: retry later.
         let Some(forks) = os::forks() else { return Ok(None) };
         let mut mark = self.segment()?.mark(&self.home)?;
@@ -87,8 +89,8 @@ impl ArenaHeader {
             // The state is loaded again under the lock: before, another process could have taken the seat and died, or reclaimed
             // it.
             if self.is_taken(seat) {
-                let turn = self.turn(RECOVER, TURN_WAIT)?;
-                self.reclaim_seat(seat, &turn, TURN_WAIT)?;
+                let turn = self.turn(RECOVER, until)?;
+                self.reclaim_seat(seat, &turn, until)?;
             }
             let Some(member) = self.members().get(seat as usize) else { continue };
             member.process.store(std::process::id().into(), Ordering::Relaxed);
@@ -116,17 +118,17 @@ impl ArenaHeader {
     }
 
     /// Gives up this member's seat and holds. Its messages stay valid: those that have not been received become orphaned.
-    pub(super) fn give_up_seat(&mut self, limit: Duration) -> Result<()> {
-        let turn = self.turn(RECOVER, limit)?;
-        let settled = self.reclaim_seat(self.seat, &turn, limit);
+    pub(super) fn give_up_seat(&mut self, until: Deadline) -> Result<()> {
+        let turn = self.turn(RECOVER, until)?;
+        let settled = self.reclaim_seat(self.seat, &turn, until);
         self.seat = SEATS;
         settled.map(drop)
     }
 
     /// Reclaims the holds of the member in `seat`, and returns how many blocks became free. The caller holds that seat's lock.
     ///
-    /// Waits for SPANS for at most `limit`. If that fails, the seat's state stays, and the next process that reclaims starts again.
-    pub(super) fn reclaim_seat(&self, seat: u32, _recover: &Turn, limit: Duration) -> Result<usize> {
+    /// Waits for SPANS until the deadline. If that fails, the seat's state stays, and the next process that reclaims starts again.
+    pub(super) fn reclaim_seat(&self, seat: u32, _recover: &Turn, until: Deadline) -> Result<usize> {
         let slots = self.slot_table();
         for ring in self.rings() {
             ring.orphan_messages(seat, |slot| slots.get(slot as usize).is_some_and(Slot::orphan));
@@ -137,7 +139,7 @@ impl ArenaHeader {
             }
         }
         let freed = self.touched_slots().iter().filter(|slot| slot.clear_seat(seat)).count();
-        self.free_loose_spans(limit)?;
+        self.free_loose_spans(until)?;
         if let Some(member) = self.members().get(seat as usize) {
             // A release store: the next process that takes the seat loads this 0 before it sets its first bit, and so sees that
             // everything is cleared.
@@ -148,22 +150,24 @@ impl ArenaHeader {
 
     /// Reclaims the holds of dead members, and frees the blocks of orphaned messages that have been received.
     ///
-    /// Waits for RECOVER, which another reclaiming process holds, for at most `limit`.
-    pub(crate) fn reclaim_dead(&self, limit: Duration) -> Result<ReclaimedBlocks> {
+    /// Waits until the deadline for RECOVER, which another reclaiming process holds.
+    pub(crate) fn reclaim_dead(&self, until: Deadline) -> Result<ReclaimedBlocks> {
         self.check_process()?;
         let mut reclaimed = ReclaimedBlocks::default();
-        let recover = self.turn(RECOVER, limit)?;
+        let failed = |error| Error::os("lock", &self.home.location, error);
+        let mut recover = self.turn(RECOVER, until)?;
+        os::step("reclaim: alone");
         for seat in (0..SEATS).filter(|seat| *seat != self.seat) {
             let range = lock_space::seat(seat);
-            if !self.is_taken(seat) || !recover.try_also(range, &self.home)? {
+            if !self.is_taken(seat) || !recover.try_lock(LockKind::Exclusive, range).map_err(failed)? {
                 continue;
             }
             // The state is loaded again under the lock: before, the member could have left.
             if self.is_taken(seat) {
-                reclaimed.blocks += self.reclaim_seat(seat, &recover, limit)?;
+                reclaimed.blocks += self.reclaim_seat(seat, &recover, until)?;
                 reclaimed.members += 1;
             }
-            recover.unlock(range);
+            recover.unlock(range).map_err(failed)?;
         }
         // Messages become orphaned only under RECOVER, which this process holds. So an ORPHAN bit without an orphaned message
         // belongs to a message that was received, or that a receiver took while it was being orphaned.

@@ -63,11 +63,10 @@ use self::tables::slots::SEATS;
 use crate::array::Element;
 use crate::array::layout::{Layout, shape_like};
 use crate::backend::{Directory, IntoLocation, Location, default_backend};
+use crate::backoff::Deadline;
 #[cfg(doc)]
 use crate::error::Error;
 use crate::error::Result;
-use crate::segment::Home;
-use crate::segment::footer::Kind;
 
 /// Many arrays in one segment and one mapping, for up to 46 processes.
 ///
@@ -110,7 +109,8 @@ pub struct Arena {
 pub struct ArenaStats {
     /// Bytes for arrays in total.
     pub capacity: u64,
-    /// Bytes of empty spans, which arrays of any size can use.
+    /// Bytes that new arrays of any size can have: spans of the arena in which there is no array, except arrays that only dead members
+    /// hold. Arrays that were dropped do not count as arrays, also those that were sent and received meanwhile.
     pub unused: u64,
     /// Arrays and drafts that processes hold, dead ones included.
     pub arrays: usize,
@@ -144,9 +144,14 @@ impl Arena {
 
     /// Opens an existing arena. Its options are stored in its file.
     ///
+    /// An arena that was created with [`Pages::Sparse`](crate::Pages::Sparse) is refused, because an access to it may end this process.
+    /// [`ArenaOptions::open`] joins it by choice.
+    ///
     /// # Errors
     ///
-    /// - [`NotFound`](Error::NotFound): no arena has the name, or its last member is just leaving.
+    /// - [`Unsupported`](Error::Unsupported): it was created with `Pages::Sparse`.
+    /// - [`NoSpace`](Error::NoSpace): it has holes for another reason, and there is not enough memory to fill them.
+    /// - [`NotFound`](Error::NotFound), or [`Elsewhere`](Error::Elsewhere) if the other usual place has it: no arena has the name, or its last member is just leaving.
     /// - [`TooManyProcesses`](Error::TooManyProcesses): 46 processes are members already.
     /// - [`TimedOut`](Error::TimedOut): a process was stopped while it reclaimed a dead member, or a thread of this process while
     ///   it forked.
@@ -164,7 +169,7 @@ impl Arena {
     ///
     /// As [`open`](Self::open).
     pub fn open_in(backend: &Directory, location: impl IntoLocation) -> Result<Self> {
-        Self::of(ArenaHeader::open(Home::new(Some(backend), location)?, Kind::Arena)?)
+        ArenaOptions::new().backend(backend.clone()).open(location)
     }
 
     #[allow(clippy::unnecessary_wraps)] // ends a chain of results
@@ -177,6 +182,8 @@ impl Arena {
     /// # Errors
     ///
     /// - [`NoSpace`](Error::NoSpace): no memory is free, not even after reclaiming the holds of dead members.
+    /// - [`TimedOut`](Error::TimedOut): none was found, and for 10 seconds another process was stopped while it reclaimed, or while
+    ///   it made or freed room for large arrays.
     /// - [`TooLarge`](Error::TooLarge); [`InvalidSetting`](Error::InvalidSetting): more than 32 axes.
     /// - [`Unsupported`](Error::Unsupported): this is a forked child.
     pub fn draft<T: Element, D: Dimension>(&self, shape: impl ShapeBuilder<Dim = D>) -> Result<ArenaDraft<T, D>> {
@@ -187,7 +194,8 @@ impl Arena {
     /// As [`draft`](Self::draft), but waits while no memory is free, until arrays are dropped or processes that hold them die.
     /// [`Duration::MAX`] waits without limit.
     ///
-    /// The wait does not free arrays that this thread holds itself.
+    /// The wait does not free arrays that this thread holds itself. It is not longer than `limit` when another process is stopped
+    /// while it reclaims, and memory that becomes free meanwhile is found.
     ///
     /// # Errors
     ///
@@ -271,7 +279,7 @@ impl Arena {
     /// forked child.
     pub fn reclaim(&self) -> Result<ReclaimedBlocks> {
         self.header.end_sent();
-        self.header.reclaim_dead(TURN_WAIT)
+        self.header.reclaim_dead(Deadline::after(TURN_WAIT))
     }
 
     /// Counts arrays and members. Visits all arrays, and blocks no other process.
@@ -316,9 +324,10 @@ impl Arena {
 
 impl ArenaHeader {
     fn stats(&self) -> Result<ArenaStats> {
+        self.end_sent();
         let mut held = [0usize; SEATS as usize];
-        let mut stats =
-            ArenaStats { capacity: self.geometry.capacity(), unused: self.unused(), ..ArenaStats::default() };
+        let mut dead = 0;
+        let mut stats = ArenaStats { capacity: self.geometry.capacity(), ..ArenaStats::default() };
         for slot in self.touched_slots().iter().filter(|slot| !slot.is_free()) {
             stats.arrays += 1;
             stats.orphaned_messages += usize::from(slot.is_orphaned());
@@ -327,9 +336,11 @@ impl ArenaHeader {
             }
         }
         for (seat, arrays) in (0..).zip(held).filter(|(seat, _)| self.is_taken(*seat)) {
-            let process = self.process_of(seat);
-            stats.members.push(ArenaMember { process, is_alive: self.is_alive(seat)?, arrays });
+            let (process, is_alive) = (self.process_of(seat), self.is_alive(seat)?);
+            dead |= u64::from(!is_alive) << seat;
+            stats.members.push(ArenaMember { process, is_alive, arrays });
         }
+        stats.unused = self.unused(dead);
         Ok(stats)
     }
 }

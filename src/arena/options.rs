@@ -96,4 +96,33 @@ impl ArenaOptions {
         };
         Arena::of(ArenaHeader::create(home, Kind::Arena, geometry, self.draft, self.keep)?)
     }
+
+    /// Opens an existing arena.
+    ///
+    /// Of these options only the directory and the pages count; the file has the others. With [`Pages::Sparse`](crate::Pages::Sparse) an
+    /// arena is joined whatever memory it lacks: if an access finds none, the process is killed (SIGBUS).
+    ///
+    /// # Errors
+    ///
+    /// As [`Arena::open`]. With `Pages::Sparse` neither `NoSpace` nor `Unsupported` because of holes.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use ndarray_shm::arena::ArenaOptions;
+    /// use ndarray_shm::{Arena, Pages};
+    ///
+    /// let sparse = ArenaOptions::new().pages(Pages::Sparse); // takes memory as it is used
+    /// let arena = sparse.clone().create("arena-options-open-example", 1 << 30)?;
+    ///
+    /// // in another process
+    /// assert!(Arena::open("arena-options-open-example").is_err(), "it has not accepted that memory may be missing");
+    /// let same = sparse.open("arena-options-open-example")?;
+    /// assert_eq!(same.capacity(), arena.capacity());
+    /// # Ok::<(), ndarray_shm::Error>(())
+    /// ```
+    pub fn open(self, location: impl IntoLocation) -> Result<Arena> {
+        let home = Home::new(self.backend.as_ref(), location)?;
+        Arena::of(ArenaHeader::open(home, Kind::Arena, !self.draft.pages.are_reserved())?)
+    }
 }

@@ -69,12 +69,16 @@ macro_rules! guarded {
                 /// Returns whether the file has holes: pages that get memory only when they are touched. If there is none left then, the
                 /// access ends in SIGBUS.
                 ///
+                /// The answer is certain in /dev/shm, and on file systems of Linux that list extents (ext4, XFS, ..). Elsewhere, and
+                /// on a tmpfs mounted with huge pages, it is `true` only if fewer bytes are allocated than the file has: a missing page
+                /// goes unnoticed where allocated bytes belong to something else, such as an attribute or the rest of a huge page. Where
+                /// writing takes new room (Btrfs, and files that share extents with a clone), no answer promises that there is some.
+                ///
                 /// # Errors
                 ///
                 /// [`Unlinked`](Error::Unlinked): the name was removed, so the file cannot be queried.
                 pub fn is_sparse(&self) -> Result<bool> {
-                    let facts = self.segment().facts(self.home())?;
-                    Ok(facts.allocated < facts.length)
+                    self.segment().is_sparse(self.home())
                 }
 
                 /// Returns on what kind of pages the elements are, as the kernel reports it: whether the requested

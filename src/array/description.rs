@@ -21,7 +21,7 @@ use super::layout::Layout;
 use super::{DType, Element, Order};
 use crate::backend::{Backend, Directory, DraftOptions, IntoLocation, Location};
 use crate::error::{Error, Result};
-use crate::segment::{LONGEST_DESCRIPTION, describe, read_description};
+use crate::segment::{FoundDescription, LONGEST_DESCRIPTION, describe, read_description};
 
 /// The first line: the name of the format and its version.
 const HEAD: &str = "ndshm 1";
@@ -324,6 +324,36 @@ fn is_merged(coarse: &[usize], fine: &[usize]) -> bool {
     coarse.iter().all(made)
 }
 
+/// A plain array as it was when its description was read, from [`Directory::see_description`].
+///
+/// It keeps the file open, which needs one descriptor, so that no other array can pass for this one.
+#[derive(Debug)]
+pub struct SeenDescription(FoundDescription<Box<[u8]>>);
+
+impl SeenDescription {
+    /// Returns the description, as [`Directory::description`] does.
+    pub fn description(&self) -> Option<Description> {
+        parse_found(self.0.text.as_deref(), self.0.length)
+    }
+
+    /// Returns the size of the array in bytes.
+    pub fn bytes(&self) -> u64 {
+        self.0.length
+    }
+}
+
+/// Parses the description of a file of this length.
+fn parse_found(text: Option<&[u8]>, length: u64) -> Option<Description> {
+    text.and_then(Description::parse).filter(|found| found.bytes == length)
+}
+
+/// Returns the description of the plain array of this name, which may be a reserved one.
+pub(crate) fn description_at(directory: &Directory, location: &Location) -> Result<Option<Description>> {
+    let mut buffer = [0; LONGEST_DESCRIPTION];
+    let found = read_description(directory, location, &mut buffer)?;
+    Ok(parse_found(found.text, found.length))
+}
+
 impl Directory {
     /// Returns the description of the plain array of this name.
     ///
@@ -336,13 +366,59 @@ impl Directory {
     /// - [`NotFound`](Error::NotFound), [`PermissionDenied`](Error::PermissionDenied), [`NotAnArray`](Error::NotAnArray), and the errors
     ///   of the location.
     pub fn description(&self, location: impl IntoLocation) -> Result<Option<Description>> {
-        let location = location.into_location()?;
+        description_at(self, &location.into_location()?)
+    }
+
+    /// Returns the plain array of this name as it is now, with its description, for [`describe_seen`](Self::describe_seen).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use ndarray_shm::{SharedArray, default_backend, unlink};
+    ///
+    /// SharedArray::<u16, _>::create("seen-example", (4, 5))?;
+    ///
+    /// let directory = default_backend()?;
+    /// let seen = directory.see_description("seen-example")?;
+    /// if let Some(found) = seen.description() {
+    ///     // Fails with `Changed` if another process has replaced the array or its description since.
+    ///     directory.describe_seen("seen-example", &seen, Some(&found.with_note("unit", "nm")?))?;
+    /// }
+    /// unlink("seen-example")?;
+    /// # Ok::<(), ndarray_shm::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`description`](Self::description).
+    pub fn see_description(&self, location: impl IntoLocation) -> Result<SeenDescription> {
         let mut buffer = [0; LONGEST_DESCRIPTION];
-        let (length, text) = read_description(self, &location, &mut buffer)?;
-        Ok(text.and_then(Description::parse).filter(|found| found.bytes == length))
+        Ok(SeenDescription(read_description(self, &location.into_location()?, &mut buffer)?.into_owned()))
+    }
+
+    /// Replaces the description of a plain array that this process has seen, or removes it with `None`. The bytes do not change.
+    ///
+    /// Array and description must be the ones that were seen. Processes that replace a description in this way exclude each other.
+    ///
+    /// # Errors
+    ///
+    /// - [`Changed`](Error::Changed): the name leads to another array by now, or the array has another length or description.
+    /// - those of [`describe`](Self::describe).
+    pub fn describe_seen(
+        &self,
+        location: impl IntoLocation,
+        seen: &SeenDescription,
+        new: Option<&Description>,
+    ) -> Result<()> {
+        let new = new.map(|new| (new.bytes, new.to_text()));
+        let new = new.as_ref().map(|(bytes, text)| (*bytes, text.as_bytes()));
+        describe(self, &location.into_location()?, new, Some(&seen.0))
     }
 
     /// Replaces the description of the plain array of this name: type, shape, order and notes. The bytes do not change.
+    ///
+    /// This is the array that has the name now, whatever another process has written or replaced since its description was read. To change
+    /// a description that was read, use [`describe_seen`](Self::describe_seen).
     ///
     /// # Errors
     ///
@@ -352,16 +428,16 @@ impl Directory {
     /// - those of [`description`](Self::description).
     pub fn describe(&self, location: impl IntoLocation, description: &Description) -> Result<()> {
         let text = description.to_text();
-        describe(self, &location.into_location()?, Some((description.bytes, text.as_bytes())))
+        describe(self, &location.into_location()?, Some((description.bytes, text.as_bytes())), None)
     }
 
-    /// Removes the description of the plain array of this name. The bytes do not change.
+    /// Removes the description of the plain array that has the name now. The bytes do not change.
     ///
     /// # Errors
     ///
     /// As [`describe`](Self::describe).
     pub fn clear_description(&self, location: impl IntoLocation) -> Result<()> {
-        describe(self, &location.into_location()?, None)
+        describe(self, &location.into_location()?, None, None)
     }
 
     /// Returns whether arrays in this directory can have descriptions. Tries it with a nameless file.

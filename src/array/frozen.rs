@@ -4,6 +4,7 @@
 use std::fmt;
 use std::fs::File;
 use std::marker::PhantomData;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -45,8 +46,9 @@ impl<T: Element, D: Dimension> SealableDraft<T, D> {
         let layout = Layout::new::<T>(shape, NAMELESS)?;
         let needed = layout.bytes::<T>();
         let no_space = |room: os::Room| {
-            let (location, advice) = (NAMELESS.to_owned(), room.bound.advice());
-            Error::NoSpace { location, needed, available: room.bytes, advice }
+            let (location, advice) =
+                (NAMELESS.to_owned(), backend::advice(room.bound, backend::Place::Nameless, Path::new(NAMELESS)));
+            Error::NoSpace { location, needed, available: room.bytes, in_flight: 0, advice }
         };
         let largest = os::largest_file();
         if needed > largest {

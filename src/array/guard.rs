@@ -78,12 +78,21 @@ pub struct CellGuard {
 #[must_use = "the array is unlocked when the lock is dropped"]
 #[derive(Debug)]
 pub struct ArrayLock {
-    _hold: Hold,
+    hold: Hold,
 }
 
 impl ArrayLock {
     pub(crate) fn new(hold: Hold) -> Self {
-        Self { _hold: hold }
+        Self { hold }
+    }
+
+    /// Makes the lock one that another thread will drop.
+    ///
+    /// Without this, a request of the thread that took the lock fails with [`WouldDeadlock`](crate::Error::WouldDeadlock) if the lock is in its
+    /// way, because the thread would wait for itself. Afterwards it waits.
+    pub fn leave_thread(mut self) -> Self {
+        self.hold.leave_thread();
+        self
     }
 }
 

@@ -11,7 +11,7 @@ use super::{AttachOptions, Attachable, Element, view};
 use crate::backend::{Access, IntoLocation, Location};
 use crate::error::Result;
 use crate::os::LockKind;
-use crate::segment::{Attach, CountedSegment, Segment};
+use crate::segment::{Attach, CellWait, CountedSegment, Segment};
 
 /// The attached segment: a plain one, or a handle of a counted array.
 #[derive(Debug)]
@@ -104,14 +104,17 @@ macro_rules! held {
         #[allow(private_interfaces)] // see the trait
         impl<T: Element, D: Dimension> Attachable for $name<T, D> {
             fn how() -> Attach {
-                Attach { held: Some(($kind, None)), ..Attach::new($access) }
+                Attach { held: Some(($kind, CellWait::Forever)), ..Attach::new($access) }
             }
         }
 
         impl<T: Element, D: Dimension> AttachOptions<$name<T, D>> {
             /// Waits for the lock for at most `limit`; not at all if it is zero. By default the wait has no limit.
+            ///
+            /// The limit includes the wait for another process that decides whether the array is in use.
             pub fn timeout(mut self, limit: Duration) -> Self {
-                self.how.held = Some(($kind, Some(limit)));
+                self.how.held = Some(($kind, CellWait::Patience));
+                self.how.patience = limit;
                 self
             }
 

@@ -39,7 +39,8 @@ mod options;
 mod shared;
 pub(crate) mod view;
 
-pub use self::description::Description;
+pub(crate) use self::description::description_at;
+pub use self::description::{Description, SeenDescription};
 pub use self::draft::Draft;
 pub(crate) use self::draft::NAMELESS;
 pub use self::element::{DType, Element};

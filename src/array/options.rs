@@ -169,7 +169,7 @@ impl<A: Creatable> CreateOptions<A> {
         match self.mode {
             CreationMode::CreateNew => A::refuse_taken(&home)?,
             CreationMode::OpenOrCreate => match open() {
-                Err(Error::NotFound { .. }) => {}
+                Err(error) if error.is_not_found() => {}
                 other => return Ok(other?),
             },
             CreationMode::Replace => {}
@@ -190,7 +190,7 @@ impl<A: Creatable> CreateOptions<A> {
                 return Err(Error::from(error).into());
             }
             match open() {
-                Err(Error::NotFound { .. }) => draft = error.into_inner(),
+                Err(gone) if gone.is_not_found() => draft = error.into_inner(),
                 other => return Ok(other?),
             }
         }

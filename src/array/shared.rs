@@ -103,7 +103,8 @@ impl<T: Element, D: Dimension> SharedArray<T, D> {
     ///
     /// # Errors
     ///
-    /// - [`NotFound`](Error::NotFound): no file has the name.
+    /// - [`NotFound`](Error::NotFound): no file has the name. [`Elsewhere`](Error::Elsewhere): nor here, but one in the other of the two usual
+    ///   places, `/dev/shm` and the emulated directory, has it. [`is_not_found`](Error::is_not_found) is true for both.
     /// - [`NotAnArray`](Error::NotAnArray): it is a directory, a link or another special file.
     /// - [`SizeMismatch`](Error::SizeMismatch): shape and type need another number of bytes.
     /// - [`DescriptionMismatch`](Error::DescriptionMismatch): the description has another type, shape or order.

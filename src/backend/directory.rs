@@ -10,7 +10,7 @@ use super::{Access, Backend, DirectoryEntry, DraftFile, DraftOptions, IntoLocati
 #[cfg(doc)]
 use crate::error::Error;
 use crate::error::Result;
-use crate::os::FileId;
+use crate::os::{self, FileId};
 
 /// A directory in which arrays live: real shared memory, its emulation by files, or any other directory.
 ///
@@ -57,6 +57,13 @@ impl Directory {
     /// Returns its path. Other programs find the arrays there as files.
     pub fn path(&self) -> &Path {
         self.0.path()
+    }
+
+    /// Returns whether its file system makes files without a name that can get one later, as Linux does on most file systems.
+    ///
+    /// Elsewhere a draft has a hidden name, and a counted array that is shared by descriptor can never be published.
+    pub fn makes_nameless_files(&self) -> bool {
+        os::create_nameless(self.path(), 0o600).is_ok()
     }
 
     /// Lists its regular files, sorted by name.

@@ -10,8 +10,8 @@ use super::filling::{self, EMULATED};
 use super::lock_space::LEASE;
 use super::name_lock::{Alone, lock_name};
 use super::{
-    Access, Backend, Companion, DirectoryEntry, DraftFile, DraftOptions, EntryKind, Location, Pages, Publish,
-    RESERVED_PREFIX,
+    Access, Backend, Companion, DirectoryEntry, DraftFile, DraftOptions, EntryKind, Location, Pages, Place, Publish,
+    RESERVED_PREFIX, Turn, advice,
 };
 use crate::error::{Error, Result};
 use crate::os::{self, Bound, Fact, Facts, FileId, LockKind, Mapping, Room};
@@ -63,7 +63,7 @@ impl Files {
     /// Fails if `needed` bytes do not fit, before anything is allocated.
     fn check_room(&self, needed: u64) -> Result<()> {
         if let Some(room) = self.room_to_limit()?.filter(|room| needed > room.bytes) {
-            return Err(no_space(&self.path, needed, room));
+            return Err(self.no_space(needed, room));
         }
         // Relaxed suffices: the sum only decides when the limits are read again.
         let drafted = self.unchecked.fetch_add(needed, Ordering::Relaxed).saturating_add(needed);
@@ -74,7 +74,7 @@ impl Files {
         let room = self.room()?;
         if needed > room.bytes {
             self.unchecked.store(UNCHECKED_BYTES, Ordering::Relaxed);
-            return Err(no_space(&self.path, needed, room));
+            return Err(self.no_space(needed, room));
         }
         if self.name == EMULATED {
             filling::warn_of_full_disk(&self.path, room.bytes, needed, &self.warned);
@@ -108,18 +108,24 @@ impl Files {
         if error.kind() == io::ErrorKind::QuotaExceeded {
             room = Room { bytes: 0, bound: Bound::Quota };
         }
-        no_space(&self.path, needed, room)
+        self.no_space(needed, room)
+    }
+
+    fn no_space(&self, needed: u64, room: Room) -> Error {
+        no_space(&self.path, Place::of(&self.name), needed, room)
     }
 
     /// Allocates every byte of a file. `exclusive` chooses the pages of a file that no other process can reach.
     fn fill_holes(&self, file: &File, exclusive: Option<Pages>) -> Result<()> {
         let op = "reserve room";
         let facts = os::facts(file).map_err(|error| self.explain(op, error))?;
-        let needed = facts.length.saturating_sub(facts.allocated);
-        if needed == 0 {
+        if os::has_holes(file, &facts) == Some(false) {
             return Ok(());
         }
-        self.check_room(needed)?;
+        let needed = facts.length.saturating_sub(facts.allocated);
+        if needed > 0 {
+            self.check_room(needed)?;
+        }
         let reserved = match exclusive {
             Some(pages) => super::reserve(file, facts.length, pages),
             None => os::reserve(file, facts.length, false),
@@ -131,7 +137,8 @@ impl Files {
                        read-only"
                     .into(),
             },
-            _ => self.out_of_room(op, needed, error),
+            // Allocated bytes that are not the file's own can hide holes. Then it is not known how many: one at least.
+            _ => self.out_of_room(op, needed.max(facts.block), error),
         })
     }
 
@@ -161,10 +168,10 @@ impl Files {
         }
     }
 
-    /// Opens the file of a name and locks its NAME, so that no other process removes or replaces it meanwhile.
+    /// Opens the file of a name and locks its NAME, so that no other process removes or replaces it until the turn is dropped.
     ///
     /// Returns `Ok(None)` if the name is free.
-    fn hold_name(&self, at: &Location, limit: Duration) -> Result<Option<(File, Facts, Alone)>> {
+    fn hold_name(&self, at: &Location, limit: Duration) -> Result<Option<(Turn, Facts, Alone)>> {
         let path = self.path_of(at);
         for _ in 0..TRIES {
             let ((file, facts), kind) = match self.open_with_facts(at, Access::ReadWrite) {
@@ -177,10 +184,12 @@ impl Files {
                 },
                 Err(error) => return Err(error),
             };
-            let alone = lock_name(&file, kind, at, limit)?;
+            let mut turn = Turn::new(file);
+            let alone = lock_name(&mut turn, kind, at, limit)?;
+            os::step("name: locked");
             // The lock is on the file that was opened. The name may lead to another file since then.
             match os::facts_at(&path) {
-                Ok(now) if now.id == facts.id => return Ok(Some((file, facts, alone))),
+                Ok(now) if now.id == facts.id => return Ok(Some((turn, facts, alone))),
                 Ok(_) => {} // replaced between opening and locking
                 Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
                 Err(error) => return Err(self.explain_at("look at", at, error)),
@@ -208,15 +217,15 @@ impl Files {
     }
 
     /// Renames the hidden file at `from` to `to`, and replaces the file that has this name.
-    fn replace(&self, from: &Path, to: &Location) -> Result<()> {
-        self.put(to, |path, taken| if taken { os::rename_over(from, path) } else { os::rename_new(from, path) })
+    fn replace(&self, from: &Path, to: &Location, limit: Duration) -> Result<()> {
+        self.put(to, limit, |path, taken| if taken { os::rename_over(from, path) } else { os::rename_new(from, path) })
     }
 
     /// Gives a file a name, while no other process removes or replaces that name. `put` gets whether the name is taken.
-    fn put(&self, to: &Location, put: impl Fn(&Path, bool) -> io::Result<()>) -> Result<()> {
+    fn put(&self, to: &Location, limit: Duration, put: impl Fn(&Path, bool) -> io::Result<()>) -> Result<()> {
         let path = self.path_of(to);
         for _ in 0..TRIES {
-            let held = self.hold_name(to, NAME_WAIT)?;
+            let held = self.hold_name(to, limit)?;
             match put(&path, held.is_some()) {
                 Ok(()) => return Ok(()),
                 // Another process took the name first: replace its file.
@@ -238,7 +247,7 @@ impl Files {
 
     fn link_and_replace(&self, draft: &DraftFile, at: &Location) -> Result<()> {
         let link = |path: &Path| os::link_nameless(draft.file(), path);
-        self.put(at, |path, taken| {
+        self.put(at, NAME_WAIT, |path, taken| {
             if !taken {
                 return link(path);
             }
@@ -302,14 +311,21 @@ impl Files {
 pub(crate) fn check_length(directory: &Path, length: u64) -> Result<()> {
     let largest = os::largest_file();
     if length > largest {
-        return Err(no_space(directory, length, Room { bytes: largest, bound: Bound::FileSize }));
+        let room = Room { bytes: largest, bound: Bound::FileSize };
+        return Err(no_space(directory, Place::Directory, length, room));
     }
     Ok(())
 }
 
-fn no_space(directory: &Path, needed: u64, room: Room) -> Error {
+fn no_space(directory: &Path, place: Place, needed: u64, room: Room) -> Error {
     let location = directory.display().to_string();
-    Error::NoSpace { location, needed, available: room.bytes, advice: room.bound.advice() }
+    Error::NoSpace {
+        location,
+        needed,
+        available: room.bytes,
+        in_flight: 0,
+        advice: advice(room.bound, place, directory),
+    }
 }
 
 fn denied(location: String, facts: Option<Facts>, reason: &'static str) -> Error {
@@ -368,7 +384,7 @@ unsafe impl Backend for Files {
             (None, Publish::New) => os::link_nameless(draft.file(), &path).map_err(explain)?,
             (None, Publish::Replace) => self.link_and_replace(draft, at)?,
             (Some(hidden), Publish::New) => os::rename_new(hidden, &path).map_err(explain)?,
-            (Some(hidden), Publish::Replace) => self.replace(hidden, at)?,
+            (Some(hidden), Publish::Replace) => self.replace(hidden, at, NAME_WAIT)?,
         }
         draft.clear_path();
         Ok(())
@@ -388,7 +404,7 @@ unsafe impl Backend for Files {
             Some((_, facts, Alone::No)) if facts.id == id => {
                 return Err(Error::TimedOut { location: from.to_string(), waited: limit });
             }
-            Some((file, facts, _)) if facts.id == id => file,
+            Some((turn, facts, _)) if facts.id == id => turn,
             _ => return Err(Error::NotFound { location: from.to_string() }),
         };
         let (path, target) = (self.path_of(from), self.path_of(to));
@@ -400,7 +416,7 @@ unsafe impl Backend for Files {
             (Some(facts), _) if facts.links > 1 => os::unlink(&path).map_err(|error| explain(from, error)),
             // Two spellings of one name, where the file system ignores case; or a name that must be free.
             (Some(_), _) | (None, Publish::New) => os::rename_new(&path, &target).map_err(|error| explain(to, error)),
-            (None, Publish::Replace) => self.replace(&path, to),
+            (None, Publish::Replace) => self.replace(&path, to, limit),
         }
     }
 

@@ -15,11 +15,12 @@
 //!
 //! Most programs need nothing of this module. [`set_emulate_shm`] and the environment variables `EMULATE_SHM` and
 //! `NDSHM_EMULATED_DIR` choose between the two usual places for a whole program; `NDSHM_EMULATED_LIMIT` limits the room that
-//! emulation takes. The `unsafe` trait [`Backend`] is for programs that bring a place of their own, or inject faults in tests.
+//! emulation takes. [`interruptible`] lets a callback end calls that take long. The `unsafe` trait [`Backend`] is for programs that bring a place of their own, or inject faults in tests.
 //!
 //! A backend opens files. It maps nothing and knows no elements. On Linux real shared memory *is* a directory, so one
 //! implementation serves both it and its emulation, errors included.
 
+mod advice;
 mod directory;
 mod files;
 mod filling;
@@ -30,6 +31,7 @@ mod options;
 mod pages;
 mod reserve;
 mod selection;
+mod turn;
 
 use std::fmt;
 use std::fs::File;
@@ -37,6 +39,7 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
+pub(crate) use self::advice::{Place, advice};
 pub use self::directory::Directory;
 pub(crate) use self::files::check_length;
 pub(crate) use self::location::Companion;
@@ -48,7 +51,9 @@ pub use self::pages::{PageUse, Pages};
 pub(crate) use self::reserve::reserve;
 pub(crate) use self::selection::{chosen_variable, found_elsewhere, remembered};
 pub use self::selection::{default_backend, set_emulate_shm};
+pub(crate) use self::turn::Turn;
 use crate::error::{Error, Result};
+pub use crate::interrupt::interruptible;
 use crate::os;
 pub use crate::os::FileId;
 
@@ -295,7 +300,7 @@ pub struct DirectoryEntry {
     pub name: String,
     /// Length in bytes.
     pub len: u64,
-    /// Allocated bytes; fewer than `len` if the file is sparse.
+    /// Allocated bytes, on disks those of attributes included. If they are fewer than `len`, the file has holes.
     pub allocated: u64,
     /// Identity.
     pub id: FileId,
@@ -328,6 +333,11 @@ impl DirectoryEntry {
     /// location can have.
     pub fn location(&self) -> Option<Location> {
         Location::new(&self.name).ok().or_else(|| Some(Location::of_companion(&self.name)?.1))
+    }
+
+    /// Returns whether this user may remove it from a directory that all users share: its owner may, and root.
+    pub fn is_own(&self) -> bool {
+        os::owns_files_of(self.owner)
     }
 }
 

@@ -19,6 +19,9 @@ pub enum Pages {
     /// The pages that the file system chooses, usually base pages.
     Base,
     /// Allocates nothing in advance. If an access finds no free memory, the process is killed (SIGBUS).
+    ///
+    /// Each process decides for itself: one that attaches to the same array or renderbuffer fills its holes, and one that opens the same
+    /// arena is refused, unless it chooses this too, or [`leave_holes`](crate::AttachOptions::leave_holes).
     Sparse,
 }
 

@@ -12,6 +12,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::Pages;
+use crate::interrupt;
 use crate::os::{self, HugeWindows};
 
 /// Smallest file that gets huge pages by default. Two huge pages take a quarter of the time that base pages take, one a third.
@@ -152,7 +153,9 @@ impl<'a> HugePageWork<'a> {
     fn run(&self) {
         let mut account = Account::open();
         while let Some(group) = self.next_group() {
-            if !(self.take_group(group, &mut account) && self.pays(&account)) {
+            // The thread of the caller alone has a callback. The largest group has 64 MiB.
+            let goes_on = interrupt::check().is_ok() && self.take_group(group, &mut account) && self.pays(&account);
+            if !goes_on {
                 self.given_up.store(true, Ordering::Relaxed);
             }
         }

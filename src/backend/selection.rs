@@ -200,12 +200,14 @@ fn no_emulated_directory(path: &Path, source: std::io::Error) -> Error {
     }
 }
 
-/// Returns the error for a name that is free in the default place, if the other usual place has an array of this name. Makes no
-/// directory.
+/// Returns the error for a name that is free in one of the two usual places, if the other one has a file of this name. Makes no directory.
 pub(crate) fn found_elsewhere(searched: &Directory, location: &Location) -> Option<Error> {
     let (directory, emulate) = match searched.name() {
         EMULATED => (PathBuf::from(os::SHARED_MEMORY?), 0),
-        _ => (Directory::emulated_path().ok()?, 1),
+        _ if os::SHARED_MEMORY.is_some_and(|path| Path::new(path) == searched.path()) => {
+            (Directory::emulated_path().ok()?, 1)
+        }
+        _ => return None, // a directory of the program's own, for which there is no other one
     };
     let facts = os::facts_at(&directory.join(location.as_str())).ok()?;
     (directory != searched.path() && facts.other.is_none()).then(|| Error::Elsewhere {

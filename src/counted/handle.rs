@@ -10,10 +10,8 @@ use crate::error::{Error, Result};
 use crate::os;
 use crate::percent::{decode, encode};
 use crate::random;
-#[cfg(feature = "channel")]
-use crate::segment::DROP_WAIT;
 use crate::segment::counts::{Counts, MOST_TICKETS, Ticket};
-use crate::segment::{Attach, CountedBy, CountedSegment, Home};
+use crate::segment::{Attach, CountedBy, CountedSegment, DROP_WAIT, Home};
 
 /// The default grace time.
 const GRACE: Duration = Duration::from_secs(30);
@@ -115,14 +113,13 @@ impl Handle {
     ///
     /// [`PermissionDenied`](Error::PermissionDenied): this user may not open the file for writing.
     pub fn revoke(&self) -> Result<bool> {
-        self.revoke_in(None, Attach::new(Access::Read)).and_then(|(revoked, memory)| {
-            memory.map_or(Ok(()), CountedSegment::close)?;
-            Ok(revoked)
-        })
+        self.change_and_leave(|counts| counts.revoke(self.ticket))
     }
 
-    /// Renews the handle: from now on it protects the array for `grace`, at most a week, and one process more can attach with it, or
-    /// any number if it is reusable. The text that stands for it stays the same.
+    /// Renews the handle: from now on it protects the array for at least `grace`, at most a week, and one process more can attach with it,
+    /// or any number if it is reusable. The text that stands for it stays the same.
+    ///
+    /// A longer time that was promised before is not shortened; [`expire`](Self::expire) does that.
     ///
     /// A sender that sends the same array again and again so needs one handle in the array's trailer, which has room for 128.
     ///
@@ -148,10 +145,33 @@ impl Handle {
     ///
     /// [`PermissionDenied`](Error::PermissionDenied): this user may not open the file for writing.
     pub fn renew(&self, grace: Duration) -> Result<bool> {
-        let renew = |counts: &Counts| counts.renew(self.ticket, grace, os::since_boot);
-        let (renewed, memory) = self.change(None, Attach::new(Access::Read), renew)?;
-        memory.map_or(Ok(()), CountedSegment::close)?;
-        Ok(renewed)
+        self.change_and_leave(|counts| counts.renew(self.ticket, grace, os::since_boot))
+    }
+
+    /// Shortens the time for which the handle protects the array to `grace` from now. A shorter one stays. Its uses do not change.
+    ///
+    /// It is for a sender that ends, and had promised more time than its receivers still need. Use it with care: receivers that rely on the
+    /// time that was promised before may lose the array. A process that is killed meanwhile leaves the time as it was.
+    ///
+    /// Returns `false` if the handle was used up or revoked, if it has expired or is about to, or if the array was removed.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    ///
+    /// use ndarray_shm::counted::{HandleOptions, SharingStrategy};
+    /// use ndarray_shm::{CreateOptions, RefcountedArray};
+    ///
+    /// let array = CreateOptions::<RefcountedArray<u16, _>>::new().share(SharingStrategy::FileSystem, (2, 3))?;
+    /// let handle = array.handle_with(HandleOptions::new().reusable().grace(Duration::from_secs(600)))?;
+    /// assert!(handle.expire(Duration::from_secs(30))?);
+    /// # Ok::<(), ndarray_shm::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`PermissionDenied`](Error::PermissionDenied): this user may not open the file for writing.
+    pub fn expire(&self, grace: Duration) -> Result<bool> {
+        self.change_and_leave(|counts| counts.expire(self.ticket, grace, os::since_boot))
     }
 
     /// Renews the handle through an attachment, if that is to the array with the handle's random number.
@@ -161,13 +181,24 @@ impl Handle {
 
     /// Revokes the handle without waiting for long. If that fails, the handle expires.
     #[cfg(feature = "channel")]
-    pub(super) fn give_up(&self, backend: Option<&Directory>) {
-        let how = Attach { patience: DROP_WAIT, ..Attach::new(Access::Read) };
-        let _ = self.revoke_in(backend, how); // dropping the attachment in the result detaches
+    pub(super) fn revoke_or_expire(&self, backend: Option<&Directory>) {
+        let _ = self.change_soon(backend, |counts| counts.revoke(self.ticket)); // dropping the attachment detaches
     }
 
-    fn revoke_in(&self, backend: Option<&Directory>, how: Attach) -> Result<(bool, Option<CountedSegment>)> {
-        self.change(backend, how, |counts| counts.revoke(self.ticket))
+    /// Attaches to the array without waiting for long, and changes its tickets, as [`change`](Self::change) does.
+    pub(super) fn change_soon(
+        &self,
+        backend: Option<&Directory>,
+        change: impl FnOnce(&Counts) -> bool,
+    ) -> Result<(bool, Option<CountedSegment>)> {
+        self.change(backend, Attach { patience: DROP_WAIT, ..Attach::new(Access::Read) }, change)
+    }
+
+    /// Attaches to the array, changes its tickets and detaches.
+    fn change_and_leave(&self, change: impl FnOnce(&Counts) -> bool) -> Result<bool> {
+        let (changed, memory) = self.change(None, Attach::new(Access::Read), change)?;
+        memory.map_or(Ok(()), CountedSegment::close)?;
+        Ok(changed)
     }
 
     /// Attaches to the array, and changes its tickets. The result is that of `change`, or `false` if the array was removed.
@@ -178,11 +209,13 @@ impl Handle {
         change: impl FnOnce(&Counts) -> bool,
     ) -> Result<(bool, Option<CountedSegment>)> {
         let home = self.home(backend)?;
+        // Holes stay: only the trailer is touched, which its creator has written as a whole.
         let how = Attach { sparse: true, ..how };
         match CountedSegment::attach(&home, how, CountedBy::Array(self.id), |_| Ok(())) {
             Ok((memory, ())) => Ok((change(memory.counts()), Some(memory))),
             // No array has the name any more, or another array has it.
-            Err(Error::NotFound { .. } | Error::Unlinked { .. } | Error::HandleSpent { .. }) => Ok((false, None)),
+            Err(Error::Unlinked { .. } | Error::HandleSpent { .. }) => Ok((false, None)),
+            Err(error) if error.is_not_found() => Ok((false, None)),
             Err(error) => Err(error),
         }
     }
@@ -204,6 +237,11 @@ impl Handle {
 
     pub(super) fn entry(&self) -> CountedBy {
         CountedBy::Ticket(self.ticket, self.id)
+    }
+
+    /// Returns its ticket, and the random number of the array.
+    pub(super) fn ticket(&self) -> (Ticket, u128) {
+        (self.ticket, self.id)
     }
 
     /// Returns the place that the handle refers to, which may differ from this process's default.

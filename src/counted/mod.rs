@@ -26,6 +26,7 @@
 //! | send a descriptor of another library with them | `Foreign`, with the feature `channel` |
 //! | choose between descriptors and names, per array or for the program | [`SharingStrategy`] |
 //! | read an array's properties without attaching | [`inspect()`], [`inspect_in`] |
+//! | free arrays that only your used handles keep, when memory runs out | [`give_up`], [`on_no_space`] |
 //! | remove the files that killed processes left | [`reclaim()`], [`Reclaim`] |
 //!
 //! Not for arrays that other programs map as plain bytes: use a [`SharedArray`](crate::SharedArray), which has no trailer. For
@@ -41,6 +42,7 @@ mod channel;
 pub(crate) mod fields;
 #[cfg(feature = "channel")]
 mod foreign;
+mod give_up;
 mod handle;
 mod inspect;
 mod options;
@@ -59,6 +61,7 @@ mod wire;
 pub use self::channel::{Channel, ChannelListener, Received};
 #[cfg(feature = "channel")]
 pub use self::foreign::Foreign;
+pub use self::give_up::{give_up, on_no_space};
 pub use self::handle::{Handle, HandleOptions};
 pub use self::inspect::{Inspection, inspect, inspect_in};
 #[cfg(feature = "channel")]

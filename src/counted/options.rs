@@ -69,18 +69,33 @@ impl<T: Element, D: Dimension> CreateOptions<RefcountedArray<T, D>> {
         shape: impl ShapeBuilder<Dim = D>,
         fill: impl FnOnce(ArrayViewMut<'_, T, D>),
     ) -> Result<RefcountedArray<T, D>> {
+        self.try_share_with(strategy, shape, |view| {
+            fill(view);
+            Ok(())
+        })
+    }
+
+    /// Creates an array as [`share_with`](Self::share_with) does. If `fill` fails, no array is created.
+    ///
+    /// # Errors
+    ///
+    /// That of `fill`, and those of [`share`](Self::share).
+    pub fn try_share_with<E: From<Error>>(
+        &self,
+        strategy: SharingStrategy,
+        shape: impl ShapeBuilder<Dim = D>,
+        fill: impl FnOnce(ArrayViewMut<'_, T, D>) -> Result<(), E>,
+    ) -> Result<RefcountedArray<T, D>, E> {
         if self.mode != CreationMode::CreateNew {
             let (setting, value) = ("the creation mode", format!("{:?}", self.mode));
-            return Err(Error::InvalidSetting {
-                setting,
-                value,
-                expected: "CreateNew, because a shared array gets a random name",
-            });
+            let expected = "CreateNew, because a shared array gets a random name";
+            return Err(Error::InvalidSetting { setting, value, expected }.into());
         }
+        strategy.check(NAMELESS)?;
         let backend = self.backend.clone().map_or_else(default_backend, Ok)?;
         let mut draft = self.draft(&backend, Layout::new::<T>(shape, NAMELESS)?)?;
-        fill(draft.view_mut());
-        Ok(draft.share(strategy)?)
+        fill(draft.view_mut())?;
+        Ok(draft.share(strategy).map_err(Error::from)?)
     }
 }
 

@@ -55,10 +55,10 @@ impl Parcel {
         parcel.get("strategy").and_then(Value::as_str).is_some_and(|strategy| strategy != "file_system")
     }
 
-    /// Revokes the handle in a parcel that could not be sent.
+    /// Revokes the handle in a parcel that could not be sent. Does not wait for long: the caller's time may be over.
     pub(super) fn revoke(&self) {
         if let Way::FileSystem { handle } = &self.way {
-            let _ = handle.revoke(); // otherwise it expires
+            handle.revoke_or_expire(None); // if that fails, it expires
         }
     }
 }
@@ -345,7 +345,7 @@ impl Drop for ReceivedArray {
     fn drop(&mut self) {
         let pending = self.pending && self.generation == os::fork_generation();
         if let (true, Way::FileSystem { handle }) = (pending, &self.parcel.way) {
-            handle.give_up(self.backend.as_ref());
+            handle.revoke_or_expire(self.backend.as_ref());
         }
     }
 }

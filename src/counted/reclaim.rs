@@ -8,11 +8,11 @@ use std::fs::File;
 use std::time::{Duration, SystemTime};
 
 use crate::backend::lock_space::{BEGINNING, LEASE};
-use crate::backend::{Access, Backend, Companion, Directory, DirectoryEntry, EntryKind, Location};
+use crate::backend::{Access, Backend, Companion, Directory, DirectoryEntry, EntryKind, Location, Turn};
 use crate::error::{Error, Result};
 use crate::os::{self, LockKind};
 use crate::segment::footer::Kind;
-use crate::segment::trailer::PAGE;
+use crate::segment::trailer;
 use crate::segment::{Home, Tickets, Verdict, has_name, is_leased, pin, reclaim_unused};
 
 /// Minimum age of a draft to be removed. A younger draft without a lease may have a living creator that has not taken the lease yet.
@@ -128,6 +128,16 @@ impl Reclaim {
         self
     }
 
+    /// Returns whether nothing is removed.
+    pub fn is_dry_run(self) -> bool {
+        self.dry_run
+    }
+
+    /// Returns the age below which files are left alone.
+    pub fn least_age(self) -> Duration {
+        self.older_than
+    }
+
     /// Reclaims in one directory.
     ///
     /// # Errors
@@ -136,7 +146,7 @@ impl Reclaim {
     pub fn run(self, backend: &Directory) -> Result<Reclaimed> {
         let mut reclaimed = Reclaimed::default();
         for entry in backend.list()? {
-            if !os::owns_files_of(entry.owner) {
+            if !entry.is_own() {
                 reclaimed.foreign += 1;
                 continue;
             }
@@ -145,10 +155,7 @@ impl Reclaim {
                 continue;
             }
             let done = match entry.kind {
-                // The file of a counted array is a whole number of pages, of which the last is the trailer.
-                EntryKind::Array if entry.len >= PAGE as u64 && entry.len % PAGE as u64 == 0 => {
-                    self.array(backend, &entry, &mut reclaimed)
-                }
+                EntryKind::Array if trailer::fits_in(entry.len) => self.array(backend, &entry, &mut reclaimed),
                 EntryKind::Draft if age >= DRAFT_AGE => {
                     self.draft(backend, &entry).map(|gone| gone.then_some(RemovedKind::Draft))
                 }
@@ -221,7 +228,8 @@ impl Reclaim {
             return Ok(false);
         }
         // Until the name is removed, the exclusive lease keeps every pool from recycling this memory for another renderbuffer.
-        let lease = || os::try_lock(&file, LockKind::Exclusive, LEASE).map_err(|e| Error::os("lease", &partial, e));
+        let mut alone = Turn::new(file);
+        let mut lease = || alone.try_lock(LockKind::Exclusive, LEASE).map_err(|e| Error::os("lease", &partial, e));
         Ok(self.dry_run || (lease()? && Backend::unlink(backend, &partial, Some(entry.id))?))
     }
 

@@ -20,7 +20,7 @@ use crate::os::{self, LockKind, LockRange};
 use crate::random;
 use crate::segment::locks::{Hold, Wait};
 use crate::segment::trailer::Trailer;
-use crate::segment::{Attach, CountedSegment, Home, Segment};
+use crate::segment::{Attach, CellWait, CountedSegment, Home, Segment};
 
 /// How many random names are tried before giving up.
 const TRIES: u32 = 100;
@@ -90,7 +90,7 @@ impl<T: Element, D: Dimension> RefcountedArray<T, D> {
     ///
     /// # Errors
     ///
-    /// - [`NotFound`](Error::NotFound): no array has the name, or the last handle is just removing it.
+    /// - [`NotFound`](Error::NotFound), or [`Elsewhere`](Error::Elsewhere) if the other usual place has it: no array has the name, or the last handle is just removing it.
     /// - [`DTypeMismatch`](Error::DTypeMismatch), [`ShapeMismatch`](Error::ShapeMismatch): it has another element type or another
     ///   number of axes.
     /// - [`NotCounted`](Error::NotCounted): it is a plain array, without a trailer.
@@ -155,6 +155,13 @@ impl<T: Element, D: Dimension> RefcountedArray<T, D> {
         (self.strategy() == SharingStrategy::FileSystem).then_some(&self.home().location)
     }
 
+    /// Returns the random name that the array has, or would get if it were [published](Self::publish).
+    ///
+    /// It leads to no array, or another one, if the array has no name: compare the [numbers](Self::id).
+    pub fn name_if_published(&self) -> &Location {
+        &self.home().location
+    }
+
     /// Returns how the array can be sent at present: by name if it has one, else by descriptor.
     pub fn strategy(&self) -> SharingStrategy {
         let state = self.memory.counts().state();
@@ -184,8 +191,9 @@ impl<T: Element, D: Dimension> RefcountedArray<T, D> {
     /// Freezes the array: waits for all guards to be dropped, then forbids writing for ever.
     ///
     /// Later write guards fail in every process, and later attachments map the elements read-only. [`view`](Self::view) then needs no
-    /// guard. The locks are advisory, so a process that does not take them can still write. The kernel enforces it for a
-    /// [`FrozenArray`](crate::FrozenArray).
+    /// guard. The mapping of this handle becomes read-only (on Linux), so a write through an old [`raw_view`](Self::raw_view) of it ends
+    /// the process. Other handles, of this and other processes, keep their mappings. The locks are advisory: code that does not take them
+    /// can still write there. The kernel enforces it for a [`FrozenArray`](crate::FrozenArray).
     ///
     /// # Errors
     ///
@@ -277,8 +285,8 @@ impl<T: Element, D: Dimension> RefcountedArray<T, D> {
         let options = AttachOptions::<Self>::new().backend(home.backend).access(access).keep_fd(keep);
         match options.open(home.location) {
             Ok(again) if again.id == self.id => Ok(again),
-            Ok(_) | Err(Error::NotFound { .. }) => Err(Error::Unlinked { location: self.home().location.to_string() }),
-            other => other,
+            Err(error) if !error.is_not_found() => Err(error),
+            _ => Err(Error::Unlinked { location: self.home().location.to_string() }),
         }
     }
 
@@ -351,7 +359,7 @@ impl<T: Element, D: Dimension> RefcountedArray<T, D> {
 /// Attaches through a descriptor, with a read lock on the mapping's own description, and keeps no descriptor.
 pub(super) fn reader_of_descriptor<T: Element, D: Dimension>(file: &File, home: &Home) -> Result<ArrayReader<T, D>> {
     let how = Attach {
-        held: Some((LockKind::Shared, None)),
+        held: Some((LockKind::Shared, CellWait::Forever)),
         farewell: Some(manager_client::remind),
         ..Attach::new(Access::Read)
     };

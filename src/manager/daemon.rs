@@ -377,7 +377,8 @@ impl Manager {
     fn may_end(&mut self) -> Result<bool> {
         self.places.mark_all(Instant::now());
         self.places.reclaim_due(Instant::now(), |backend| Reclaim::new().run(backend));
-        // Arrays that only seem held are not waited for: a process that announces nothing to a manager may hold them for ever.
+        // Arrays that only seem held are not waited for, unless a client has died there: a process that announces nothing to a manager may
+        // hold them for ever.
         if self.places.is_waiting() {
             return Ok(false);
         }

@@ -4,7 +4,8 @@
 //! it promptly. Clients tell it which *directories* they use, one line for each, and it waits for the clients' deaths by pidfds.
 //!
 //! The manager is the program `ndshm manager`. The first process that needs it starts it, and it ends after a minute without
-//! clients. A program that is installed without `ndshm` can run the manager itself:
+//! clients, and not while a process is attached to an array in a directory of a client that has died. A program that is installed without
+//! `ndshm` can run the manager itself:
 //!
 //! ```no_run
 //! use ndarray_shm::manager::{self, ManagerOptions};

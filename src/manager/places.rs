@@ -13,6 +13,7 @@ use crate::counted::Reclaimed;
 use crate::error::{Error, Result};
 use crate::manager_client::wire::Use;
 use crate::os::FileId;
+use crate::search_time::SearchTime;
 
 /// Maximum number of directories that one manager knows.
 const MOST: usize = 256;
@@ -24,9 +25,12 @@ const MOST_OF_CLIENT: usize = 64;
 /// child keeps a copy of the mappings, and with it the leases, until it calls exec.
 const PAUSES: [u64; 9] = [2, 5, 10, 20, 50, 100, 200, 500, 1000];
 
-/// A pause is at least this many times as long as the last search. So a directory full of arrays that really are held is searched
-/// less often.
-const SHARE: u32 = 4;
+/// After these pauses, a pause is this part of the time since the death, between one second and ten. A forked child of the dead process keeps
+/// the mappings as long as it lives, and is no client if it uses nothing of this library itself.
+const PART: u32 = 16;
+
+/// The shortest and the longest of the later pauses.
+const LATER: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(10));
 
 /// The number of a directory, never used again.
 type Number = u64;
@@ -52,11 +56,14 @@ struct WatchedDirectory {
     backend: Directory,
     /// When to search; `None`: not before the next death.
     due: Option<Instant>,
+    /// When the last client died, unless no array was attached since then.
+    death: Option<Instant>,
     /// How many of the pauses have passed since the last death; all of them if it is long ago.
     looks: usize,
     /// When the next ticket of an array in flight expires.
     expiry: Option<Instant>,
-    /// How long the last search took. The next one begins at least as much later, so that searching takes at most half of the time.
+    /// Processor time of the last search. The next one begins at least as much later, so that searching takes at most half of a
+    /// processor.
     took: Duration,
     /// When the last search ended.
     seen: Option<Instant>,
@@ -87,13 +94,17 @@ impl Places {
         Ok(())
     }
 
-    /// Adds a directory, or finds it if it is known. A full table drops a directory without clients, if one is not due.
+    /// Adds a directory, or finds it if it is known. A full table drops a directory without clients: one that is not due,
+    /// or else, of those where the short pauses have passed, the one with the longest wait since its client's death.
     pub(super) fn add(&mut self, used: Use) -> Result<Number, &'static str> {
         if let Some((&number, _)) = self.known.iter().find(|(_, place)| place.used == used) {
             return Ok(number);
         }
         if self.known.len() >= MOST {
-            let idle = self.known.iter().find(|(number, place)| place.next().is_none() && !self.is_used(**number));
+            let unused = || self.known.iter().filter(|(number, _)| !self.is_used(**number));
+            let waits = |place: &WatchedDirectory| place.death.is_some() && place.looks >= PAUSES.len();
+            let waiting = || unused().filter(|(_, place)| waits(place)).min_by_key(|(_, place)| place.death);
+            let idle = unused().find(|(_, place)| place.next().is_none()).or_else(waiting);
             let idle = *idle.ok_or("this manager knows too many directories already")?.0;
             self.known.remove(&idle);
         }
@@ -103,7 +114,10 @@ impl Places {
         let took = Duration::ZERO;
         // Due at once, for the orphans of processes that died before this manager knew the directory.
         let (due, looks) = (Some(Instant::now()), PAUSES.len());
-        self.known.insert(number, WatchedDirectory { used, backend, due, looks, expiry: None, took, seen: None });
+        self.known.insert(
+            number,
+            WatchedDirectory { used, backend, due, death: None, looks, expiry: None, took, seen: None },
+        );
         Ok(number)
     }
 
@@ -127,9 +141,10 @@ impl Places {
         self.of(client).for_each(|place| place.mark(now));
     }
 
-    /// Forgets a client that has died, and makes its directories due.
+    /// Forgets a client that has died, and makes its directories due, again and again as long as a process is attached to an array there.
     pub(super) fn leave(&mut self, client: Client, now: Instant) {
         self.mark_of(client, now);
+        self.of(client).for_each(|place| place.death = Some(now));
         self.uses.remove(&client);
     }
 
@@ -185,24 +200,26 @@ impl Places {
             self.known.iter().filter(|(_, place)| place.next().is_some_and(|at| at <= now)).map(|(n, _)| *n).collect();
         for number in due {
             let Some(place) = self.known.get_mut(&number) else { continue };
-            let begin = Instant::now();
+            let (begin, search) = (Instant::now(), SearchTime::begin());
             let outcome = look(&place.backend);
-            place.took = begin.elapsed();
-            place.seen = Some(now + place.took);
+            place.took = search.spent();
+            let now = now + begin.elapsed();
+            place.seen = Some(now);
             (place.due, place.expiry) = (None, None);
             self.sweeps += 1;
             match outcome {
                 Ok(found) => {
                     let removed = found.removed.len();
                     self.reclaimed += removed as u64;
-                    let now = now + place.took;
-                    // Tickets may expire in quick succession. A search takes `took`, so waiting at least as long lets one search
-                    // find several.
+                    // Tickets may expire in quick succession. A search costs `took`, so waiting at least as long lets one search find
+                    // several.
                     place.expiry = found.next.and_then(|next| now.checked_add(next.max(place.took)));
                     // An attached process may be about to end, or be a child that is being spawned. So search again, if there was a
                     // death.
                     if found.attached > 0 {
-                        place.due = place.next_pause().map(|pause| now + pause);
+                        place.due = place.next_pause(now).map(|pause| now + pause);
+                    } else {
+                        place.death = None;
                     }
                     if removed > 0 {
                         log::info!("removed {removed} arrays of dead processes from {}", place.used.path.display());
@@ -227,14 +244,16 @@ impl WatchedDirectory {
         self.due = Some(self.not_before(now));
     }
 
-    /// Returns `at`, or later if necessary: searching must not take more than half of the time.
+    /// Returns `at`, or later if necessary: searching must not take more than half of a processor.
     fn not_before(&self, at: Instant) -> Instant {
         self.seen.map_or(at, |seen| at.max(seen + self.took))
     }
 
-    /// Returns the pause before the next search for arrays that seemed held; `None` after the last pause.
-    fn next_pause(&mut self) -> Option<Duration> {
-        let shortest = self.took.saturating_mul(SHARE);
+    /// Returns the pause before the next search for arrays that seemed held; `None` after the last pause, if no client has died.
+    ///
+    /// Pauses are longer after long searches. So a directory full of arrays that really are held is searched less often.
+    fn next_pause(&mut self, now: Instant) -> Option<Duration> {
+        let shortest = SearchTime::rest_after(self.took).max(self.took);
         while let Some(pause) = PAUSES.get(self.looks).map(|pause| Duration::from_millis(*pause)) {
             self.looks += 1;
             // Pauses that are too short are skipped, but never the last one, so there is at least one later search.
@@ -242,7 +261,8 @@ impl WatchedDirectory {
                 return Some(pause.max(shortest));
             }
         }
-        None
+        let since = now.saturating_duration_since(self.death?);
+        Some((since / PART).clamp(LATER.0, LATER.1).max(shortest))
     }
 
     fn next(&self) -> Option<Instant> {
@@ -307,16 +327,52 @@ mod tests {
     }
 
     #[test]
+    fn array_of_a_dead_client_is_searched_until_it_is_free() {
+        let (mut places, mut now) = (Places::default(), Instant::now());
+        places.note(1, used(1)).expect("room");
+        places.leave(1, now);
+        let begin = now;
+        let mut pauses = Vec::new();
+        while now - begin < Duration::from_secs(3600) {
+            let next = places.next().expect("an array is held");
+            pauses.push(next - now);
+            now = next;
+            places.reclaim_due(now, |_| Ok(held()));
+        }
+        assert!(
+            pauses[PAUSES.len() + 1..].iter().all(|pause| (LATER.0..=LATER.1 + LATER.0).contains(pause)),
+            "{pauses:?}"
+        );
+        assert!(pauses.len() < 500, "{}", pauses.len());
+        now = places.next().expect("an array is held");
+        places.reclaim_due(now, |_| Ok(removed(1)));
+        assert_eq!(places.next(), None);
+    }
+
+    #[test]
     fn slow_search_is_repeated_less_often() {
         let mut places = Places::default();
         let number = places.add(used(1)).expect("room");
         let place = places.known.get_mut(&number).expect("added");
-        for (took, pauses) in [(0, PAUSES.len()), (1, 8), (5, 6), (60, 2), (900, 1)] {
+        for (took, pauses) in [(0, PAUSES.len()), (1, 8), (5, 6), (20, 4), (60, 4), (180, 3), (900, 1), (3000, 1)] {
             (place.took, place.looks) = (Duration::from_millis(took), 0);
-            let all: Vec<Duration> = std::iter::from_fn(|| place.next_pause()).collect();
-            assert!(all.iter().all(|pause| *pause >= place.took * SHARE), "{all:?}");
+            let all: Vec<Duration> = std::iter::from_fn(|| place.next_pause(Instant::now())).collect();
+            assert!(all.iter().all(|pause| *pause >= SearchTime::rest_after(place.took).max(place.took)), "{all:?}");
             assert_eq!(all.len(), pauses, "{took} ms: {all:?}");
         }
+    }
+
+    #[test]
+    fn search_that_only_waited_makes_no_pause_longer() {
+        let (mut places, now) = (Places::default(), Instant::now());
+        places.note(1, used(1)).expect("room");
+        places.mark_of(1, now);
+        places.reclaim_due(now, |_| {
+            std::thread::sleep(Duration::from_secs(2)); // as if the manager was stopped
+            Ok(held())
+        });
+        let next = places.next().expect("an array is held");
+        assert!(next - now < Duration::from_secs(3), "{:?}", next - now);
     }
 
     #[test]

@@ -16,7 +16,7 @@ const NAME: &str = "ndshm";
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum Program {
     /// The program that the environment variable `NDSHM_MANAGER` names; else `ndshm` beside this program, else in `PATH`. If
-    /// `NDSHM_MANAGER` is `off`, `no`, `false` or `0`, the manager is [`Off`](Self::Off).
+    /// `NDSHM_MANAGER` is `off`, `no`, `false` or `0`, the manager is [`Off`](Self::Off). `on`, `yes`, `true` and `1` name no program.
     #[default]
     Search,
     /// The program at this path. It is called like `ndshm`: `PROGRAM manager --detach --socket PATH`.
@@ -61,6 +61,7 @@ fn from_environment(value: Option<std::ffi::OsString>) -> Program {
         Some(value) if value.is_empty() => Program::Search,
         Some(value) => match value.to_string_lossy().to_ascii_lowercase().as_str() {
             "off" | "no" | "false" | "0" => Program::Off,
+            "on" | "yes" | "true" | "1" => Program::Search,
             _ => Program::At(value.into()),
         },
     }

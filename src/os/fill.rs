@@ -3,8 +3,13 @@
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
 
+use crate::interrupt;
+
 /// Bytes that are read and written at a time.
 const STEP: usize = 1 << 20;
+
+/// The caller's callback is asked each time when so many bytes are written.
+const PIECE: u64 = 1 << 26;
 
 /// Writes each of the first `length` bytes, so that room is allocated for each. Existing bytes stay, missing ones become zero.
 ///
@@ -13,6 +18,9 @@ pub(crate) fn fill(mut file: &File, length: u64) -> io::Result<()> {
     let mut bytes = Vec::with_capacity(STEP);
     let mut at = 0;
     while at < length {
+        if at % PIECE == 0 {
+            interrupt::check()?;
+        }
         let wanted = usize::try_from(length - at).map_or(STEP, |left| left.min(STEP));
         bytes.clear();
         file.seek(SeekFrom::Start(at))?;

@@ -16,9 +16,10 @@
 //! | `set_attribute`, `attribute`, `remove_attribute` | an extended attribute of a file, where the file system has any |
 //! | `facts` | identity, links, length, owner, group, mode of an open file |
 //! | `reserve` | allocates room now, for a new file before it has its length: afterwards no access fails for lack of room |
+//! | `has_holes` | whether pages of a file lack room, where the system tells |
 //! | `Mapping` | bytes of a file in memory, where huge pages fit; how many of them are on huge pages |
 //! | `HugeWindows` | the parts of a file that could each be a huge page, and can be put onto one |
-//! | `thread_time` | the processor time of this thread |
+//! | `thread_time` | the processor time of this thread so far; on Windows the time of the clock |
 //! | `available`, `available_memory` | how much `reserve` could allocate in a directory or in memory, and which limit is the nearest |
 //! | `try_lock`, `lock`, `unlock`, `is_locked` | byte-range locks that belong to the open file description |
 //! | `unlink`, `finish_unlink` | remove a name while other processes use the file; remove a file that could not be removed then |
@@ -48,8 +49,11 @@
 //! | `forbidden_name` | why a file cannot have this name here |
 //! | `step` | in debug builds with `--cfg ndshm_steps`, stops this process where a test wants that; otherwise nothing |
 //! | `share_with_group` | gives a file to a group, every member of which may then read and write it |
+//! | `is_member` | whether a user is a member of a group, if the machine's user data know the user |
 //! | `user_id`, `is_user`, `is_surely_user` | the effective user; whether a file of that owner is this user's, for certain or as far as numbers say |
-//! | `known_boot_id`, `since_boot`, `user_tag`, `descriptor_limit`, .. | facts of machine and process |
+//! | `since_boot` | the time since the boot, by one clock for all processes of the machine, or `None` where a process cannot tell it |
+//! | `is_lost_at_boot` | whether a file is in memory, so that none is of an earlier boot |
+//! | `known_boot_id`, `user_tag`, `descriptor_limit`, .. | facts of machine and process |
 
 use std::io;
 use std::path::PathBuf;
@@ -226,8 +230,10 @@ pub(crate) struct Facts {
     pub(crate) links: u64,
     /// Length in bytes.
     pub(crate) length: u64,
-    /// Allocated bytes.
+    /// Allocated bytes. On disks they are more than those of the file's own pages.
     pub(crate) allocated: u64,
+    /// The preferred size of reads and writes: for a file in memory that of its pages. 0 where it is not known.
+    pub(crate) block: u64,
     /// The owner's number; 0 where users have none.
     pub(crate) owner: u32,
     /// The group's number; 0 where there are no groups.
@@ -299,37 +305,6 @@ pub(crate) enum Bound {
     Limit,
 }
 
-impl Bound {
-    /// Returns how to raise this limit.
-    pub(crate) fn advice(self) -> &'static str {
-        match self {
-            Self::FileSystem => "free some of the disk, or choose another directory with NDSHM_EMULATED_DIR",
-            Self::MemoryFileSystem => {
-                "unlink arrays that are no longer needed (`ndshm ls`), enlarge the mount (`mount -o remount,size=..`, \
-                 `docker run --shm-size=..`, in Kubernetes an `emptyDir: {medium: Memory}` at /dev/shm), or use files: \
-                 EMULATE_SHM=1"
-            }
-            Self::ControlGroup => {
-                "this is the memory limit of the container or control group, which shared memory counts against: \
-                 raise it (`docker run --memory=..`, `resources.limits.memory` in Kubernetes), or use files: EMULATE_SHM=1"
-            }
-            Self::Inodes => {
-                "the file system can hold no more files (inodes), however small: unlink arrays that are no longer needed, \
-                 or remount with a larger nr_inodes"
-            }
-            Self::FileSize => "the process may not make files so large: raise `ulimit -f`",
-            Self::Limit => {
-                "NDSHM_EMULATED_LIMIT limits what all files of the emulated directory take: unlink arrays that are no \
-                 longer needed (`ndshm ls`), or raise it"
-            }
-            Self::Quota => "the user's disk quota is used up: free some of it, or choose another directory",
-            Self::Machine => {
-                "the machine has no more free memory: stop something, add swap, or use files: EMULATE_SHM=1"
-            }
-        }
-    }
-}
-
 /// Why a directory cannot be used as a private one.
 #[derive(Debug)]
 pub(crate) enum PrivateDirectoryError {
@@ -362,21 +337,9 @@ pub(crate) fn is_out_of_room(error: &io::Error) -> bool {
     matches!(error.kind(), StorageFull | QuotaExceeded | FileTooLarge)
 }
 
-/// Returns the identity of this boot, where the system has one. Memory of an earlier boot is gone.
+/// Returns the identity of this boot, if this process can read it now: in a container parts of /proc may be hidden. Memory of an
+/// earlier boot is gone.
 pub(crate) fn known_boot_id() -> Option<[u8; 16]> {
-    static BOOT: PerProcess<Option<[u8; 16]>> = PerProcess::new();
-    BOOT.get_or(find_boot_id)
-}
-
-/// Returns the identity of this boot. Where the system has none, every process makes its own, so that no process trusts what
-/// another one left behind.
-pub(crate) fn boot_id() -> [u8; 16] {
-    use std::hash::{BuildHasher, Hasher, RandomState};
-    static UNKNOWN: PerProcess<[u8; 16]> = PerProcess::new();
-    known_boot_id().unwrap_or_else(|| {
-        UNKNOWN.get_or(|| {
-            let half = || u128::from(RandomState::new().build_hasher().finish());
-            (half() << 64 | half()).to_be_bytes()
-        })
-    })
+    static BOOT: PerProcess<[u8; 16]> = PerProcess::new();
+    BOOT.get_or_try(find_boot_id)
 }

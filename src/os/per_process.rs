@@ -57,12 +57,15 @@ impl<T> PerProcess<T> {
 }
 
 impl<T: Clone> PerProcess<T> {
-    /// Returns the value that this process has found, or finds it. Threads that do so at the same time may find it more than once.
-    pub(crate) fn get_or(&self, find: impl FnOnce() -> T) -> T {
-        if let Some(known) = self.lock(MOMENT).and_then(|slot| slot.value.clone()) {
-            return known;
-        }
-        let found = find();
+    /// Returns the value that this process has found, or finds it. What cannot always be found is looked for again until it is found once.
+    /// Threads that do so at the same time may find it more than once.
+    pub(crate) fn get_or_try(&self, find: impl FnOnce() -> Option<T>) -> Option<T> {
+        let known = self.lock(MOMENT).and_then(|slot| slot.value.clone());
+        known.or_else(|| find().map(|found| self.keep(found)))
+    }
+
+    /// Keeps a value, unless another thread was first, and returns the one that is kept.
+    fn keep(&self, found: T) -> T {
         let Some(mut slot) = self.lock(MOMENT) else { return found };
         slot.value.get_or_insert(found).clone()
     }
@@ -121,6 +124,13 @@ mod tests {
         drop(parents);
         assert_eq!(number.inherited(), Some(vec![1]), "of this process, which is of generation 0");
         assert_eq!(number.lock_of(8, Duration::ZERO).unwrap().value, None, "nothing of an ancestor's is used");
+    }
+
+    #[test]
+    fn what_was_not_found_is_looked_for_again() {
+        let number = PerProcess::<u8>::new();
+        let found = [None, Some(1), Some(2)].map(|answer| number.get_or_try(|| answer));
+        assert_eq!(found, [None, Some(1), Some(1)]);
     }
 
     #[test]

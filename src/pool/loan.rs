@@ -9,6 +9,7 @@ use super::{DROP_WAIT, FOREIGN, Pool};
 use crate::array::{Draft, Element, NAMELESS, SharedArray};
 use crate::backend::{Backend, IntoLocation};
 use crate::error::{Error, IntoError};
+use crate::interrupt;
 
 /// A value lent by a pool. Dropping it calls `give_back`; `end` takes the value out instead.
 struct Loan<A> {
@@ -46,7 +47,7 @@ impl<A> Drop for Loan<A> {
             lent.bytes = lent.bytes.saturating_sub(self.bytes);
         });
         if let Some(value) = self.value.take() {
-            (self.give_back)(value, &self.pool);
+            interrupt::uninterrupted(|| (self.give_back)(value, &self.pool));
         }
     }
 }

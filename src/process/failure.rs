@@ -18,6 +18,8 @@ pub enum Ending {
     NotStarted,
     /// The exit status is unknown: another part of this program waited for the process, or SIGCHLD is ignored.
     Unknown,
+    /// Not an end: a forked child cannot wait for the processes of its parent.
+    Unsupported,
 }
 
 impl Ending {
@@ -52,6 +54,11 @@ impl fmt::Display for Ending {
                 f,
                 "ended with an unknown status (another part of this program waited for it, or SIGCHLD is ignored)"
             ),
+            Self::Unsupported => write!(
+                f,
+                "cannot be waited for, because this process was forked from the one that started it: wait there, or start \
+                 processes here"
+            ),
         }
     }
 }
@@ -60,7 +67,11 @@ impl fmt::Display for Ending {
 ///
 /// `Display` writes all of it: "process 2 (pid 4711) was killed by SIGKILL", "process 0 (pid 4711) failed: MESSAGE", or "process 1
 /// could not be started: REASON".
-#[derive(Debug, Clone, PartialEq, Eq)]
+///
+/// In a process that was forked from the one that called `spawn` it says that the child cannot be waited for there:
+/// [`Ending::Unsupported`].
+/// `Debug`, which a `main` that returns an error prints, is the type's name and the same text.
+#[derive(Clone, PartialEq, Eq)]
 pub struct ChildError {
     pub(super) index: usize,
     pub(super) pid: u32,
@@ -76,6 +87,11 @@ impl ChildError {
 
     pub(super) fn not_started(index: usize, why: String) -> Self {
         Self { index, pid: 0, ending: Ending::NotStarted, status: None, message: Some(why) }
+    }
+
+    /// Returns the error for a forked child, which has inherited the handle of its parent's processes.
+    pub(super) fn inherited(index: usize, pid: u32) -> Self {
+        Self { index, pid, ending: Ending::Unsupported, status: None, message: None }
     }
 
     /// Returns the index of the child, from 0.
@@ -94,7 +110,7 @@ impl ChildError {
         self.ending
     }
 
-    /// Returns the exit status, or `None` if the child could not be started or its status is unknown.
+    /// Returns the exit status, or `None` if the child could not be started, its status is unknown, or this process cannot wait for it.
     pub fn status(&self) -> Option<ExitStatus> {
         self.status
     }
@@ -119,6 +135,12 @@ impl fmt::Display for ChildError {
     }
 }
 
+impl fmt::Debug for ChildError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ChildError: {self}")
+    }
+}
+
 impl std::error::Error for ChildError {}
 
 #[cfg(test)]
@@ -135,7 +157,12 @@ mod tests {
         assert_eq!(said(Ending::Exited(1), Some("no room")), "process 2 (pid 4711) failed: no room");
         assert_eq!(said(Ending::Signal(1000), None), "process 2 (pid 4711) was killed by signal 1000");
         assert!(said(Ending::Unknown, None).contains("an unknown status"));
+        let inherited = ChildError::inherited(2, 4711).to_string();
+        assert!(inherited.starts_with("process 2 (pid 4711) cannot be waited for"), "{inherited}");
         let error = ChildError::not_started(0, "`em`: gone".to_owned());
         assert_eq!(error.to_string(), "process 0 could not be started: `em`: gone");
+        for text in [format!("{error:?}"), format!("{error:#?}")] {
+            assert_eq!(text, "ChildError: process 0 could not be started: `em`: gone");
+        }
     }
 }

@@ -9,7 +9,7 @@ use ndarray::{Dimension, IntoDimension, RawArrayViewMut, ShapeBuilder};
 use super::claim::{ChunkClaim, ChunkGuard, Claim, NextClaim, RenderProgress};
 use super::grid::ChunkGrid;
 use super::options::RenderOptions;
-use super::pair::Pair;
+use super::pair::{ChunkStates, Pair};
 use super::sharing::SharedWith;
 use crate::array::layout::Layout;
 use crate::array::{Element, Order, SharedArray, view};
@@ -17,6 +17,7 @@ use crate::backend::lock_space::cell;
 use crate::backend::{Backend, IntoLocation, Location, Publish};
 use crate::backoff::Backoff;
 use crate::error::{Error, IntoError, Result};
+use crate::interrupt;
 use crate::os::{self, LockKind};
 use crate::segment::Home;
 use crate::segment::locks::{Hold, Wait};
@@ -70,13 +71,16 @@ impl<T: Element, D: Dimension> RenderBuffer<T, D> {
     ///
     /// # Errors
     ///
-    /// - [`Mismatch`](Error::Mismatch): a buffer of this name exists for another work.
-    /// - [`AlreadyExists`](Error::AlreadyExists): a finished array has the name.
+    /// - [`Mismatch`](Error::Mismatch): a buffer of this name exists for another work. Its [state](crate::render::OtherWork) says whether a
+    ///   process is attached to it. If none is, [`replace`](RenderOptions::replace) replaces it.
+    /// - [`AlreadyExists`](Error::AlreadyExists): a finished array has the name. [`accept_finished`](RenderOptions::accept_finished) gives
+    ///   that array to painters that come late.
     /// - [`ForeignOwner`](Error::ForeignOwner): the buffer belongs to another user that was [not
     ///   chosen](RenderOptions::shared_with).
     /// - [`TimedOut`](Error::TimedOut): another process is beginning the buffer, and takes longer than the
     ///   [timeout](RenderOptions::timeout).
-    /// - [`NoSpace`](Error::NoSpace): there is not enough memory; none was reserved.
+    /// - [`NoSpace`](Error::NoSpace): there is not enough memory; none was reserved. Also if another process began the buffer with
+    ///   [`Pages::Sparse`](crate::Pages::Sparse), and this one did not choose that and so fills the holes.
     /// - [`InvalidLocation`](Error::InvalidLocation): the location is not a valid name, or longer than 241 bytes.
     /// - [`InvalidSetting`](Error::InvalidSetting): a chunk has no extent, or the fingerprint is longer than 4096 bytes.
     /// - [`Trailer`](Error::Trailer): the ledger is damaged.
@@ -91,12 +95,16 @@ impl<T: Element, D: Dimension> RenderBuffer<T, D> {
 
     /// Joins a buffer that another process began, by its public name. Shape and chunks are read from the ledger.
     ///
+    /// The holes of a buffer that was begun with [`Pages::Sparse`](crate::Pages::Sparse) are filled, unless
+    /// [`RenderOptions::pages`] chooses that too.
+    ///
     /// # Errors
     ///
     /// - [`NotFound`](Error::NotFound): no such buffer was begun, or it is finished.
     /// - [`DTypeMismatch`](Error::DTypeMismatch), [`ShapeMismatch`](Error::ShapeMismatch): it has another element type or another
     ///   number of axes.
-    /// - [`ForeignOwner`](Error::ForeignOwner), [`TimedOut`](Error::TimedOut): as for [`create`](Self::create).
+    /// - [`ForeignOwner`](Error::ForeignOwner), [`TimedOut`](Error::TimedOut), [`NoSpace`](Error::NoSpace): as for
+    ///   [`create`](Self::create).
     /// - [`Trailer`](Error::Trailer): the ledger is damaged.
     pub fn open(location: impl IntoLocation) -> Result<Self> {
         RenderOptions::new().open(location)
@@ -130,7 +138,7 @@ impl<T: Element, D: Dimension> RenderBuffer<T, D> {
 
     /// Returns the fingerprint of the work.
     pub fn fingerprint(&self) -> &str {
-        &self.pair.ledger.record.work.fingerprint
+        &self.pair.chunks.work().fingerprint
     }
 
     /// Claims one chunk, without waiting.
@@ -144,7 +152,7 @@ impl<T: Element, D: Dimension> RenderBuffer<T, D> {
     ///
     /// If `index` is not less than the number of chunks.
     pub fn claim(&self, index: usize) -> Result<Claim<'_, T, D>> {
-        if self.pair.ledger.is_done(index) {
+        if self.pair.chunks.is_done(index) {
             return Ok(Claim::Done);
         }
         let (raw, hold) = match self.lock(index, LockKind::Exclusive, Wait::No) {
@@ -152,11 +160,11 @@ impl<T: Element, D: Dimension> RenderBuffer<T, D> {
             Err(Error::WouldBlock { .. }) => return Ok(Claim::Busy),
             // The payload has lost its reserved name. If the chunk was finished since the first check, another process may have
             // finished the whole buffer: that is no error. Otherwise the buffer was discarded.
-            Err(Error::Unlinked { .. }) if self.pair.ledger.is_done(index) => return Ok(Claim::Done),
+            Err(Error::Unlinked { .. }) if self.pair.chunks.is_done(index) => return Ok(Claim::Done),
             Err(error) => return Err(error),
         };
         // Checked again under the lock: another painter may have committed the chunk and released the lock since the first check.
-        if self.pair.ledger.is_done(index) {
+        if self.pair.chunks.is_done(index) {
             return Ok(Claim::Done);
         }
         Ok(Claim::Chunk(ChunkClaim::new(self, index, raw, hold)))
@@ -230,7 +238,7 @@ impl<T: Element, D: Dimension> RenderBuffer<T, D> {
     ///
     /// If `index` is not less than the number of chunks.
     pub fn chunk(&self, index: usize) -> Result<Option<ChunkGuard<'_, T, D>>> {
-        if !self.pair.ledger.is_done(index) {
+        if !self.pair.chunks.is_done(index) {
             return Ok(None);
         }
         // A finished chunk is not painted again. Its cell is locked for a moment by a painter that did not know yet that it is finished,
@@ -241,7 +249,7 @@ impl<T: Element, D: Dimension> RenderBuffer<T, D> {
 
     /// Returns how many chunks are finished, and how many there are.
     pub fn progress(&self) -> RenderProgress {
-        RenderProgress { done: self.pair.ledger.done(), total: self.grid.len() }
+        RenderProgress { done: self.pair.chunks.done(), total: self.grid.len() }
     }
 
     /// Waits until every chunk is finished, by this or other processes.
@@ -273,6 +281,7 @@ impl<T: Element, D: Dimension> RenderBuffer<T, D> {
     /// - [`Unlinked`](Error::Unlinked): the buffer was discarded, or another process finished it and the array lost its name since.
     /// - [`PermissionDenied`](Error::PermissionDenied): only another user may name the array, and did not within the
     ///   [timeout](RenderOptions::timeout).
+    /// - [`Unsupported`](Error::Unsupported): this is a forked child, and its parent can recycle the memory.
     pub fn finish(self) -> Result<SharedArray<T, D>, IntoError<Self>> {
         match self.give_name() {
             Ok(()) => Ok(SharedArray::of(self.pair.payload, self.home, self.layout)),
@@ -286,6 +295,10 @@ impl<T: Element, D: Dimension> RenderBuffer<T, D> {
             return Err(Error::Incomplete { location: self.home.location.to_string(), done, total });
         }
         let (payload, partial) = (&self.pair.payload, &self.pair.partial);
+        payload.refuse_inherited(&self.home)?; // the memory may be that of another buffer with the same names by now
+        let ChunkStates::Ledger(ledger) = &self.pair.chunks else {
+            return if self.home.leads_to(payload.id())? { Ok(()) } else { Err(self.discarded()) };
+        };
         let mode = if self.replace { Publish::Replace } else { Publish::New };
         match self.home.backend.rename(&partial.location, &self.home.location, payload.id(), mode) {
             Ok(()) => {}
@@ -304,18 +317,20 @@ impl<T: Element, D: Dimension> RenderBuffer<T, D> {
             Err(error) => return Err(error),
         }
         os::step("render: array named");
-        match self.pair.ledger.unlink() {
+        match interrupt::uninterrupted(|| ledger.unlink()) {
             // Only its owner may remove the ledger. It is stale now, and the next process of the owner that finds it removes it.
             Ok(_) | Err(Error::PermissionDenied { .. }) => Ok(()),
             Err(error) => Err(error),
         }
     }
 
-    /// Removes the unfinished buffer. In other painters, the next claim fails.
+    /// Removes the unfinished buffer. In other painters, the next claim fails. An array that is [finished](RenderOptions::accept_finished)
+    /// stays.
     ///
     /// # Errors
     ///
-    /// [`PermissionDenied`](Error::PermissionDenied): this user may not remove the files.
+    /// - [`PermissionDenied`](Error::PermissionDenied): this user may not remove the files.
+    /// - [`Unsupported`](Error::Unsupported): this is a forked child, and its parent can recycle the memory.
     pub fn discard(self) -> Result<()> {
         self.unlink()
     }
@@ -329,9 +344,11 @@ impl<T: Element, D: Dimension> RenderBuffer<T, D> {
     ///
     /// As [`discard`](Self::discard).
     pub fn unlink(&self) -> Result<()> {
+        self.pair.payload.refuse_inherited(&self.home)?; // as in `give_name`
+        let ChunkStates::Ledger(ledger) = &self.pair.chunks else { return Ok(()) };
         // The ledger first: a payload without a ledger belongs to no buffer (see pair.rs).
-        let payload = || self.pair.partial.unlink(self.pair.payload.id());
-        self.pair.ledger.unlink().and_then(|_| payload()).map(drop).map_err(|error| error.about(&self.home.location))
+        let payload = || interrupt::uninterrupted(|| self.pair.partial.unlink(self.pair.payload.id()));
+        ledger.unlink().and_then(|_| payload()).map(drop).map_err(|error| error.about(&self.home.location))
     }
 
     fn discarded(&self) -> Error {

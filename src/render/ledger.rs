@@ -24,15 +24,16 @@
 
 use std::fs::File;
 use std::sync::atomic::{AtomicU8, Ordering};
+use std::time::Duration;
 
 use ndarray::IxDyn;
 
 use super::grid::ChunkGrid;
 use crate::array::{DType, Order};
-use crate::backend::lock_space::BEGINNING;
-use crate::backend::{Access, Companion, DraftOptions, Location};
+use crate::backend::lock_space::{BEGINNING, LEASE};
+use crate::backend::{Access, Companion, DraftOptions, Location, Turn};
 use crate::counted::fields::{self, Fields, MOST_AXES, check_axes};
-use crate::error::{Error, Result};
+use crate::error::{Error, OtherWork, Result};
 use crate::os::{self, Facts, FileId, LockKind};
 use crate::segment::footer::{FOOTER, Footer, Kind};
 use crate::segment::{Attach, DraftSegment, Expect, Home, Segment, is_leased, pin, read_footer};
@@ -75,8 +76,8 @@ impl RenderSpec {
         check_axes(&self.shape)
     }
 
-    /// Fails with `Mismatch`, naming the first difference, unless both works are the same.
-    pub(crate) fn require(&self, found: &Self, location: &Location) -> Result<()> {
+    /// Fails with `Mismatch`, naming the first difference, unless both works are the same. `state` is that of the buffer that was found.
+    pub(crate) fn require(&self, found: &Self, location: &Location, state: OtherWork) -> Result<()> {
         let described = |work: &Self| {
             [
                 ("element type", format!("{:?}", work.dtype.as_str())),
@@ -89,8 +90,20 @@ impl RenderSpec {
         };
         let mut pairs = described(self).into_iter().zip(described(found));
         pairs.find(|(expected, found)| expected != found).map_or(Ok(()), |((what, expected), (_, found))| {
-            Err(Error::Mismatch { location: location.to_string(), what, expected, found })
+            Err(Error::Mismatch { location: location.to_string(), what, expected, found, state })
         })
+    }
+
+    /// Returns a digest of all that distinguishes this work from others, as 32 hexadecimal digits: FNV-1a with 128 bits, of the fields of
+    /// the ledger's trailer that say what is painted. Other works have other digests, but for accidents and for attackers.
+    pub(crate) fn digest(&self) -> String {
+        const BASIS: u128 = 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d;
+        const PRIME: u128 = 0x0000_0000_0100_0000_0000_0000_0000_013b;
+        let head = fields::head(DTYPE, self.dtype, self.order, self.shape.len());
+        let lengths = self.lengths().concat();
+        let bytes = head.into_iter().chain(fields::lengths(&lengths)).chain(self.fingerprint.bytes());
+        let digest = bytes.fold(BASIS, |digest, byte| (digest ^ u128::from(byte)).wrapping_mul(PRIME));
+        format!("{digest:032x}")
     }
 
     /// Returns the size of the painted array in bytes. `None`: it does not fit 64 bits.
@@ -116,14 +129,30 @@ impl RenderSpec {
     }
 }
 
+/// The boot in which the states of a ledger were written: its number, or zeros if the creator could not read that.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Boot(pub(crate) [u8; 16]);
+
+impl Boot {
+    /// Returns this boot, as far as this process can tell.
+    pub(crate) fn current() -> Self {
+        Self(os::known_boot_id().unwrap_or_default())
+    }
+
+    /// Returns whether it is this boot; `None` if that cannot be told.
+    fn is_current(self) -> Option<bool> {
+        let boots = [self, Self::current()];
+        (!boots.contains(&Self([0; 16]))).then(|| boots[0] == boots[1])
+    }
+}
+
 /// The decoded trailer of a ledger.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct LedgerRecord {
     pub(crate) work: RenderSpec,
     /// The file that is painted.
     pub(crate) payload: FileId,
-    /// The boot in which the states were written.
-    pub(crate) boot: [u8; 16],
+    pub(crate) boot: Boot,
     pub(crate) chunks: usize,
 }
 
@@ -134,7 +163,7 @@ impl LedgerRecord {
         bytes.extend(u32::try_from(work.fingerprint.len()).unwrap_or(u32::MAX).to_le_bytes());
         bytes.extend(self.payload.device.to_le_bytes());
         bytes.extend(self.payload.number.to_le_bytes());
-        bytes.extend(self.boot);
+        bytes.extend(self.boot.0);
         bytes.extend(fields::lengths(&[self.chunks]));
         bytes.extend(fields::lengths(&work.lengths().concat()));
         bytes.extend(work.fingerprint.as_bytes());
@@ -151,7 +180,7 @@ impl LedgerRecord {
         let (dtype, order, axes) = fields.head::<DTYPE>()?;
         let fingerprint_length = u32::from_le_bytes(fields.take()?) as usize;
         let payload = FileId { device: fields.number()?, number: fields.number()? };
-        let (boot, chunks) = (fields.take()?, length(&mut fields)?);
+        let (boot, chunks) = (Boot(fields.take()?), length(&mut fields)?);
         let mut lengths = || (0..axes).map(|_| length(&mut fields)).collect::<Result<Vec<_>, _>>();
         let (shape, chunk_shape, chunk_offset) = (lengths()?, lengths()?, lengths()?);
         let left = fields.0.len();
@@ -220,6 +249,11 @@ impl LedgerFile {
         Ok(Some(Self { home, file, id: facts.id, record }))
     }
 
+    /// Returns whether the states were written in this boot; `None` if this process, or the creator, could not tell its boot.
+    pub(crate) fn is_of_this_boot(&self) -> Option<bool> {
+        self.record.boot.is_current().or_else(|| os::is_lost_at_boot(&self.file).then_some(true))
+    }
+
     /// Returns whether a process is attached to this ledger.
     pub(crate) fn is_in_use(&self) -> Result<bool> {
         is_leased(&self.file, &self.home.location)
@@ -231,16 +265,34 @@ impl LedgerFile {
             .map_err(|error| Error::os("query the lock of the creator of", &self.home.location, error))
     }
 
-    /// Removes the ledger's name, if it still leads to this file.
-    pub(crate) fn unlink(&self) -> Result<bool> {
-        self.home.unlink(self.id)
+    /// Returns whether the name still leads to this ledger.
+    pub(crate) fn is_current(&self) -> Result<bool> {
+        self.home.leads_to(self.id)
     }
 
-    /// Leases and maps the ledger. Returns `None` if it was unlinked meanwhile.
-    pub(crate) fn attach(self) -> Result<Option<LedgerSegment>> {
+    /// Locks out processes that begin, join or replace the buffer, without waiting.
+    pub(crate) fn lock_out(&self) -> Result<LockedOut> {
+        let failed = |error| Error::os("lock the ledger of", &self.home.location, error);
+        let mut alone = Turn::new(self.file.try_clone().map_err(failed)?);
+        // BEGINNING first: a process that has it, and with it the lease, is at work for a moment only, and is no painter.
+        if !alone.try_lock(LockKind::Exclusive, BEGINNING).map_err(failed)? {
+            return Ok(LockedOut::Changing);
+        }
+        if !alone.try_lock(LockKind::Exclusive, LEASE).map_err(failed)? {
+            return Ok(LockedOut::Attached);
+        }
+        Ok(LockedOut::Alone(alone))
+    }
+
+    /// Removes the ledger's name, if it still leads to this file. Waits at most `limit` for another process that changes the name.
+    pub(crate) fn unlink_within(&self, limit: Duration) -> Result<bool> {
+        self.home.unlink_within(self.id, limit)
+    }
+
+    /// Leases and maps the ledger. Returns `None` if it was unlinked meanwhile. Waits at most `patience` for its lease.
+    pub(crate) fn attach(self, patience: Duration) -> Result<Option<LedgerSegment>> {
         let Self { home, file, record, .. } = self;
-        // Sparse: attaching reserves nothing. The creator has reserved the whole ledger.
-        let how = Attach { sparse: true, ..Attach::new(Access::ReadWrite) };
+        let how = Attach { patience, ..Attach::new(Access::ReadWrite) };
         let segment = Segment::attach_file(file, &home, Expect::Bookkeeping, how)?;
         Ok(segment.map(|segment| LedgerSegment { segment, home, record }))
     }
@@ -263,6 +315,16 @@ impl LedgerFile {
     }
 }
 
+/// Result of locking out the processes of a buffer.
+pub(crate) enum LockedOut {
+    /// No process is attached to the ledger, and until the locks are dropped none can attach, begin or replace the buffer.
+    Alone(Turn),
+    /// A process is attached.
+    Attached,
+    /// A process begins the buffer, or replaces it.
+    Changing,
+}
+
 /// An attached ledger. Its lease marks the buffer as in use.
 #[derive(Debug)]
 pub(crate) struct LedgerSegment {
@@ -281,10 +343,6 @@ impl LedgerSegment {
         Ok(draft)
     }
 
-    pub(crate) fn record(&self) -> &LedgerRecord {
-        &self.record
-    }
-
     /// Returns whether the name still leads to this ledger.
     pub(crate) fn is_current(&self) -> Result<bool> {
         self.home.leads_to(self.segment.id())
@@ -293,6 +351,11 @@ impl LedgerSegment {
     /// Removes the ledger's name, if it still leads to this file.
     pub(crate) fn unlink(&self) -> Result<bool> {
         self.home.unlink(self.segment.id())
+    }
+
+    /// As [`unlink`](Self::unlink). Waits at most `limit` for another process that changes the name.
+    pub(crate) fn unlink_within(&self, limit: Duration) -> Result<bool> {
+        self.home.unlink_within(self.segment.id(), limit)
     }
 
     /// Returns whether a chunk is finished.

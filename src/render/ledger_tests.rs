@@ -11,7 +11,7 @@ fn sample() -> LedgerRecord {
         chunk_offset: vec![1, 0],
         fingerprint: "a volume, ümlauts and all".into(),
     };
-    LedgerRecord { work, payload: FileId { device: 1, number: 2 }, boot: [3; 16], chunks: 15 }
+    LedgerRecord { work, payload: FileId { device: 1, number: 2 }, boot: Boot([3; 16]), chunks: 15 }
 }
 
 #[test]
@@ -70,13 +70,33 @@ fn lengths_beyond_the_address_space_are_too_large() {
 }
 
 #[test]
+fn digest_is_that_of_the_format_and_tells_works_apart() {
+    let work = sample().work;
+    // FNV-1a of the bytes that docs/layout.md lists, by another program.
+    assert_eq!(work.digest(), "5fe5430f7f56116d9a59f42455f03405");
+    let changes: [fn(&mut RenderSpec); 6] = [
+        |work| work.dtype = DType::F16,
+        |work| work.order = Order::C,
+        |work| work.shape = vec![20, 10],
+        |work| work.chunk_shape = vec![4, 5],
+        |work| work.chunk_offset = vec![0, 1],
+        |work| work.fingerprint.push('.'),
+    ];
+    for change in changes {
+        let mut other = work.clone();
+        change(&mut other);
+        assert_ne!(other.digest(), work.digest(), "{other:?}");
+    }
+}
+
+#[test]
 fn mismatch_names_the_field_that_differs() {
     let location = Location::new("x").expect("a name");
     let work = sample().work;
-    assert!(work.require(&work, &location).is_ok());
+    assert!(work.require(&work, &location, OtherWork::Idle).is_ok());
     let mut other = work.clone();
     other.fingerprint = "another".into();
-    match work.require(&other, &location) {
+    match work.require(&other, &location, OtherWork::Idle) {
         Err(Error::Mismatch { what, found, .. }) => {
             assert_eq!((what, found.as_str()), ("fingerprint", "\"another\""));
         }
@@ -84,5 +104,5 @@ fn mismatch_names_the_field_that_differs() {
     }
     let mut other = work.clone();
     other.shape[0] = 11;
-    assert!(matches!(work.require(&other, &location), Err(Error::Mismatch { what: "shape", .. })));
+    assert!(matches!(work.require(&other, &location, OtherWork::Idle), Err(Error::Mismatch { what: "shape", .. })));
 }

@@ -59,7 +59,9 @@ pub use self::ledger::Ledger;
 use self::ledger::LedgerFile;
 pub use self::options::RenderOptions;
 pub use self::sharing::SharedWith;
+use crate::array::{Description, description_at};
 use crate::backend::{Companion, Directory, Location};
+pub use crate::error::OtherWork;
 use crate::error::{Error, Result};
 use crate::segment::{Home, is_attached};
 
@@ -100,6 +102,18 @@ pub fn ledger(backend: &Directory, location: &Location) -> Result<Ledger> {
 /// [`NotFound`](crate::Error::NotFound): no such buffer was begun, or it is finished.
 pub fn attached(backend: &Directory, location: &Location) -> Result<bool> {
     is_attached(backend, &location.companion(Companion::Partial)?).map_err(|error| error.about(location))
+}
+
+/// Returns the description of the array that an unfinished renderbuffer will be, with its notes.
+///
+/// Returns `None` if there is none, as [`Directory::description`] does. It is a claim of the process that began the buffer;
+/// [`ledger`] says what is painted.
+///
+/// # Errors
+///
+/// [`NotFound`](crate::Error::NotFound): no such buffer was begun, or it is finished. Otherwise those of [`Directory::description`].
+pub fn description(backend: &Directory, location: &Location) -> Result<Option<Description>> {
+    description_at(backend, &location.companion(Companion::Partial)?).map_err(|error| error.about(location))
 }
 
 /// Removes the payload and the ledger of an unfinished renderbuffer, damaged or not. Returns `false` if there was neither.

@@ -7,11 +7,12 @@ use ndarray::{Dimension, IntoDimension, IxDyn, ShapeBuilder};
 use super::RenderBuffer;
 use super::grid::ChunkGrid;
 use super::ledger::RenderSpec;
-use super::pair::{Making, Pair};
+use super::pair::{Making, Pair, WORK_NOTE};
 use super::sharing::SharedWith;
 use crate::array::layout::Layout;
 use crate::array::{Description, Element, Order};
 use crate::backend::{Directory, DraftOptions, IntoLocation, Pages, common_settings};
+use crate::backoff::Deadline;
 use crate::error::{Error, Result};
 use crate::pool::Pool;
 use crate::segment::Home;
@@ -36,6 +37,7 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 pub struct RenderOptions {
     backend: Option<Directory>,
     pub(super) replace: bool,
+    accept_finished: bool,
     draft: DraftOptions,
     chunk_offset: Option<Vec<usize>>,
     notes: Vec<(String, String)>,
@@ -47,8 +49,9 @@ pub struct RenderOptions {
 impl Default for RenderOptions {
     fn default() -> Self {
         let (backend, chunk_offset, pool) = (None, None, None);
-        let (replace, draft, shared_with) = (false, DraftOptions::default(), SharedWith::default());
-        Self { backend, replace, draft, chunk_offset, notes: Vec::new(), pool, shared_with, timeout: TIMEOUT }
+        let (replace, accept_finished) = (false, false);
+        let (draft, notes, shared_with) = (DraftOptions::default(), Vec::new(), SharedWith::default());
+        Self { backend, replace, accept_finished, draft, chunk_offset, notes, pool, shared_with, timeout: TIMEOUT }
     }
 }
 
@@ -65,10 +68,51 @@ impl RenderOptions {
 
     /// Chooses whether the finished array may replace an existing one. The old array keeps its name until then.
     ///
+    /// It also replaces an unfinished buffer with other work, such as another fingerprint or shape, if no process is attached to it: a
+    /// killed run leaves one. A stopped process (SIGSTOP) and a forked child are attached as long as they live.
+    ///
     /// Only one process should create a buffer with this option; all other processes [`open`](Self::open) it. A process that calls
-    /// [`create`](Self::create) after the array is finished would begin it again.
+    /// [`create`](Self::create) after the array is finished would begin it again, unless it [accepts](Self::accept_finished) the array.
     pub fn replace(mut self, replace: bool) -> Self {
         self.replace = replace;
+        self
+    }
+
+    /// Accepts an array of this name that is finished, if it is of the same work. The buffer has no chunk to paint then, and
+    /// [`finish`](RenderBuffer::finish) returns the array. So processes that paint together need not know whether they come first or last.
+    ///
+    /// A finished array keeps a digest of its work (type, shape, order, chunks and fingerprint) as the note `work` of its
+    /// [description](crate::array::Description). Like the rest of the description, the note is a claim: a program that may write to the
+    /// file can change both. The digest tells works apart that differ by accident, not by an attacker's design.
+    ///
+    /// An array with another digest is a [`Mismatch`](Error::Mismatch), and one without is
+    /// [`AlreadyExists`](Error::AlreadyExists): it was created in another way or by an earlier version, or where files have no
+    /// descriptions, as on Windows or in /dev/shm before Linux 6.6. With [`replace`](Self::replace) such arrays are replaced, and an array of
+    /// the same work is accepted.
+    ///
+    /// ```
+    /// use ndarray_shm::render::RenderOptions;
+    /// use ndarray_shm::{NextClaim, RenderBuffer, default_backend, unlink};
+    ///
+    /// // Each of several processes runs this, whenever it starts.
+    /// let paint = || -> ndarray_shm::Result<u8> {
+    ///     let options = RenderOptions::new().accept_finished(true);
+    ///     let buffer: RenderBuffer<u8, _> = options.create("accept-example", 8, 4, "sevens")?;
+    ///     while let NextClaim::Chunk(mut chunk) = buffer.claim_next()? {
+    ///         chunk.view_mut().fill(7);
+    ///         chunk.commit()?;
+    ///     }
+    ///     Ok(buffer.finish()?.read()?[5])
+    /// };
+    /// assert_eq!(paint()?, 7);
+    /// if default_backend()?.can_describe()? {
+    ///     assert_eq!(paint()?, 7); // finished before: nothing is painted
+    /// }
+    /// unlink("accept-example")?;
+    /// # Ok::<(), ndarray_shm::Error>(())
+    /// ```
+    pub fn accept_finished(mut self, accept: bool) -> Self {
+        self.accept_finished = accept;
         self
     }
 
@@ -91,8 +135,9 @@ impl RenderOptions {
         self
     }
 
-    /// Limits how long [`create`](Self::create) and [`open`](Self::open) wait for another process that is just beginning the buffer, and
-    /// how long [`finish`](RenderBuffer::finish) waits where only another user may name the array.
+    /// Limits how long [`create`](Self::create) and [`open`](Self::open) wait in total for other processes: for one that is just beginning
+    /// the buffer, and for those that use its files for a moment, such as a pool or another discard. It also limits how long
+    /// [`finish`](RenderBuffer::finish) waits where only another user may name the array.
     ///
     /// The default is 60 seconds; [`Duration::MAX`] waits for ever. Beginning a buffer reserves all its memory, which can take as long
     /// as writing to all of it.
@@ -110,7 +155,8 @@ impl RenderOptions {
     /// Adds a note, such as its source, to the array's [description](crate::array::Description). Only the process that begins the buffer
     /// writes it.
     ///
-    /// Keys and texts follow the rules of [`with_note`](crate::array::Description::with_note).
+    /// Keys and texts follow the rules of [`with_note`](crate::array::Description::with_note). The key `work` is
+    /// [used by the library](Self::accept_finished).
     pub fn note(mut self, key: &str, text: &str) -> Self {
         self.notes.push((key.to_owned(), text.to_owned()));
         self
@@ -152,13 +198,20 @@ impl RenderOptions {
         if let Some(pool) = &self.pool {
             require_same(pool, &home, &self)?;
         }
-        let mut description = Description::new(T::DTYPE, &work.shape, work.order)?;
+        // First, so that there is room for it.
+        let mut description =
+            Description::new(T::DTYPE, &work.shape, work.order)?.with_note(WORK_NOTE, &work.digest())?;
         for (key, text) in &self.notes {
+            if key == WORK_NOTE {
+                let (value, expected) =
+                    (key.clone(), "another one: renderbuffers keep the digest of their work as `work`");
+                return Err(Error::InvalidSetting { setting: "the key of a note", value, expected });
+            }
             description = description.with_note(key, text)?;
         }
         let making = Making { description: Some(&description), ..self.making() };
         let pair = Pair::open_or_create(&home, &work, layout.bytes::<T>(), &making)
-            .map_err(|error| error.about(&home.location))?;
+            .map_err(|error| error.about(&home.location).with_limit(self.timeout))?;
         Ok(RenderBuffer::of(pair, home, layout, grid, &self))
     }
 
@@ -166,19 +219,23 @@ impl RenderOptions {
     ///
     /// # Errors
     ///
-    /// [`InvalidSetting`](Error::InvalidSetting): a chunk offset, a pool or pages were chosen. Also the errors of
-    /// [`RenderBuffer::open`].
+    /// [`InvalidSetting`](Error::InvalidSetting): a chunk offset, a pool, or pages other than [`Pages::Sparse`] were chosen. Also the errors
+    /// of [`RenderBuffer::open`].
     pub fn open<T: Element, D: Dimension>(self, location: impl IntoLocation) -> Result<RenderBuffer<T, D>> {
-        if self.chunk_offset.is_some() || self.pool.is_some() || self.draft.pages != Pages::default() {
+        if self.chunk_offset.is_some()
+            || self.pool.is_some()
+            || ![Pages::default(), Pages::Sparse].contains(&self.draft.pages)
+        {
             return Err(Error::InvalidSetting {
                 setting: "the choice of options for joining a buffer",
                 value: "chunk offset, pool or pages".to_owned(),
-                expected: "without these: the process that begins the buffer chooses them",
+                expected: "without these, except Pages::Sparse: the process that begins the buffer chooses them",
             });
         }
         let home = Home::new(self.backend.as_ref(), location)?;
-        let pair = Pair::open(&home, &self.making()).map_err(|error| error.about(&home.location))?;
-        let work = &pair.ledger.record().work;
+        let pair =
+            Pair::open(&home, &self.making()).map_err(|error| error.about(&home.location).with_limit(self.timeout))?;
+        let work = pair.chunks.work();
         if work.dtype != T::DTYPE {
             return Err(Error::DTypeMismatch {
                 location: home.location.to_string(),
@@ -200,11 +257,12 @@ impl RenderOptions {
     }
 
     fn making(&self) -> Making<'_> {
-        let Self { draft, replace, ref pool, ref shared_with, timeout, .. } = *self;
+        let Self { draft, replace, accept_finished, ref pool, ref shared_with, timeout, .. } = *self;
         // Mode 0600 until the file has the chosen group. With more permissions, the group that new files get would be able to open it.
         let permissions = if matches!(shared_with, SharedWith::Group(_)) { 0o600 } else { draft.permissions };
         let (draft, pool) = (DraftOptions { permissions, ..draft }, pool.as_ref());
-        Making { draft, replace, pool, shared_with, description: None, timeout }
+        let until = Deadline::after(timeout);
+        Making { draft, replace, accept_finished, pool, shared_with, description: None, until }
     }
 }
 

@@ -1,5 +1,6 @@
 //! `SharedWith`: users that paint a buffer together. Checks the owners of a buffer's files.
 
+use std::cell::Cell;
 use std::fmt;
 use std::str::FromStr;
 
@@ -26,11 +27,17 @@ pub enum SharedWith {
     /// Files of this user and of the users with these numbers. A new buffer gets the usual permissions, so this is of use for root, or
     /// where access control lists let the users open one another's files.
     Users(Vec<u32>),
-    /// Files of this user, and files that have the group with this number. A new buffer gets this group and the mode 0660, whatever the
-    /// umask.
+    /// Files of this user, and files of members of the group with this number that have this group. A new buffer gets this group and the
+    /// mode 0660, whatever the umask.
+    ///
+    /// The owner of a file must be a member according to the user data of this machine (`getent passwd`, `getent group`, or what a
+    /// directory service says), because a file can have a group of which its owner is no member. Where these data do not know the owner,
+    /// as in many containers, name it with [`Users`](Self::Users).
     ///
     /// In a directory with the sticky bit, such as /dev/shm, only the owner of the files can give the finished array its name. If
-    /// another member of the group calls [`finish`](super::RenderBuffer::finish), it waits for the owner to do so.
+    /// another member of the group calls [`finish`](super::RenderBuffer::finish), it waits for the owner to do so. If the owner dies
+    /// there between two steps, the ledger that stays keeps other members from beginning a buffer of this name until the owner or root
+    /// discards it.
     Group(u32),
 }
 
@@ -69,24 +76,46 @@ impl FromStr for SharedWith {
 impl SharedWith {
     /// Refuses a file of a user that was not chosen, and a file that every user could shorten.
     ///
-    /// `facts` must come from the descriptor that is going to be mapped. Facts found by name could be those of another file.
-    pub(super) fn admit(&self, facts: &Facts, home: &Home, permissions: u32) -> Result<()> {
+    /// `facts` must come from the descriptor that is going to be mapped. Facts found by name could be those of another file. `member` is the
+    /// owner that was found to be a member of the chosen group last: a server may have to be asked, so each owner is looked up once.
+    pub(super) fn admit(&self, facts: &Facts, home: &Home, permissions: u32, member: &Cell<Option<u32>>) -> Result<()> {
         const WORLD_WRITE: u32 = 0o002;
         let Facts { owner, group, mode, .. } = *facts;
         let location = || home.location.to_string();
-        let is_chosen = match self {
-            Self::OnlyMe => false,
-            Self::Users(users) => users.contains(&owner),
-            Self::Group(chosen) => group == *chosen && is_proof(group, home)?,
-        };
-        if !is_chosen && !os::is_surely_user(owner) {
-            let reason = if os::is_user(owner) {
+        let refused = match self {
+            _ if os::is_surely_user(owner) => None,
+            Self::Users(users) if users.contains(&owner) => None,
+            // A group is no proof by itself. A directory with the set-group-ID bit passes its group on to the files of every user that
+            // may create one there, and the files keep it when they are renamed.
+            Self::Group(chosen) if group == *chosen && member.get() == Some(owner) => None,
+            Self::Group(chosen) if group == *chosen => {
+                let found = os::is_member(owner, group);
+                match found.map_err(|error| Error::os("look up the groups of the owner of", &home.location, error))? {
+                    Some(true) => {
+                        member.set(Some(owner));
+                        None
+                    }
+                    Some(false) => Some(
+                        "it has the chosen group, but that user is not a member of it, and could read what is painted, and shorten \
+                         the file while it is mapped; add the user to the group, or trust the user with SharedWith::Users or \
+                         --share users:UID",
+                    ),
+                    None => Some(
+                        "it has the chosen group, but the user data of this machine (getent passwd) do not know that user, so it is \
+                         not known to be a member; trust the user with SharedWith::Users or --share users:UID",
+                    ),
+                }
+            }
+            _ if os::is_user(owner) => Some(
                 "in this user namespace that number stands for all users without a number; choose it with \
-                 RenderOptions::shared_with or --share users:UID to trust all of them"
-            } else {
+                 RenderOptions::shared_with or --share users:UID to trust all of them",
+            ),
+            _ => Some(
                 "that user could read what is painted, and shorten the file while it is mapped; trust the user with \
-                 RenderOptions::shared_with, --share users:UID or --share group:GID, or discard the buffer as that user"
-            };
+                 RenderOptions::shared_with, --share users:UID or --share group:GID, or discard the buffer as that user",
+            ),
+        };
+        if let Some(reason) = refused {
             return Err(Error::ForeignOwner { location: location(), owner, user: os::user_id(), reason });
         }
         if mode & WORLD_WRITE & !permissions != 0 {
@@ -115,18 +144,8 @@ impl SharedWith {
             _ => failed(error),
         })?;
         // On NFS the server may have given the file to another user.
-        self.admit(&facts, home, permissions)
+        self.admit(&facts, home, permissions, &Cell::new(None))
     }
-}
-
-/// Returns whether the group of a file proves that a member of the group created it.
-///
-/// It does not, if every user can create files in the directory and the directory has this group: such directories may pass their group
-/// on to new files.
-fn is_proof(group: u32, home: &Home) -> Result<bool> {
-    let directory = home.backend.path().join("."); // follows a link to the directory
-    let facts = os::facts_at(&directory).map_err(|error| Error::os("look at", directory.display(), error))?;
-    Ok(group != facts.group || facts.mode & 0o002 == 0)
 }
 
 #[cfg(test)]

@@ -14,19 +14,20 @@
 //! | descriptor | closed last, if nothing depends on it |
 
 use std::fs::File;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::locks::Wait;
 use super::mapping::{Sharing, fill_holes, map_as};
 use super::{Farewell, Home, KeptDescriptor, Segment, is_named, look, unlinked};
 use crate::backend::lock_space::{COUNTED, LEASE};
-use crate::backend::{Access, Backend, Location};
-use crate::backoff::Backoff;
+use crate::backend::{Access, Backend, Location, Turn};
+use crate::backoff::{Backoff, Deadline};
 use crate::error::{Error, Result};
 use crate::os::{self, Facts, LockKind, LockRange};
 
-/// How long an attachment waits for its lease while another process decides whether the segment is an orphan.
-const LEASE_WAIT: Duration = Duration::from_secs(5);
+/// How long an attachment waits for its lease while another process decides whether the segment is an orphan, where the caller has
+/// set no limit.
+pub(super) const LEASE_WAIT: Duration = Duration::from_secs(5);
 
 /// How long a counted attachment waits for a plain attachment to see the footer and leave.
 const PASSING_WAIT: Duration = Duration::from_secs(1);
@@ -44,12 +45,20 @@ pub(crate) struct Attach {
     pub(crate) keep_descriptor: bool,
     /// Map for reading, but let a write through a pointer change a copy that only this process has.
     pub(crate) copy_on_write: bool,
-    /// How long to wait for other processes that read the end of the file or decide whether it is in use.
+    /// How long to wait in total for other processes that read the end of the file or decide whether it is in use.
     pub(crate) patience: Duration,
-    /// Lock all cells through the mapping itself, for as long as it lives. Waits at most this long, or without limit.
-    pub(crate) held: Option<(LockKind, Option<Duration>)>,
+    /// Lock all cells through the mapping itself, for as long as it lives. Waits without limit, or at most until `patience` is over.
+    pub(crate) held: Option<(LockKind, CellWait)>,
     /// Called when this handle leaves and only handles in flight keep the name.
     pub(crate) farewell: Option<Farewell>,
+}
+
+/// How long an attachment waits for its cells.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum CellWait {
+    Forever,
+    /// As long as [`Attach::patience`] lasts: lease and cells share the caller's limit.
+    Patience,
 }
 
 impl Attach {
@@ -98,9 +107,12 @@ pub(super) trait Subject {
 
 /// Attaches the segment of this name.
 pub(super) fn by_name<S: Subject>(home: &Home, how: Attach, subject: &S) -> Result<(S::Memory, S::Record)> {
+    let until = Deadline::after(how.patience);
     for _ in 0..TRIES {
-        let file = home.backend.open(&home.location, S::OPEN_FOR.unwrap_or(how.access))?;
-        if let Some(attached) = attach(file, true, home, how, subject)? {
+        let file = home.backend.open(&home.location, S::OPEN_FOR.unwrap_or(how.access));
+        let file = file.map_err(|error| home.or_elsewhere(error))?;
+        os::step("attach: opened");
+        if let Some(attached) = attach_until(until, file, true, home, how, subject)? {
             return Ok(attached);
         }
     }
@@ -113,15 +125,27 @@ pub(super) fn attach<S: Subject>(
     file: File,
     named: bool,
     home: &Home,
+    how: Attach,
+    subject: &S,
+) -> Result<Option<(S::Memory, S::Record)>> {
+    attach_until(Deadline::after(how.patience), file, named, home, how, subject)
+}
+
+/// As [`attach`]. All waits end at the deadline.
+fn attach_until<S: Subject>(
+    mut until: Deadline,
+    file: File,
+    named: bool,
+    home: &Home,
     mut how: Attach,
     subject: &S,
 ) -> Result<Option<(S::Memory, S::Record)>> {
     let location = &home.location;
-    if !lease(&file, S::LEASE, how.patience, named.then_some(home), location.as_str())? {
+    if !lease(&file, S::LEASE, until, named.then_some(home), location.as_str())? {
         return Ok(None);
     }
     os::step("attach: leased");
-    let leased = map_leased(&file, named, home, &mut how, subject);
+    let leased = map_leased(&file, named, home, &mut how, &mut until, subject);
     let Ok(Some((mut segment, record, survives))) = leased else {
         // Closing is not enough: a process that another thread is just spawning has a copy of the descriptor until its program
         // runs. A last handle that leaves meanwhile would take the lease for that of an attached process, and keep the name.
@@ -132,12 +156,21 @@ pub(super) fn attach<S: Subject>(
     segment.guards_by_descriptor = how.keep_descriptor;
     os::step("attach: mapped");
     let mut memory = subject.enter(segment, &record, home, &how)?;
-    if let Some((kind, limit)) = how.held {
-        let now = memory.as_mut().hold_all(kind, Wait::at_most(limit), location)?;
-        if named && !is_named(&now, home)? {
-            return Ok(None);
+    if let Some((kind, wait)) = how.held {
+        let wait = match wait {
+            CellWait::Forever => Wait::Forever,
+            CellWait::Patience if until.limit().is_zero() => Wait::No,
+            CellWait::Patience => Wait::For(until.left()),
+        };
+        let held = memory.as_mut().hold_all(kind, wait, location);
+        let held =
+            held.map_err(|error| error.with_limit(until.limit())).and_then(|now| Ok(!named || is_named(&now, home)?));
+        if !matches!(held, Ok(true)) {
+            memory.as_mut().release_all();
+            return held.map(|_| None);
         }
     }
+    os::step("attach: counted");
     subject.finish_attaching(&memory, location)?;
     if survives && !how.keep_descriptor {
         memory.as_mut().descriptor = None;
@@ -145,12 +178,14 @@ pub(super) fn attach<S: Subject>(
     Ok(Some((memory, record)))
 }
 
-/// Reads and maps a file that is leased. Also returns whether its locks outlive the descriptor.
+/// Reads and maps a file that is leased. Also returns whether its locks outlive the descriptor. Moves the deadline by the time that filling
+/// holes takes.
 fn map_leased<S: Subject>(
     file: &File,
     named: bool,
     home: &Home,
     how: &mut Attach,
+    until: &mut Deadline,
     subject: &S,
 ) -> Result<Option<(Segment, S::Record, bool)>> {
     let Home { backend, location } = home;
@@ -159,10 +194,12 @@ fn map_leased<S: Subject>(
         return Ok(None);
     }
     let read = || subject.read(file, &facts, location);
-    let record = if S::LEASE == COUNTED { without_plain(file, how.patience, location, read) } else { read() }?;
+    let record = if S::LEASE == COUNTED { without_plain(file, *until, location, read) } else { read() }?;
     let (mapped, payload) = subject.extent(&record, &facts, how);
-    if !how.sparse && facts.allocated < facts.length {
+    if !how.sparse && os::has_holes(file, &facts) != Some(false) {
+        let begun = Instant::now();
         fill_holes(file, &facts, home, S::OPEN_FOR.unwrap_or(how.access))?;
+        *until = until.later_by(begun.elapsed()); // own work, which is no wait
     }
     // Queried before anything is counted or used up, because the query can fail. What is known of the directory holds for a file
     // that came as a descriptor only if the file is on that file system.
@@ -178,9 +215,9 @@ fn map_leased<S: Subject>(
 }
 
 /// Takes a lease, waiting while another process holds it exclusively. Returns `Ok(false)` if the name leads elsewhere by then.
-fn lease(file: &File, lease: LockRange, patience: Duration, home: Option<&Home>, name: &str) -> Result<bool> {
+pub(super) fn lease(file: &File, lease: LockRange, until: Deadline, home: Option<&Home>, name: &str) -> Result<bool> {
     let failed = |error| Error::os("lease", name, error);
-    let mut backoff = Backoff::new(patience);
+    let mut backoff = Backoff::until(until);
     while !os::try_lock(file, LockKind::Shared, lease).map_err(failed)? {
         if let Some(home) = home {
             if !is_named(&look(file, name)?, home)? {
@@ -188,15 +225,33 @@ fn lease(file: &File, lease: LockRange, patience: Duration, home: Option<&Home>,
             }
         }
         if !backoff.pause() {
-            return Err(Error::TimedOut { location: name.to_owned(), waited: patience });
+            return Err(Error::TimedOut { location: name.to_owned(), waited: until.limit() });
         }
     }
     Ok(true)
 }
 
+/// Takes a lease for a guard, which waits as long as the guard may, but not longer than an attachment does. Fails with `Unlinked` if
+/// the name leads elsewhere by then.
+pub(super) fn lease_named(turn: &mut Turn, range: LockRange, wait: Wait<'_>, home: &Home) -> Result<()> {
+    let patience = wait.limit().map_or(LEASE_WAIT, |limit| limit.min(LEASE_WAIT));
+    match lease(turn.file(), range, Deadline::after(patience), Some(home), home.location.as_str()) {
+        Ok(true) => turn.note(range),
+        Ok(false) => return Err(unlinked(home)),
+        Err(Error::TimedOut { location, .. }) if patience.is_zero() => return Err(Error::WouldBlock { location }),
+        Err(error) => return Err(error),
+    }
+    Ok(())
+}
+
 /// Takes the lease of a file on which other processes hold it exclusively for moments at most.
 pub(super) fn lease_own(file: &File, range: LockRange, name: &str) -> Result<()> {
-    lease(file, range, LEASE_WAIT, None, name).map(drop)
+    lease_own_until(file, range, Deadline::after(LEASE_WAIT), name)
+}
+
+/// As [`lease_own`], with a limit of the caller.
+pub(super) fn lease_own_until(file: &File, range: LockRange, until: Deadline, name: &str) -> Result<()> {
+    lease(file, range, until, None, name).map(drop)
 }
 
 /// Reads the end of a file while no plain attachment exists. In a plain array these bytes are elements, and can have any values,
@@ -204,21 +259,23 @@ pub(super) fn lease_own(file: &File, range: LockRange, name: &str) -> Result<()>
 ///
 /// Once no plain lease is held and the footer is ours, no plain attachment can begin. Querying the lease before and after reading
 /// is not enough: one writer could leave before the first query and another attach after it.
-fn without_plain<R>(file: &File, patience: Duration, location: &Location, read: impl Fn() -> Result<R>) -> Result<R> {
+fn without_plain<R>(file: &File, until: Deadline, location: &Location, read: impl Fn() -> Result<R>) -> Result<R> {
     let failed = |error| Error::os("ask for the lease", location, error);
-    let (mut plain, mut counted) = (None, None);
-    let wait = |backoff: &mut Option<Backoff>, limit| backoff.get_or_insert_with(|| Backoff::new(limit)).pause();
+    let (mut plain, mut counted) = (None, Backoff::until(until));
     while !os::try_lock(file, LockKind::Exclusive, LEASE).map_err(failed)? {
         read()?; // fails at once for a file of another kind
         // A read lock belongs to a plain attachment, which leaves at once when it sees the footer. A write lock belongs to another
         // counted attachment that reads the end, or to a pool.
         if os::is_locked(file, LockKind::Shared, LEASE).map_err(failed)? {
             plain = None;
-            if !wait(&mut counted, patience) {
-                return Err(Error::TimedOut { location: location.to_string(), waited: patience });
+            if !counted.pause() {
+                return Err(Error::TimedOut { location: location.to_string(), waited: until.limit() });
             }
-        } else if !wait(&mut plain, PASSING_WAIT.min(patience)) {
-            return Err(Error::NotCounted { location: location.to_string() });
+        } else if !plain.get_or_insert_with(|| Backoff::new(PASSING_WAIT.min(until.left()))).pause() {
+            let location = location.to_string();
+            let is_over = until.left().is_zero(); // sooner than a plain attachment must have left
+            let timed_out = |location| Error::TimedOut { location, waited: until.limit() };
+            return Err(if is_over { timed_out(location) } else { Error::NotCounted { location } });
         }
     }
     let read = read();

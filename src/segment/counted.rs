@@ -19,6 +19,7 @@ use super::{Farewell, Home, Segment, Verdict, reclaim_if_orphaned, unlinked};
 use crate::backend::lock_space::{ALL_CELLS, COUNTED, LEASE};
 use crate::backend::{Access, Backend, Directory, DraftFile, DraftOptions, Location, Publish};
 use crate::error::{Error, Result};
+use crate::interrupt;
 use crate::os::{self, Facts, FileId, LockKind, LockRange, Mapping};
 
 /// How long the last handle waits for another process that changes the name, when it is dropped, and when it is closed.
@@ -41,7 +42,7 @@ pub(crate) struct CountedSegment {
 
 impl Drop for CountedSegment {
     fn drop(&mut self) {
-        let _ = self.leave(DROP_WAIT); // `close` reports errors
+        let _ = interrupt::uninterrupted(|| self.leave(DROP_WAIT)); // `close` reports errors
     }
 }
 
@@ -77,7 +78,7 @@ impl Aftermath {
 impl Drop for Aftermath {
     fn drop(&mut self) {
         if !self.is_done {
-            let _ = self.reclaim(); // on failure the array stays an orphan, which another process reclaims
+            let _ = interrupt::uninterrupted(|| self.reclaim()); // on failure the array stays an orphan, which another process reclaims
         }
     }
 }
@@ -203,7 +204,8 @@ impl<R, F: Fn(&Trailer) -> Result<R>> Subject for Counted<F> {
         let (name, (trailer, _)) = (home.location.as_str(), record);
         let page = match (how.access, &mapped.descriptor) {
             (Access::Read, Some(kept)) => {
-                Some(map(&kept.file, trailer.length - PAGE as u64, PAGE as u64, Access::ReadWrite, name)?)
+                let page = map(&kept.file, trailer.length - PAGE as u64, PAGE as u64, Access::ReadWrite, name);
+                Some(page.inspect_err(|_| mapped.end_lease())?)
             }
             _ => None,
         };
@@ -291,8 +293,9 @@ impl CountedSegment {
             None => unsafe { self.segment.pointer().add(page_at(&self.segment)) },
         };
         // SAFETY: the page is mapped for writing as long as `self` lives. It begins at a multiple of its size, which the alignment of
-        // `Counts` divides. Every bit pattern is a valid `Counts`. All processes change these bytes as atomics only: a file with this
-        // footer cannot be attached as a plain array, nor as a counted one while it is attached as a plain one.
+        // `Counts` divides. Every bit pattern is a valid `Counts`. All processes that are attached change these bytes as atomics only,
+        // and reclaim.rs writes some of them while it excludes all attachments: a file with this footer cannot be attached as a plain
+        // array, nor as a counted one while it is attached as a plain one.
         unsafe { &*page.cast::<Counts>() }
     }
 
@@ -303,7 +306,7 @@ impl CountedSegment {
 
     /// Locks cells, on an open file description of their own.
     pub(crate) fn hold(&self, kind: LockKind, range: LockRange, wait: Wait<'_>) -> Result<Hold> {
-        let hold = self.segment.hold(&self.home, kind, range, wait);
+        let hold = self.segment.hold_counted(&self.home, kind, range, wait);
         // Checked under the lock, which freezing takes too.
         match hold {
             Ok(_) | Err(Error::PermissionDenied { .. }) if kind == LockKind::Exclusive && self.is_frozen() => {
@@ -324,14 +327,27 @@ impl CountedSegment {
         }
     }
 
-    /// Waits until no process reads or writes, and forbids writing for ever.
+    /// Waits until no process reads or writes, and forbids writing for ever. This mapping becomes read-only.
     pub(crate) fn freeze(&self) -> Result<()> {
         if self.is_frozen() {
             return Ok(());
         }
-        let _hold = self.segment.hold(&self.home, LockKind::Exclusive, ALL_CELLS, Wait::Forever)?;
+        let _hold = self.segment.hold_counted(&self.home, LockKind::Exclusive, ALL_CELLS, Wait::Forever)?;
+        self.forbid_writing()?;
         self.counts().freeze();
         Ok(())
+    }
+
+    /// Makes the payload of this mapping read-only, so that an address that code outside of this crate kept cannot change it.
+    ///
+    /// The caller holds all cells: no guard exists, and no later one is for writing.
+    fn forbid_writing(&self) -> Result<()> {
+        if self.segment.access != Access::ReadWrite {
+            return Ok(()); // read-only already, or a private copy
+        }
+        // The trailer behind the payload stays writable. So does a system's page that has both, where pages are larger than the trailer.
+        let protected = self.segment.map.forbid_writing(page_at(&self.segment));
+        protected.map_err(|error| Error::os("protect the elements of", &self.home.location, error))
     }
 
     /// Gives a nameless segment the name of its home. A name can be given once.

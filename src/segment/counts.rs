@@ -26,6 +26,9 @@ pub(crate) const MOST_TICKETS: usize = 128;
 /// written before the machine was started, or by another program.
 pub(crate) const LONGEST_GRACE: Duration = Duration::from_secs(7 * 24 * 3600);
 
+/// How much further away a deadline may be, for a process that read its clock before another one set the deadline.
+const STALENESS: Duration = Duration::from_secs(3600);
+
 const HANDLES: u64 = 0xffff_ffff;
 /// Number of arrivals, wrapping around. It keeps a word from looking unchanged to a release that other processes overtook
 /// (ABA).
@@ -48,14 +51,25 @@ const MANY: u64 = 1 << 63;
 const FURTHER_USES: u64 = 0x3fff << 48;
 const FURTHER_USE: u64 = 1 << 48;
 
+/// In the number of a reusable ticket's slot, a bit of the field [`FURTHER_USES`], which such a ticket does not need: a process has attached
+/// with it since it was issued or last renewed. Versions of this library that do not know the bit never set it, and ignore it.
+const USED: u64 = FURTHER_USE;
+
 /// A ticket is not renewed if its deadline is closer than this, because another sender may be about to take its slot.
 const RENEWAL_MARGIN: Duration = Duration::from_millis(10);
 
 /// Set in the number of a ticket that is being issued. It stays set if the sender is killed meanwhile.
 const PENDING: u64 = 1 << 62;
 
-/// Lower bits of a deadline: microseconds since boot. Upper bits: which boot.
+/// Lower bits of a deadline: microseconds since boot. Upper bits: which boot, an odd number.
 const BOOT_SHIFT: u32 = 48;
+
+/// The upper bits of a deadline by a process that could not tell the boot. The clock alone judges it.
+const NO_BOOT: u64 = 0;
+
+/// The upper bits of a deadline by a process that could not tell the time. A process that can exchanges it for one in
+/// [`LONGEST_GRACE`].
+const NO_CLOCK: u64 = 2;
 
 /// A word of shared memory. A trait, so that loom can check the protocol with its own words.
 pub(crate) trait Word {
@@ -209,10 +223,15 @@ impl Ticket {
     pub(crate) fn is_many(self) -> bool {
         self.0 & MANY != 0
     }
+
+    /// Returns whether a slot's number is that of this ticket, it is reusable, and a process has used it since it was last renewed.
+    pub(crate) fn is_used_in(self, number: u64) -> bool {
+        self.is_many() && self.is_in(number) && number & USED != 0
+    }
 }
 
 /// Returns whether a slot's number is that of an issued ticket.
-fn is_ticket(number: u64) -> bool {
+pub(crate) fn is_ticket(number: u64) -> bool {
     number & PENDING == 0 && number & !(MANY | FURTHER_USES) != 0
 }
 
@@ -222,27 +241,46 @@ impl fmt::Debug for Ticket {
     }
 }
 
-/// The part of a deadline that identifies this boot; 0 where the system does not tell it.
+/// The part of a deadline that identifies this boot.
 fn boot() -> u64 {
-    let id = os::known_boot_id().map(|id| crc32fast::hash(&id) | 1);
-    u64::from(id.unwrap_or(0)) << BOOT_SHIFT
+    os::known_boot_id().map_or(NO_BOOT, |id| u64::from(crc32fast::hash(&id) | 1) & u64::MAX >> BOOT_SHIFT)
 }
 
 /// Returns the time left until a deadline; `None` if it has passed, was set before this boot, or is not a deadline.
-pub(crate) fn remaining(until: u64, now: Duration) -> Option<Duration> {
-    let micros = until & !(u64::MAX << BOOT_SHIFT);
+///
+/// `now` is `None` in a process that cannot tell the time. What cannot be judged counts as ahead: a deadline of an unknown boot is judged
+/// by the clock alone, and one by an unknown clock is a week ahead until a process that knows the time has [dated](dated) it.
+pub(crate) fn remaining(until: u64, now: Option<Duration>) -> Option<Duration> {
+    let (set_in, micros) = (until >> BOOT_SHIFT, until & !(u64::MAX << BOOT_SHIFT));
+    if until == 0 || ![NO_BOOT, NO_CLOCK].contains(&set_in) && ![NO_BOOT, set_in].contains(&boot()) {
+        return None;
+    }
+    let Some(now) = now.filter(|_| set_in != NO_CLOCK) else { return Some(LONGEST_GRACE) };
     let left = Duration::from_micros(micros).checked_sub(now)?;
-    let this_boot = until - micros == boot();
-    (this_boot && !left.is_zero() && left <= LONGEST_GRACE).then_some(left)
+    (!left.is_zero() && left <= LONGEST_GRACE + STALENESS).then_some(left.min(LONGEST_GRACE))
 }
 
 /// Returns the deadline of a ticket that is valid for `grace` from `now`.
-fn deadline(now: Duration, grace: Duration) -> u64 {
+fn deadline(now: Option<Duration>, grace: Duration) -> u64 {
+    let Some(now) = now else { return NO_CLOCK << BOOT_SHIFT };
     let micros = (now + grace.min(LONGEST_GRACE)).as_micros();
-    boot() | u64::try_from(micros).unwrap_or(u64::MAX) & !(u64::MAX << BOOT_SHIFT)
+    boot() << BOOT_SHIFT | u64::try_from(micros).unwrap_or(u64::MAX) & !(u64::MAX << BOOT_SHIFT)
+}
+
+/// Returns the deadline that replaces one by an unknown clock; `None` if it needs no replacement, or this process cannot tell the
+/// time either.
+pub(crate) fn dated(until: u64, now: Option<Duration>) -> Option<u64> {
+    (until >> BOOT_SHIFT == NO_CLOCK && now.is_some()).then(|| deadline(now, LONGEST_GRACE))
 }
 
 impl<W: Word> TicketSlot<W> {
+    /// Returns the deadline, after it was [dated](dated) if it was by an unknown clock.
+    fn until(&self, now: Option<Duration>) -> u64 {
+        let until = self.until.load();
+        let Some(new) = dated(until, now) else { return until };
+        self.until.exchange(until, new).map_or_else(|found| found, |()| new)
+    }
+
     /// Changes the number of this slot while it is that of `ticket`. Returns `false` if it is another one, or if `change` refuses.
     ///
     /// Two receivers with the same ticket may both find the slot. Each exchange succeeds for one of them; the other one looks again.
@@ -258,36 +296,40 @@ impl<W: Word> TicketSlot<W> {
         false
     }
 
-    /// Subtracts one use of a ticket; a reusable one stays as it is. Returns `false` if another number is in the slot.
+    /// Subtracts one use of a ticket; a reusable one is marked as used. Returns `false` if another number is in the slot.
     fn use_once(&self, ticket: Ticket) -> bool {
         self.update(ticket, |number| {
             Some(match number & FURTHER_USES {
-                _ if ticket.is_many() => number,
+                _ if ticket.is_many() => number | USED,
                 0 => 0,
                 _ => number - FURTHER_USE,
             })
         })
     }
 
-    /// Moves the deadline of a ticket to `grace` from now. Returns `false` if the slot may have been taken by another ticket.
-    fn defer(&self, ticket: Ticket, grace: Duration, clock: impl Fn() -> Duration) -> bool {
+    /// Changes the deadline of a ticket to what `change` makes of it and the time. Returns `false` if the ticket is not in this slot any
+    /// more, has expired or is about to.
+    ///
+    /// The deadline is loaded before the number is compared. Another sender changes the number first and the deadline second, and never to
+    /// the deadline that it found. So this deadline belongs to `ticket`, and the exchange fails if another sender has set its own: a
+    /// process that is killed anywhere in here has changed the deadline of its own ticket, or none. (Only if two senders take the slot one
+    /// after the other in between, and the second by chance sets the very microsecond that was loaded, would that one's be changed.)
+    fn defer(
+        &self,
+        ticket: Ticket,
+        clock: impl Fn() -> Option<Duration>,
+        change: impl Fn(u64, Option<Duration>) -> u64,
+    ) -> bool {
         let is_ahead = |until| remaining(until, clock()).is_some_and(|left| left >= RENEWAL_MARGIN);
-        let mut until = self.until.load();
         loop {
-            if !is_ahead(until) {
+            let until = self.until(clock());
+            if !ticket.is_in(self.number.load()) || !is_ahead(until) {
                 return false;
             }
-            let new = deadline(clock(), grace);
-            let exchanged = self.until.exchange(until, new);
-            if !ticket.is_in(self.number.load()) {
-                if exchanged.is_ok() {
-                    let _ = self.until.exchange(new, until); // fails if the other ticket has its own deadline by now
-                }
-                return false;
-            }
-            match exchanged {
-                Ok(()) => return is_ahead(until),
-                Err(now) => until = now, // another thread renews the same ticket
+            let new = change(until, clock());
+            os::step("ticket: deadline read");
+            if new == until || self.until.exchange(until, new).is_ok() {
+                return ticket.is_in(self.number.load()) && is_ahead(until);
             }
         }
     }
@@ -303,15 +345,16 @@ impl<W: Word> TicketSlot<W> {
     /// deadline, leaves the number as it is, and sets its own deadline. A continues, its exchange of the deadline fails,
     /// and A gives the slot up. If A is stopped after it has set its deadline, B can take the slot only when that has
     /// passed too; then the last exchange decides, which succeeds for one of them.
-    fn make(&self, ticket: Ticket, deadline: u64, now: Duration, may_take: fn(u64, bool) -> bool) -> bool {
+    fn make(&self, ticket: Ticket, deadline: u64, now: Option<Duration>, may_take: fn(u64, bool) -> bool) -> bool {
         // The number is read before the deadline. The other way round, a sender could pair the old, passed deadline with
         // a number that another sender put there in between, and overwrite a valid ticket.
         let number = self.number.load();
-        let until = self.until.load();
+        let until = self.until(now);
         if !may_take(number, remaining(until, now).is_none()) {
             return false;
         }
         let pending = if number & PENDING == 0 { ticket.0 | PENDING } else { number };
+        let deadline = if deadline == until { deadline + 1 } else { deadline }; // see `defer`
         (number == pending || self.number.exchange(number, pending).is_ok())
             && self.until.exchange(until, deadline).is_ok()
             && self.number.exchange(pending, ticket.0).is_ok()
@@ -358,7 +401,7 @@ impl<W: Word, const SLOTS: usize> Counts<W, SLOTS> {
     /// ticket; S attaches, issues a ticket and leaves; the count is 1 again, but the number of arrivals differs, so L's
     /// exchange fails and L scans again instead of declaring the array dead. The other way round: L finds a ticket, its
     /// receiver attaches, uses it up and leaves; again L's exchange fails, and L removes the name, which no process would otherwise do.
-    pub(crate) fn release(&self, now: Duration) -> Left {
+    pub(crate) fn release(&self, now: Option<Duration>) -> Left {
         self.change(|state| match state.handles() {
             // An attached process never finds 0 here, unless the bytes were damaged. Then the lease decides.
             0 => Err(if state.is_kept() { Left::Kept } else { Left::Others }),
@@ -408,7 +451,7 @@ impl<W: Word, const SLOTS: usize> Counts<W, SLOTS> {
 
     /// Issues a ticket that protects the array for `grace`. Returns `false` if all slots are in use. The caller is
     /// attached.
-    pub(crate) fn issue(&self, ticket: Ticket, now: Duration, grace: Duration) -> bool {
+    pub(crate) fn issue(&self, ticket: Ticket, now: Option<Duration>, grace: Duration) -> bool {
         let until = deadline(now, grace);
         let make =
             |may_take: fn(u64, bool) -> bool| self.slots.iter().any(|slot| slot.make(ticket, until, now, may_take));
@@ -416,32 +459,51 @@ impl<W: Word, const SLOTS: usize> Counts<W, SLOTS> {
         make(|number, _is_late| number == 0) || make(|_number, is_late| is_late)
     }
 
-    /// Renews a ticket: it protects the array for `grace` from now, and it can be used once more, unless it is reusable anyway.
-    /// Returns `false` if it was used up, revoked, or is about to expire; then another one must be issued. The caller is attached.
+    /// Renews a ticket: it protects the array for at least `grace` from now, and it can be used once more. A reusable one, which can be used
+    /// anyway, counts as unused. A later deadline that was promised before stays. Returns `false` if it was used up, revoked, or is about to expire; then another one
+    /// must be issued. The caller is attached.
     ///
     /// The use is added first. From then on the receivers that are on their way cannot empty the slot, so no other sender takes it before
-    /// its deadline. A reusable ticket can still be revoked, and its slot be taken: the number is read again after each attempt to change the
-    /// deadline. If it is another one by then, the deadline that was found is put back, because it may be that of the other ticket.
+    /// its deadline. A reusable ticket can still be revoked, and its slot be taken.
     ///
     /// One interleaving could lose the ticket: sender B finds the old deadline passed, this call renews it, and B makes the number
     /// pending. B's exchange of the deadline then fails, but the number is gone. Therefore the clock is read again at the end. If the
     /// old deadline is still ahead, B has read its clock after the exchange, and finds the new deadline. The margin covers the time
     /// that an exchange takes to become visible.
-    pub(crate) fn renew(&self, ticket: Ticket, grace: Duration, clock: impl Fn() -> Duration) -> bool {
-        let Some(slot) = self.slots.iter().find(|slot| ticket.is_in(slot.number.load())) else { return false };
+    pub(crate) fn renew(&self, ticket: Ticket, grace: Duration, clock: impl Fn() -> Option<Duration>) -> bool {
+        let Some(slot) = self.slot_of(ticket) else { return false };
         let added = slot.update(ticket, |number| match number & FURTHER_USES {
-            _ if ticket.is_many() => Some(number),
+            _ if ticket.is_many() => Some(number & !USED),
             FURTHER_USES => None,
             _ => Some(number + FURTHER_USE),
         });
         if !added {
             return false;
         }
-        let is_renewed = slot.defer(ticket, grace, clock);
-        if !is_renewed {
+        let later = |until, now| {
+            let new = deadline(now, grace);
+            // In a process that cannot tell the time both seem to protect for as long; the new one does so for certain.
+            if now.is_some() && remaining(until, now) >= remaining(new, now) { until } else { new }
+        };
+        let is_renewed = slot.defer(ticket, clock, later);
+        if !is_renewed && !ticket.is_many() {
             slot.use_once(ticket); // the one that was added
         }
         is_renewed
+    }
+
+    /// Lets a ticket protect the array for at most `grace` from now. An earlier deadline stays, and so does any in a process that cannot
+    /// tell the time. Returns `false` if it was used up, revoked, or has expired or is about to. The caller is attached.
+    pub(crate) fn expire(&self, ticket: Ticket, grace: Duration, clock: impl Fn() -> Option<Duration>) -> bool {
+        let earlier = |until, now: Option<Duration>| {
+            let new = deadline(now, grace);
+            if now.is_none() || remaining(until, now) <= remaining(new, now) { until } else { new }
+        };
+        self.slot_of(ticket).is_some_and(|slot| slot.defer(ticket, clock, earlier))
+    }
+
+    fn slot_of(&self, ticket: Ticket) -> Option<&TicketSlot<W>> {
+        self.slots.iter().find(|slot| ticket.is_in(slot.number.load()))
     }
 
     /// Uses a ticket. Returns `false` if it was used up before, revoked, or expired and replaced. The caller is attached.
@@ -454,15 +516,27 @@ impl<W: Word, const SLOTS: usize> Counts<W, SLOTS> {
         self.slots.iter().any(|slot| slot.update(ticket, |_| Some(0)))
     }
 
+    /// Revokes a reusable ticket, if a process has used it since it was last renewed. Returns `false` if it was not used or does not exist.
+    ///
+    /// The mark and the number are one word. So a renewal that comes first clears the mark, and the ticket stays; one that comes second
+    /// finds no ticket, and its caller issues another.
+    pub(crate) fn revoke_used(&self, ticket: Ticket) -> bool {
+        self.slots.iter().any(|slot| slot.update(ticket, |number| ticket.is_used_in(number).then_some(0)))
+    }
+
     /// Returns how many tickets protect the array, and how long the last of them does so.
-    pub(crate) fn in_flight(&self, now: Duration) -> (usize, Duration) {
+    pub(crate) fn in_flight(&self, now: Option<Duration>) -> (usize, Duration) {
         // The number before the deadline, as in `TicketSlot::make`.
-        count(self.slots.iter().map(|slot| (slot.number.load(), slot.until.load())), now)
+        let ticket = |slot: &TicketSlot<W>| {
+            let number = slot.number.load();
+            (number, if is_ticket(number) { slot.until(now) } else { 0 })
+        };
+        count(self.slots.iter().map(ticket), now)
     }
 }
 
 /// Counts the tickets that have not expired, and returns how long the last of them is still valid.
-pub(crate) fn count(tickets: impl Iterator<Item = (u64, u64)>, now: Duration) -> (usize, Duration) {
+pub(crate) fn count(tickets: impl Iterator<Item = (u64, u64)>, now: Option<Duration>) -> (usize, Duration) {
     let valid = tickets.filter(|(number, _)| is_ticket(*number)).filter_map(|(_, until)| remaining(until, now));
     valid.fold((0, Duration::ZERO), |(count, last), left| (count + 1, last.max(left)))
 }

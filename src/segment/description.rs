@@ -4,17 +4,22 @@
 //! Knows the length and the place of the text, not its contents.
 
 use std::fs::File;
+use std::time::Duration;
 
-use super::attach::lease_own;
+use super::attach::{LEASE_WAIT, lease};
 use super::plain::refuse_bookkeeping;
 use super::{Home, is_named, look, unlinked};
 use crate::backend::lock_space::LEASE;
-use crate::backend::{Access, Backend, Directory, Location};
+use crate::backend::{Access, Alone, Backend, Directory, Location, Turn, lock_name};
+use crate::backoff::Deadline;
 use crate::error::{Error, Result};
-use crate::os;
+use crate::os::{self, FileId, LockKind};
 
 /// The longest description in bytes. ext4 keeps all extended attributes of a file in one block of 4 KiB.
 pub(crate) const LONGEST_DESCRIPTION: usize = 3500;
+
+/// How long a change of a description waits for another one, or for a removal of the name.
+const NAME_WAIT: Duration = Duration::from_secs(5);
 
 /// How many times a name is opened again because it was replaced meanwhile.
 const TRIES: u32 = 1000;
@@ -25,12 +30,30 @@ pub(super) fn read<'a>(backend: &Directory, file: &File, buffer: &'a mut [u8]) -
     buffer.get(..length)
 }
 
-/// Returns the length and the description of the plain array of this name.
+/// What was found of a plain array by name. While this keeps the file open, no other file gets the same identity.
+#[derive(Debug)]
+pub(crate) struct FoundDescription<T> {
+    pinned: File,
+    id: FileId,
+    /// The length of the file.
+    pub(crate) length: u64,
+    pub(crate) text: Option<T>,
+}
+
+impl FoundDescription<&[u8]> {
+    /// Copies the text.
+    pub(crate) fn into_owned(self) -> FoundDescription<Box<[u8]>> {
+        let Self { pinned, id, length, text } = self;
+        FoundDescription { pinned, id, length, text: text.map(Into::into) }
+    }
+}
+
+/// Finds the length and the description of the plain array of this name.
 pub(crate) fn read_description<'a>(
     backend: &Directory,
     location: &Location,
     buffer: &'a mut [u8],
-) -> Result<(u64, Option<&'a [u8]>)> {
+) -> Result<FoundDescription<&'a [u8]>> {
     let home = Home { backend: backend.clone(), location: location.clone() };
     for _ in 0..TRIES {
         let file = backend.open(location, Access::Read)?;
@@ -40,22 +63,31 @@ pub(crate) fn read_description<'a>(
         // After the file was opened, a pool may have recycled its memory for an array of another name. Then the description is of
         // that array.
         if is_named(&look(&file, location)?, &home)? {
-            return Ok((facts.length, length.and_then(|length| buffer.get(..length))));
+            let text = length.and_then(|length| buffer.get(..length));
+            return Ok(FoundDescription { pinned: file, id: facts.id, length: facts.length, text });
         }
     }
     Err(unlinked(&home))
 }
 
-/// Writes the description of the plain array of this name, if the array has the given length, or removes the description.
-pub(crate) fn describe(backend: &Directory, location: &Location, new: Option<(u64, &[u8])>) -> Result<()> {
+/// Writes the description of the plain array of this name, if the array has the given length, or removes the description. With `seen`, it
+/// does so only if array and description are still the ones that were found.
+pub(crate) fn describe(
+    backend: &Directory,
+    location: &Location,
+    new: Option<(u64, &[u8])>,
+    seen: Option<&FoundDescription<Box<[u8]>>>,
+) -> Result<()> {
     let home = Home { backend: backend.clone(), location: location.clone() };
     for _ in 0..TRIES {
-        let file = backend.open(location, Access::ReadWrite)?;
-        // While it is leased, no pool uses the memory for another array.
-        lease_own(&file, LEASE, location.as_str())?;
-        let described = describe_leased(&file, &home, new);
-        let _ = os::unlock(&file, LEASE); // a process that is just being spawned may have a copy of the descriptor
-        if described? {
+        let mut turn = Turn::new(backend.open(location, Access::ReadWrite)?);
+        os::step("describe: opened");
+        // While it is leased, no pool uses the memory for another array. One that has it already, under another name, keeps the lease.
+        if !lease(turn.file(), LEASE, Deadline::after(LEASE_WAIT), Some(&home), location.as_str())? {
+            continue;
+        }
+        turn.note(LEASE);
+        if describe_leased(&mut turn, &home, new, seen)? {
             return Ok(());
         }
     }
@@ -63,7 +95,34 @@ pub(crate) fn describe(backend: &Directory, location: &Location, new: Option<(u6
 }
 
 /// Returns `Ok(false)` if the name leads to another file by now.
-fn describe_leased(file: &File, home: &Home, new: Option<(u64, &[u8])>) -> Result<bool> {
+fn describe_leased(
+    turn: &mut Turn,
+    home: &Home,
+    new: Option<(u64, &[u8])>,
+    seen: Option<&FoundDescription<Box<[u8]>>>,
+) -> Result<bool> {
+    let Some(seen) = seen else { return write(turn.file(), home, new) };
+    // Two processes that have seen the same description do not both replace it.
+    // A lock beside a process that keeps a read lock would not exclude another describer.
+    if lock_name(turn, LockKind::Exclusive, &home.location, NAME_WAIT)? != Alone::Yes {
+        return Err(Error::TimedOut { location: home.location.to_string(), waited: NAME_WAIT });
+    }
+    let file = turn.file();
+    let mut buffer = [0; LONGEST_DESCRIPTION];
+    let mut is_as_seen = || -> Result<bool> {
+        let facts = look(file, &home.location)?;
+        let text = read(&home.backend, file, &mut buffer);
+        Ok((facts.id, facts.length, text) == (seen.id, seen.length, seen.text.as_deref()))
+    };
+    let changed = || Error::Changed { location: home.location.to_string() };
+    match is_as_seen().and_then(|same| if same { write(file, home, new) } else { Err(changed()) }) {
+        Ok(false) => Err(changed()),
+        other => other,
+    }
+}
+
+/// Returns `Ok(false)` if the name leads to another file by now. The caller has the lease.
+fn write(file: &File, home: &Home, new: Option<(u64, &[u8])>) -> Result<bool> {
     let Home { backend, location } = home;
     let facts = look(file, location)?;
     if !is_named(&facts, home)? {

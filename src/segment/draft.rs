@@ -2,7 +2,7 @@
 
 use super::attach::lease_own;
 use super::mapping::map;
-use super::{Home, KeptDescriptor, Segment};
+use super::{Home, KeptDescriptor, Segment, room};
 use crate::backend::{Access, Backend, Directory, DraftFile, DraftOptions, Location, Pages, Publish, check_length};
 use crate::error::{Error, Result};
 use crate::os::{self, LockRange};
@@ -26,9 +26,9 @@ impl DraftSegment {
         Self::with_room(backend, length, length, options)
     }
 
-    /// Makes a file of `room` bytes, of which the first `length` are the segment's.
-    pub(super) fn with_room(backend: Directory, length: u64, room: u64, options: DraftOptions) -> Result<Self> {
-        let file = backend.draft(room, options)?;
+    /// Makes a file of `bytes` bytes, of which the first `length` are the segment's.
+    pub(super) fn with_room(backend: Directory, length: u64, bytes: u64, options: DraftOptions) -> Result<Self> {
+        let file = room::with_room(&backend, || backend.draft(bytes, options))?;
         let name = backend.path().display().to_string();
         let segment = Segment::of_draft(file.file(), length, &name)?;
         Ok(Self { segment, file, backend, options, alone: false, recyclable: false })
@@ -58,7 +58,7 @@ impl DraftSegment {
 
     /// Allocates the whole draft, if it was made sparse.
     pub(crate) fn reserve(&self, pages: Pages) -> Result<()> {
-        self.backend.reserve_draft(&self.file, pages)
+        room::with_room(&self.backend, || self.backend.reserve_draft(&self.file, pages))
     }
 
     /// Makes the file exactly `room` bytes long. The segment's own length stays.

@@ -1,9 +1,10 @@
 //! The backend and the name of a segment, and the file that this name leads to now.
 
 use std::fs::File;
+use std::time::Duration;
 
 use super::{Verdict, reclaim_if_orphaned};
-use crate::backend::{Access, Backend, Companion, Directory, IntoLocation, Location, default_backend};
+use crate::backend::{Access, Backend, Companion, Directory, IntoLocation, Location, default_backend, found_elsewhere};
 use crate::error::{Error, Result};
 use crate::os::{self, Facts, FileId};
 
@@ -28,6 +29,14 @@ impl Home {
     /// Returns the backend and name of the bookkeeping that belongs to the segment.
     pub(crate) fn companion(&self, kind: Companion) -> Result<Self> {
         Ok(Self { backend: self.backend.clone(), location: self.location.companion(kind)? })
+    }
+
+    /// Returns the error of opening the name. If the name is free here and the other usual place has it, the error says so.
+    pub(crate) fn or_elsewhere(&self, error: Error) -> Error {
+        match error {
+            Error::NotFound { .. } => found_elsewhere(&self.backend, &self.location).unwrap_or(error),
+            other => other,
+        }
     }
 
     /// Refuses a name that is taken.
@@ -55,6 +64,11 @@ impl Home {
     /// Removes the name, if it leads to this file.
     pub(crate) fn unlink(&self, id: FileId) -> Result<bool> {
         Backend::unlink(&self.backend, &self.location, Some(id))
+    }
+
+    /// As [`unlink`](Self::unlink). Waits at most `limit` for another process that changes the name.
+    pub(crate) fn unlink_within(&self, id: FileId, limit: Duration) -> Result<bool> {
+        self.backend.unlink_within(&self.location, Some(id), limit)
     }
 
     /// Returns whether the name leads to this file.

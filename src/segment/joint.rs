@@ -2,18 +2,16 @@
 //! that no process maps the same bytes as plain elements. The last process to leave removes the name (reclaim.rs).
 
 use std::fs::File;
-use std::time::Duration;
 
 use super::attach::{Attach, Subject, by_name};
 use super::draft::DraftSegment;
 use super::footer::Kind;
-use super::locks::Turn;
 use super::mapping::map;
 use super::trailer::{PAGE, Trailer};
 use super::{Home, Segment};
 use crate::backend::lock_space::{COUNTED, LEASE};
-use crate::backend::{Access, Location, Publish};
-use crate::backoff::Backoff;
+use crate::backend::{Access, Location, Publish, Turn};
+use crate::backoff::{Backoff, Deadline};
 use crate::error::{Error, Result};
 use crate::os::{self, Facts, LockKind, LockRange, Mapping};
 
@@ -25,14 +23,14 @@ impl DraftSegment {
     }
 }
 
-/// A joint segment to attach, if `read` accepts its trailer. `read` also returns whether holes stay unallocated.
+/// A joint segment to attach, if `read` accepts its trailer.
 struct Joint<F> {
     kind: Kind,
     read: F,
 }
 
-impl<R, F: Fn(&Trailer) -> Result<(R, bool)>> Subject for Joint<F> {
-    type Record = (u64, bool, R);
+impl<R, F: Fn(&Trailer) -> Result<R>> Subject for Joint<F> {
+    type Record = (u64, R);
     type Memory = Segment;
     const LEASE: LockRange = COUNTED;
     const OPEN_FOR: Option<Access> = Some(Access::ReadWrite);
@@ -40,12 +38,10 @@ impl<R, F: Fn(&Trailer) -> Result<(R, bool)>> Subject for Joint<F> {
     fn read(&self, file: &File, facts: &Facts, location: &Location) -> Result<Self::Record> {
         let trailer = Trailer::read_any(file, facts, location.as_str())?.of_kind(self.kind, location.as_str())?;
         trailer.refuse_copy(location.as_str())?;
-        let (found, sparse) = (self.read)(&trailer)?;
-        Ok((trailer.payload, sparse, found))
+        Ok((trailer.payload, (self.read)(&trailer)?))
     }
 
-    fn extent(&self, (payload, sparse, _): &Self::Record, facts: &Facts, how: &mut Attach) -> (u64, u64) {
-        how.sparse = *sparse;
+    fn extent(&self, (payload, _): &Self::Record, facts: &Facts, _how: &mut Attach) -> (u64, u64) {
         (facts.length, *payload)
     }
 
@@ -56,15 +52,15 @@ impl<R, F: Fn(&Trailer) -> Result<(R, bool)>> Subject for Joint<F> {
 
 // A joint segment keeps its descriptor for locks.
 impl Segment {
-    /// Opens, leases and maps the joint segment of this name, if `read` accepts its trailer. `read` also returns whether holes stay
-    /// unallocated.
+    /// Opens, leases and maps the joint segment of this name, if `read` accepts its trailer. Fills its holes, unless `sparse` leaves them.
     pub(crate) fn attach_joint<R>(
         home: &Home,
         kind: Kind,
-        read: impl Fn(&Trailer) -> Result<(R, bool)>,
+        sparse: bool,
+        read: impl Fn(&Trailer) -> Result<R>,
     ) -> Result<(Self, R)> {
-        let how = Attach { keep_descriptor: true, ..Attach::new(Access::ReadWrite) };
-        let (segment, (_, _, found)) = by_name(home, how, &Joint { kind, read })?;
+        let how = Attach { keep_descriptor: true, sparse, ..Attach::new(Access::ReadWrite) };
+        let (segment, (_, found)) = by_name(home, how, &Joint { kind, read })?;
         Ok((segment, found))
     }
 
@@ -95,16 +91,16 @@ impl Segment {
         Ok(Mark { file: Some(file), mapping: Some(mapping), generation })
     }
 
-    /// Takes a lock that every process holds for moments only, and waits for it at most this long.
-    pub(crate) fn turn(&self, range: LockRange, limit: Duration, home: &Home) -> Result<Turn> {
-        let file = self.open_again(home, Access::ReadWrite)?;
-        let mut backoff = Backoff::new(limit);
-        while !try_lock(&file, range, home)? {
+    /// Takes a lock that every process holds for moments only. Waits for it until the deadline.
+    pub(crate) fn turn(&self, range: LockRange, until: Deadline, home: &Home) -> Result<Turn> {
+        let mut turn = Turn::open(|| self.open_again(home, Access::ReadWrite))?;
+        let mut backoff = Backoff::until(until);
+        while !turn.try_lock(LockKind::Exclusive, range).map_err(|error| Error::os("lock", &home.location, error))? {
             if !backoff.pause() {
-                return Err(Error::TimedOut { location: home.location.to_string(), waited: limit });
+                return Err(Error::TimedOut { location: home.location.to_string(), waited: until.limit() });
             }
         }
-        Ok(Turn::of(file, range))
+        Ok(turn)
     }
 }
 
@@ -163,17 +159,5 @@ impl Drop for Mark {
         if self.generation != os::fork_generation() {
             std::mem::forget(self.mapping.take());
         }
-    }
-}
-
-impl Turn {
-    /// Takes a second lock on the same description, if it is free.
-    pub(crate) fn try_also(&self, range: LockRange, home: &Home) -> Result<bool> {
-        try_lock(&self.file, range, home)
-    }
-
-    /// Releases the second lock.
-    pub(crate) fn unlock(&self, range: LockRange) {
-        let _ = os::unlock(&self.file, range); // if this fails, closing unlocks
     }
 }

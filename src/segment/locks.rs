@@ -9,9 +9,11 @@ use std::fs::File;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
+use crate::backend::Turn;
 use crate::backend::lock_space::{ALL_CELLS, GATE};
 use crate::backoff::Backoff;
 use crate::error::{Error, Result};
+use crate::interrupt;
 use crate::os::{self, FileId, LockKind, LockRange};
 
 /// How long a request may wait.
@@ -28,12 +30,12 @@ pub(crate) enum Wait<'a> {
 }
 
 impl Wait<'_> {
-    /// Waits at most this long, or without limit.
-    pub(crate) fn at_most(limit: Option<Duration>) -> Self {
-        match limit {
-            None => Self::Forever,
-            Some(Duration::ZERO) => Self::No,
-            Some(limit) => Self::For(limit),
+    /// Returns how long this waits at most, or `None` if it has no limit.
+    pub(super) fn limit(self) -> Option<Duration> {
+        match self {
+            Self::No => Some(Duration::ZERO),
+            Self::For(limit) | Self::While(limit, _) => Some(limit),
+            Self::Forever => None,
         }
     }
 }
@@ -137,7 +139,7 @@ fn record(id: FileId, kind: LockKind, range: LockRange) -> Token {
 /// # Errors
 ///
 /// [`Error::WouldBlock`] or [`Error::TimedOut`] if the lock was not granted; [`Error::WouldDeadlock`] if the wait has no limit and
-/// this thread itself holds a conflicting lock.
+/// this thread itself holds a conflicting lock; [`Error::Interrupted`] within [`interruptible`](interrupt::interruptible).
 pub(crate) fn take(
     file: &File,
     id: FileId,
@@ -161,13 +163,18 @@ pub(crate) fn take(
     };
     let request = LockRequest { file, id, kind, range, gate };
     let taken = match wait {
+        // The kernel's request without a limit cannot be interrupted.
+        Wait::Forever if interrupt::can_end() => request.within(Duration::MAX, &interrupt::goes_on),
         Wait::Forever => request.until_granted().map(|()| true),
         Wait::No => request.at_once(),
-        Wait::For(limit) => request.within(limit, &|| true),
+        Wait::For(limit) => request.within(limit, &interrupt::goes_on),
         Wait::While(limit, keep_waiting) => request.within(limit, keep_waiting.0),
     };
     match (taken, wait) {
         (Ok(true), _) => Ok(record(id, kind, range)),
+        (Ok(false), Wait::Forever | Wait::For(_)) if interrupt::has_ended() => {
+            Err(Error::Interrupted { location: name.to_owned() })
+        }
         (Ok(false), Wait::For(waited) | Wait::While(waited, _)) => {
             Err(Error::TimedOut { location: name.to_owned(), waited })
         }
@@ -197,29 +204,28 @@ struct LockRequest<'a> {
     gate: Gate,
 }
 
-impl LockRequest<'_> {
+impl<'a> LockRequest<'a> {
     /// Waits at the gate for a limited time, then for the cells without limit.
     fn until_granted(self) -> std::io::Result<()> {
         let mut backoff = Backoff::new(Duration::MAX);
-        let mut has_gate = false;
-        while !self.passes_gate(&mut has_gate)? {
+        let mut closed = None;
+        while !self.passes_gate(&mut closed)? {
             backoff.pause();
         }
         os::step("guard: past the gate");
-        os::lock(self.file, self.kind, self.range)?;
-        self.open_gate(has_gate)
+        os::lock(self.file, self.kind, self.range)
     }
 
     /// Tries once. A writer that does not wait needs no gate, and closing it would refuse other requests for nothing.
     fn at_once(self) -> std::io::Result<bool> {
-        Ok((self.gate == Gate::Close || self.passes_gate(&mut false)?)
+        Ok((self.gate == Gate::Close || self.passes_gate(&mut None)?)
             && os::try_lock(self.file, self.kind, self.range)?)
     }
 
     /// Tries again and again, because the kernel has no lock request with a timeout. A waiting writer keeps the gate meanwhile.
     fn within(self, limit: Duration, keep_waiting: &dyn Fn() -> bool) -> std::io::Result<bool> {
         let mut backoff = Backoff::new(limit);
-        let mut has_gate = false;
+        let mut closed = None;
         let mut asked = Instant::now();
         let mut goes_on = || {
             if asked.elapsed() < ASK {
@@ -229,32 +235,43 @@ impl LockRequest<'_> {
             keep_waiting()
         };
         loop {
-            let taken = self.passes_gate(&mut has_gate)? && os::try_lock(self.file, self.kind, self.range)?;
+            let taken = self.passes_gate(&mut closed)? && os::try_lock(self.file, self.kind, self.range)?;
             if taken || !goes_on() || !backoff.pause() {
-                return self.open_gate(has_gate).map(|()| taken);
+                return Ok(taken);
             }
         }
     }
 
-    /// Returns whether the request may go on to the cells: the gate is open, or this request closed it, or another request has kept it
-    /// closed for too long. Only the cells exclude: a request that passes a closed gate takes its turn too early, no more.
-    fn passes_gate(self, has_gate: &mut bool) -> std::io::Result<bool> {
+    /// Returns whether the request may go on to the cells: the gate is open, or this request has closed it (`closed`), or another request
+    /// has kept it closed for too long. Only the cells exclude: a request that passes a closed gate takes its turn too early, no more.
+    fn passes_gate(self, closed: &mut Option<ClosedGate<'a>>) -> std::io::Result<bool> {
         let is_closed = match self.gate {
             Gate::Open => return Ok(true),
             Gate::Pass => os::is_locked(self.file, LockKind::Shared, GATE)?,
             Gate::Close => {
                 // Never requested twice: Windows refuses a lock that the same handle already holds.
-                *has_gate = *has_gate || os::try_lock(self.file, LockKind::Exclusive, GATE)?;
-                !*has_gate
+                if closed.is_none() && os::try_lock(self.file, LockKind::Exclusive, GATE)? {
+                    *closed = Some(ClosedGate(self.file));
+                }
+                closed.is_none()
             }
         };
         // In a thread that is ending, the list may be destroyed already. Without it the wait would have no limit, so the request
         // passes.
         Ok(CLOSED.try_with(|gates| outlasts(&mut gates.borrow_mut(), self.id, is_closed)).unwrap_or(true))
     }
+}
 
-    fn open_gate(self, has_gate: bool) -> std::io::Result<()> {
-        if has_gate { os::unlock(self.file, GATE) } else { Ok(()) }
+/// A gate that a waiting writer has closed. Dropping this opens it, also after an error or a panic of [`KeepWaiting`].
+///
+/// Closing the file would not suffice: a process that another thread is just spawning may share the description for a moment, and
+/// would keep the gate closed.
+#[derive(Debug)]
+struct ClosedGate<'a>(&'a File);
+
+impl Drop for ClosedGate<'_> {
+    fn drop(&mut self) {
+        let _ = os::unlock(self.0, GATE); // if this fails, the gate opens with the guard, and is respected for a limited time only
     }
 }
 
@@ -277,55 +294,71 @@ fn outlasts(gates: &mut Vec<Closed>, id: FileId, is_closed: bool) -> bool {
     false
 }
 
-/// A lock on an open file description of its own. Dropping this releases it.
-#[derive(Debug)]
-pub(crate) struct Turn {
-    pub(super) file: File,
-    range: LockRange,
-    generation: u64,
-}
-
-impl Turn {
-    /// Owns a lock that was just taken.
-    pub(super) fn of(file: File, range: LockRange) -> Self {
-        Self { file, range, generation: os::fork_generation() }
-    }
-}
-
-impl Drop for Turn {
-    /// Unlocks before closing: a process that another thread is just spawning may share the description for a moment. A
-    /// forked child only closes, because its parent still holds the lock.
-    fn drop(&mut self) {
-        if os::fork_generation() == self.generation {
-            let _ = os::unlock(&self.file, self.range); // if this fails, closing unlocks
-        }
-    }
-}
-
-/// Cells that are locked until this is dropped.
+/// Cells that are locked until this is dropped, and in a forked child the lease that keeps the memory meanwhile.
 #[derive(Debug)]
 pub(crate) struct Hold {
     turn: Turn,
-    _token: Token,
+    token: Token,
 }
 
 impl Hold {
-    /// Locks cells of `file`. No other hold may use its description.
+    /// Lets another thread have the lock: requests of this thread wait for it, instead of failing because no other thread would release it.
+    pub(crate) fn leave_thread(&mut self) {
+        self.token = Token(Arc::new(())); // the list of this thread no longer finds the lock alive
+    }
+
+    /// Returns whether this process took the lock. A forked child has a copy of its parent's value, and no lock.
+    pub(crate) fn is_own_process(&self) -> bool {
+        self.turn.is_own_process()
+    }
+
+    /// Locks cells of the file of `turn`. No other hold may use its description.
     ///
     /// The range is released as a whole. Cells that are to be released one by one need a hold each.
     pub(crate) fn take(
-        file: File,
+        mut turn: Turn,
         id: FileId,
         kind: LockKind,
         range: LockRange,
         wait: Wait<'_>,
         name: &str,
     ) -> Result<Self> {
-        let token = take(&file, id, kind, range, wait, name)?;
-        Ok(Self { turn: Turn::of(file, range), _token: token })
+        let token = take(turn.file(), id, kind, range, wait, name)?;
+        if !turn.is_own_process() {
+            // The wait asked its caller whether to go on, and the caller forked: the description is the parent's.
+            let what = "waiting for a lock in a child that was forked meanwhile (ask for it again here)".into();
+            return Err(Error::Unsupported { location: name.to_owned(), what });
+        }
+        turn.note(range);
+        Ok(Self { turn, token })
     }
 
     pub(crate) fn file(&self) -> &File {
-        &self.turn.file
+        self.turn.file()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Every system refuses this range: it ends beyond the largest offset.
+    const BEYOND: LockRange = LockRange { start: u64::MAX, length: 2 };
+
+    #[test]
+    fn writer_that_fails_opens_the_gate() {
+        let named = tempfile::NamedTempFile::new().expect("a file");
+        let (file, other) = (named.as_file(), named.reopen().expect("another description"));
+        let id = os::facts(file).expect("facts").id;
+        let request = LockRequest { file, id, kind: LockKind::Exclusive, range: BEYOND, gate: Gate::Close };
+        let is_closed = || os::is_locked(&other, LockKind::Shared, GATE).expect("an answer");
+        assert!(request.until_granted().is_err());
+        assert!(!is_closed(), "after an error, while the file is still open");
+        assert!(request.within(Duration::from_secs(60), &|| true).is_err());
+        assert!(!is_closed());
+        let cells = LockRequest { range: ALL_CELLS, ..request };
+        assert!(os::try_lock(&other, LockKind::Shared, ALL_CELLS).expect("an answer"), "so that the writer waits");
+        let panicked = std::panic::catch_unwind(|| cells.within(Duration::MAX, &|| panic!("while waiting")));
+        assert!(panicked.is_err() && !is_closed());
     }
 }

@@ -2,26 +2,29 @@
 
 use std::fs::File;
 
+use super::room::with_room;
 use super::{Home, unlinked};
 use crate::backend::{Access, Backend};
 use crate::error::{Error, Result};
 use crate::os::{self, Facts, Mapping};
 
-/// Allocates the holes of a file, so that no later access raises SIGBUS. With read access, only where reading a hole allocates
-/// memory.
+/// Allocates the holes of a file that may have some, so that no later access raises SIGBUS. With read access, only where reading a hole
+/// allocates memory.
 pub(super) fn fill_holes(file: &File, facts: &Facts, home: &Home, access: Access) -> Result<()> {
     let Home { backend, location } = home;
+    let reserve = |file: &File| with_room(backend, || backend.reserve(file)).map_err(|error| error.about(location));
     if access == Access::ReadWrite {
-        return backend.reserve(file).map_err(|error| error.about(location));
+        return reserve(file);
     }
     // On a disk, reading a hole allocates nothing. In memory (tmpfs), it allocates a page.
     if !os::holes_take_memory(file) {
         return Ok(());
     }
     match backend.open(location, Access::ReadWrite) {
-        Ok(writable) if os::facts(&writable).is_ok_and(|now| now.id == facts.id) => {
-            backend.reserve(&writable).map_err(|error| error.about(location))
-        }
+        Ok(writable) if os::facts(&writable).is_ok_and(|now| now.id == facts.id) => reserve(&writable),
+        // The system does not tell whether there are holes: on a tmpfs with huge pages, one reaches beyond the end of the file. A user that
+        // may only read has no other way to find out, so the count decides.
+        Err(Error::PermissionDenied { .. }) if os::has_holes(file, facts).is_none() => Ok(()),
         Err(Error::PermissionDenied { .. }) => Err(Error::Unsupported {
             location: location.to_string(),
             what: "it has holes, reading them takes memory, and this user may not fill them beforehand; open it with \

@@ -15,29 +15,28 @@ mod mapping;
 mod plain;
 mod reclaim;
 mod recycle;
+mod room;
 pub(crate) mod trailer;
 
 use std::fmt;
 use std::fs::File;
 use std::time::Duration;
 
-pub(crate) use self::attach::Attach;
-#[cfg(feature = "channel")]
-pub(crate) use self::counted::DROP_WAIT;
-pub(crate) use self::counted::{CountedBy, CountedSegment};
-pub(crate) use self::description::{LONGEST_DESCRIPTION, describe, read_description};
+pub(crate) use self::attach::{Attach, CellWait};
+pub(crate) use self::counted::{CountedBy, CountedSegment, DROP_WAIT};
+pub(crate) use self::description::{FoundDescription, LONGEST_DESCRIPTION, describe, read_description};
 pub(crate) use self::draft::DraftSegment;
 use self::footer::{FOOTER, RawFooter};
 pub(crate) use self::home::{Home, has_name, pin};
 pub(crate) use self::joint::Mark;
-pub(crate) use self::locks::Turn;
 use self::locks::{Hold, Token, Wait};
 use self::mapping::{map, map_length};
 pub(crate) use self::plain::Expect;
 pub(crate) use self::reclaim::{Tickets, Verdict, reclaim_if_orphaned, reclaim_unused};
 pub(crate) use self::recycle::{is_possible as can_recycle, recycle};
+pub(crate) use self::room::set_make_room;
 use crate::backend::lock_space::{ALL_CELLS, COUNTED, LEASE};
-use crate::backend::{Access, Backend, Directory, IntoLocation, Location, PageUse};
+use crate::backend::{Access, Backend, Directory, IntoLocation, Location, PageUse, Turn};
 use crate::error::{Error, Result};
 use crate::os::{self, Facts, FileId, LockKind, LockRange, Mapping};
 
@@ -154,10 +153,7 @@ impl Segment {
         if self.is_own_process() || self.descriptor.is_none() {
             return Ok(());
         }
-        let what =
-            "it was opened by the parent of this forked process, which can recycle its memory (open it again here)"
-                .into();
-        Err(Error::Unsupported { location: home.location.to_string(), what })
+        Err(inherited(home))
     }
 
     pub(crate) fn id(&self) -> FileId {
@@ -178,6 +174,13 @@ impl Segment {
         look(&self.open_again(home, Access::Read)?, &home.location)
     }
 
+    /// Returns whether the file has holes, as far as the system tells.
+    pub(crate) fn is_sparse(&self, home: &Home) -> Result<bool> {
+        let file = self.open_again(home, Access::Read)?;
+        let facts = look(&file, &home.location)?;
+        Ok(os::has_holes(&file, &facts).unwrap_or(facts.allocated < facts.length))
+    }
+
     /// Fails if a wait for these cells could never end, because this thread itself has them locked.
     pub(crate) fn refuse_deadlock(&self, home: &Home, kind: LockKind, range: LockRange) -> Result<()> {
         if locks::is_own_conflict(self.id, kind, range) {
@@ -186,27 +189,80 @@ impl Segment {
         Ok(())
     }
 
-    /// Locks cells, on an open file description of their own.
+    /// Locks cells of a plain array, on an open file description of their own.
     ///
     /// Fails with `Unlinked` if the name of `home` does not lead to the mapped file, unless guards go through the kept descriptor.
+    /// In a forked child that inherited the mapping, the description gets a lease too, and a kept descriptor is refused.
     pub(crate) fn hold(&self, home: &Home, kind: LockKind, range: LockRange, wait: Wait<'_>) -> Result<Hold> {
-        let access = match kind {
-            LockKind::Exclusive if self.access == Access::Read => return Err(self.read_only(home)),
-            LockKind::Exclusive => Access::ReadWrite,
-            LockKind::Shared => Access::Read,
-        };
-        let file = self.open_again(home, access)?;
+        if self.is_own_process() {
+            return self.hold_counted(home, kind, range, wait);
+        }
+        let turn = self.lease_inherited(home, self.access_for(kind, home)?, wait)?;
+        self.lock_cells(turn, home, kind, range, wait)
+    }
+
+    /// As [`hold`](Self::hold), for a counted array. Its memory is never recycled, so a forked child needs no lease of its own.
+    pub(crate) fn hold_counted(&self, home: &Home, kind: LockKind, range: LockRange, wait: Wait<'_>) -> Result<Hold> {
+        let turn = Turn::open(|| self.open_again(home, self.access_for(kind, home)?))?;
+        self.lock_cells(turn, home, kind, range, wait)
+    }
+
+    /// Returns for what the file must be opened to lock it like this.
+    fn access_for(&self, kind: LockKind, home: &Home) -> Result<Access> {
+        match kind {
+            LockKind::Exclusive if self.access == Access::Read => Err(self.read_only(home)),
+            LockKind::Exclusive => Ok(Access::ReadWrite),
+            LockKind::Shared => Ok(Access::Read),
+        }
+    }
+
+    fn lock_cells(&self, turn: Turn, home: &Home, kind: LockKind, range: LockRange, wait: Wait<'_>) -> Result<Hold> {
         os::step("hold: opened");
-        let hold = Hold::take(file, self.id, kind, range, wait, home.location.as_str())?;
+        let hold = Hold::take(turn, self.id, kind, range, wait, home.location.as_str())?;
         os::step("hold: granted");
         // During a long wait the name may have been removed or replaced: check that it still leads to the mapped file.
         let facts = look(hold.file(), &home.location)?;
-        if !self.guards_by_descriptor && (facts.links == 0 || (!os::LINKS_TELL && !home.leads_to(self.id)?)) {
+        if !self.guards_by_descriptor && !self.has_name(&facts, home)? {
             return Err(unlinked(home));
         }
         // Checked before any byte is read: an access beyond the end of a shortened file raises SIGBUS.
         self.check_length(&facts, &home.location)?;
         Ok(hold)
+    }
+
+    /// Returns whether the file still has its name, as far as that decides what the memory is.
+    ///
+    /// In the process that made the mapping, the link count tells on most systems. The mapping's lease keeps the memory from being
+    /// recycled, so no rename has given the file another name: only this process can convert that lease, and to do so it takes
+    /// the segment itself (recycle.rs), which no guard can outlive. A forked child's lease is its parent's, so there the name decides.
+    fn has_name(&self, facts: &Facts, home: &Home) -> Result<bool> {
+        let links_tell = os::LINKS_TELL && self.is_own_process();
+        Ok(facts.links > 0 && (links_tell || home.leads_to(self.id)?))
+    }
+
+    /// Opens and leases the file of an inherited mapping of a plain array.
+    ///
+    /// The lease of the mapping is on a description that parent and child share. The parent's pool can convert it and use the memory for
+    /// another array. Nothing can convert the lease taken here. When it is granted and the name still leads to the file, the memory is
+    /// that of the array, and stays so until the turn is dropped.
+    fn lease_inherited(&self, home: &Home, access: Access, wait: Wait<'_>) -> Result<Turn> {
+        if self.guards_by_descriptor {
+            return Err(inherited(home)); // without a name, nothing tells whether the memory is still that of the array
+        }
+        let mut turn = Turn::open(|| self.open_by_name(home, access))?;
+        os::step("hold: inherited and opened");
+        attach::lease_named(&mut turn, LEASE, wait, home)?;
+        let facts = look(turn.file(), &home.location)?;
+        if !is_named(&facts, home)? {
+            return Err(unlinked(home));
+        }
+        // The memory may have become that of another array with the same name. Elements can be used all the same, but the counts of
+        // a counted array are no elements. The array cannot become a counted one while this lease is held.
+        plain::refuse_bookkeeping(turn.file(), &facts, &home.location).map_err(|error| match error {
+            Error::Reserved { .. } => unlinked(home),
+            other => other,
+        })?;
+        Ok(turn)
     }
 
     /// Fails if the length of the file is not the one it had when it was mapped.
@@ -226,6 +282,15 @@ impl Segment {
         let facts = look(file, location)?;
         self.check_length(&facts, location)?;
         Ok(facts)
+    }
+
+    /// Releases the cells that the mapping's own description holds, and the lease of a plain array, while the descriptor is there.
+    /// Closing is not enough: see attach.rs. The lease of a counted array is released when its handle leaves.
+    fn release_all(&self) {
+        for range in [ALL_CELLS, LEASE] {
+            // If this fails, the locks end with the last copy of the descriptor.
+            let _ = self.descriptor.as_ref().map(|kept| os::unlock(&kept.file, range));
+        }
     }
 
     /// Opens a new description of the mapped file.
@@ -332,6 +397,12 @@ fn look(file: &File, name: impl fmt::Display) -> Result<Facts> {
 /// off Linux an unlinked file may have moved to a hidden name.
 fn is_named(facts: &Facts, home: &Home) -> Result<bool> {
     Ok(facts.links > 0 && home.leads_to(facts.id)?)
+}
+
+/// Returns the error for an inherited attachment, if the parent could recycle its memory unnoticed.
+fn inherited(home: &Home) -> Error {
+    let what = "it was opened by the parent of this forked process, which can recycle its memory (open it again here)";
+    Error::Unsupported { location: home.location.to_string(), what: what.into() }
 }
 
 fn unlinked(home: &Home) -> Error {

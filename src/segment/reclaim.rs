@@ -5,11 +5,10 @@ use std::fs::File;
 use std::time::Duration;
 
 use super::footer::Kind;
-use super::locks::Turn;
 use super::trailer::Trailer;
 use super::{Home, is_leased, look};
 use crate::backend::lock_space::COUNTED;
-use crate::backend::{Access, Backend};
+use crate::backend::{Access, Backend, Turn};
 use crate::error::{Error, Result};
 use crate::os::{self, FileId, LockKind};
 
@@ -51,24 +50,28 @@ pub(crate) fn reclaim_unused(home: &Home, id: Option<FileId>, remove: bool, tick
         other => other.map(Some),
     };
     let Some(file) = open(Access::Read)? else { return Ok(Verdict::Gone) };
-    let (found, id) = judge(&file, id, home, tickets)?;
+    let Judgement { found, id, dated } = judge(&file, id, home, tickets)?;
     if found != Verdict::Gone && is_leased(&file, &home.location)? {
         return Ok(Verdict::Attached);
     }
-    if !matches!(found, Verdict::Orphan(_)) || !remove {
+    if !remove || !matches!(found, Verdict::Orphan(_)) && dated.is_empty() {
         return Ok(found);
     }
     // While this process holds COUNTED alone, no process can attach, and only attached processes change the trailer. A process that
     // attached between the first look and this lock makes the lock fail; one that comes later waits, and then finds the name gone.
-    let Some(alone) = open(Access::ReadWrite)? else { return Ok(Verdict::Gone) };
-    let lease = os::try_lock(&alone, LockKind::Exclusive, COUNTED);
+    let Some(mut alone) = open(Access::ReadWrite)?.map(Turn::new) else { return Ok(Verdict::Gone) };
+    let lease = alone.try_lock(LockKind::Exclusive, COUNTED);
     if !lease.map_err(|error| Error::os("lease", &home.location, error))? {
         return Ok(Verdict::Attached);
     }
-    let alone = Turn::of(alone, COUNTED);
     os::step("collect: alone");
-    let (found, _) = judge(&alone.file, Some(id), home, tickets)?;
+    let Judgement { found, dated, .. } = judge(alone.file(), Some(id), home, tickets)?;
     if !matches!(found, Verdict::Orphan(_)) {
+        // No process is attached that could date them, and none can attach meanwhile.
+        for (at, deadline) in dated {
+            os::write_all_at(alone.file(), &deadline.to_le_bytes(), at)
+                .map_err(|error| Error::os("write the deadline of a handle of", &home.location, error))?;
+        }
         return Ok(found);
     }
     match home.backend.unlink_within(&home.location, Some(id), Duration::ZERO) {
@@ -80,15 +83,25 @@ pub(crate) fn reclaim_unused(home: &Home, id: Option<FileId>, remove: bool, tick
     }
 }
 
-/// Returns what is to become of an array without attachments, and which file it is. With an `id`, only that file is judged.
-fn judge(file: &File, id: Option<FileId>, home: &Home, tickets: Tickets) -> Result<(Verdict, FileId)> {
+/// What is to become of an array without attachments.
+struct Judgement {
+    found: Verdict,
+    id: FileId,
+    /// The deadlines that must be written so that the time of tickets by an unknown clock begins to pass: see
+    /// [`Trailer::dated`].
+    dated: Vec<(u64, u64)>,
+}
+
+/// Judges an array without attachments. With an `id`, only that file is judged.
+fn judge(file: &File, id: Option<FileId>, home: &Home, tickets: Tickets) -> Result<Judgement> {
     let name = home.location.as_str();
     let facts = look(file, name)?;
     if id.is_some_and(|id| id != facts.id) {
-        return Ok((Verdict::Gone, facts.id));
+        return Ok(Judgement { found: Verdict::Gone, id: facts.id, dated: Vec::new() });
     }
     let trailer = Trailer::read_any(file, &facts, name)?;
-    let in_flight = trailer.in_flight(os::since_boot());
+    let now = os::since_boot();
+    let in_flight = trailer.in_flight(now);
     let found = if trailer.refuse_copy(name).is_err() || !trailer.is_original() {
         Verdict::Copy
     } else if trailer.state.is_dead() {
@@ -100,5 +113,6 @@ fn judge(file: &File, id: Option<FileId>, home: &Home, tickets: Tickets) -> Resu
     } else {
         Verdict::Orphan(trailer.kind)
     };
-    Ok((found, facts.id))
+    let dated = if matches!(found, Verdict::InFlight(_)) { trailer.dated(now) } else { Vec::new() };
+    Ok(Judgement { found, id: facts.id, dated })
 }

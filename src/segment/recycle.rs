@@ -12,11 +12,12 @@ use std::fs::File;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::attach::lease_own;
+use super::attach::lease_own_until;
 use super::mapping::{map, map_length};
 use super::{DraftSegment, Home, Segment, look};
 use crate::backend::lock_space::{ALL_CELLS, COUNTED, LEASE};
 use crate::backend::{Access, Backend, Directory, DraftFile, DraftOptions, Location, Publish};
+use crate::backoff::Deadline;
 use crate::error::{Error, Result};
 use crate::os::{self, FileId, LockKind};
 use crate::random;
@@ -51,17 +52,20 @@ pub(crate) fn recycle(
             Err(error) => Err((error, segment)),
         };
     }
-    let own = match own_description(&segment, home) {
+    let until = Deadline::after(limit);
+    let own = match own_description(&segment, home, until) {
         Ok(own) => own,
         Err(Error::Unlinked { .. }) => return Ok(None),
         Err(error) => return Err((error, segment)),
     };
-    let hidden = own.check(&segment, home, options).and_then(|()| hide(segment.id, home, limit));
+    let hidden = own.check(&segment, home, options).and_then(|()| hide(segment.id, home, until.left()));
     os::step("recycle: hidden");
     match hidden {
         Ok(path) => Ok(own.into_draft(segment, path, home, options)),
-        Err(Error::NotFound { .. }) => Ok(None),
-        Err(error) => Err((error, segment)),
+        Err(error) => {
+            own.release();
+            if matches!(error, Error::NotFound { .. }) { Ok(None) } else { Err((error, segment)) }
+        }
     }
 }
 
@@ -82,7 +86,7 @@ struct LeaseDescriptor {
     is_mapped: bool,
 }
 
-fn own_description(segment: &Segment, home: &Home) -> Result<LeaseDescriptor> {
+fn own_description(segment: &Segment, home: &Home, until: Deadline) -> Result<LeaseDescriptor> {
     let failed = |error| Error::os("keep the descriptor", &home.location, error);
     // A forked child shares the description with its parent, which may convert the same locks.
     let kept = segment.descriptor.as_ref().filter(|_| segment.is_own_process());
@@ -90,7 +94,7 @@ fn own_description(segment: &Segment, home: &Home) -> Result<LeaseDescriptor> {
         return Ok(LeaseDescriptor { file: kept.file.try_clone().map_err(failed)?, is_mapped: true });
     }
     let file = segment.open_by_name(home, Access::ReadWrite)?;
-    lease_own(&file, LEASE, home.location.as_str())?;
+    lease_own_until(&file, LEASE, until, home.location.as_str())?;
     Ok(LeaseDescriptor { file, is_mapped: false })
 }
 
@@ -109,6 +113,13 @@ impl LeaseDescriptor {
         Err(Error::PermissionDenied { location: home.location.to_string(), owner, mode, reason })
     }
 
+    /// Releases the lease, unless it is also that of the mapping. Closing is not enough: see attach.rs.
+    fn release(&self) {
+        if !self.is_mapped {
+            let _ = os::unlock(&self.file, LEASE); // if this fails, closing unlocks
+        }
+    }
+
     /// Makes a draft of the file, which has a hidden name by now. If that fails, dropping the draft file removes the name.
     fn into_draft(
         self,
@@ -122,7 +133,7 @@ impl LeaseDescriptor {
         if facts.links != 1 {
             return None; // a process gave it a second name, under which it could be opened later
         }
-        if options.pages.are_reserved() && facts.allocated < facts.length {
+        if options.pages.are_reserved() && os::has_holes(file.file(), &facts) != Some(false) {
             home.backend.reserve(file.file()).ok()?;
         }
         if !self.is_mapped {
@@ -143,7 +154,7 @@ impl DraftSegment {
     pub(crate) fn isolate(&mut self) -> Result<bool> {
         let failed = |error| Error::os("lock", NAMELESS, error);
         let take = |range| os::try_lock(self.file().file(), LockKind::Exclusive, range).map_err(failed);
-        // LEASE alone does not exclude everything: a forked child can hold cells without a lease, and a process that opened the
+        // LEASE alone does not exclude everything: another program can hold cells without a lease, and a process that opened the
         // name as a counted array holds COUNTED until it has read the end of the file.
         os::step("recycle: to be alone");
         self.alone = self.alone || (take(LEASE)? && take(COUNTED)? && take(ALL_CELLS)?);

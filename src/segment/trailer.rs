@@ -19,7 +19,7 @@
 use std::fs::File;
 use std::time::Duration;
 
-use super::counts::{self, Counts, MOST_TICKETS, State};
+use super::counts::{self, Counts, MOST_TICKETS, State, Ticket};
 use super::footer::{FOOTER, Footer, Kind, RawFooter};
 use crate::error::{Error, Result};
 use crate::os::{self, Facts, FileId};
@@ -65,6 +65,11 @@ pub(crate) struct Trailer {
 /// Returns the length of the file for a payload, padding and page included; `None` if no file can be that long.
 pub(crate) fn file_length(payload: u64) -> Option<u64> {
     payload.checked_next_multiple_of(PAGE as u64)?.checked_add(PAGE as u64)
+}
+
+/// Returns whether a file of this length can end with the page: it is a whole number of them.
+pub(crate) fn fits_in(length: u64) -> bool {
+    length >= PAGE as u64 && length % PAGE as u64 == 0
 }
 
 /// Makes the page of a new array, which no other process can reach yet.
@@ -163,8 +168,23 @@ impl Trailer {
     }
 
     /// Returns the number of tickets in flight, and how long the last of them protects the array.
-    pub(crate) fn in_flight(&self, now: Duration) -> (usize, Duration) {
+    pub(crate) fn in_flight(&self, now: Option<Duration>) -> (usize, Duration) {
         counts::count(self.tickets.iter().copied(), now)
+    }
+
+    /// Returns whether a reusable ticket was used since it was last renewed.
+    pub(crate) fn is_used(&self, ticket: Ticket) -> bool {
+        self.tickets.iter().any(|(number, _)| ticket.is_used_in(*number))
+    }
+
+    /// Returns the deadlines that replace those by an unknown clock, each with its place in the file.
+    pub(crate) fn dated(&self, now: Option<Duration>) -> Vec<(u64, u64)> {
+        let start = self.length - PAGE as u64 + (TICKETS_AT + TICKET / 2) as u64;
+        let places = (start..).step_by(TICKET).zip(&self.tickets);
+        let dated = |(at, (number, until)): (u64, &(u64, u64))| {
+            counts::dated(*until, now).filter(|_| counts::is_ticket(*number)).map(|new| (at, new))
+        };
+        places.filter_map(dated).collect()
     }
 }
 
@@ -198,7 +218,7 @@ mod tests {
             assert_eq!((trailer.payload, trailer.id, trailer.record), (payload, 7, [9; RECORD]));
             assert_eq!(&*trailer.name, "it");
             assert!(trailer.is_original());
-            assert_eq!((trailer.state, trailer.in_flight(Duration::ZERO).0), (State::new(true), 0));
+            assert_eq!((trailer.state, trailer.in_flight(Some(Duration::ZERO)).0), (State::new(true), 0));
         }
         assert_eq!(file_length(u64::MAX), None);
         assert!(new_page(Kind::Counted, u64::MAX - 1, 7, ID, State::new(true), "it", &[9; RECORD]).is_err());

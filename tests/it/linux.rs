@@ -4,12 +4,16 @@ mod arena;
 mod borrowers;
 mod counted;
 mod descriptors;
+mod holes;
+mod inherited;
 mod limits;
+mod namespaces;
 mod pages;
 mod pool;
 pub mod rights;
 pub mod sandbox;
 mod shared;
+mod time_limits;
 mod users;
 
 use libtest_mimic::Trial;
@@ -23,11 +27,15 @@ pub fn trials(place: &Place) -> Vec<Trial> {
         borrowers::trials,
         counted::trials,
         descriptors::trials,
+        holes::trials,
+        inherited::trials,
         limits::trials,
+        namespaces::trials,
         pages::trials,
         pool::trials,
         rights::trials,
         shared::trials,
+        time_limits::trials,
         users::trials,
     ]
     .into_iter()
@@ -40,10 +48,14 @@ pub const ROLES: &[&[(&str, Role)]] = &[
     borrowers::ROLES,
     counted::ROLES,
     descriptors::ROLES,
+    holes::ROLES,
+    inherited::ROLES,
     limits::ROLES,
+    namespaces::ROLES,
     pages::ROLES,
     pool::ROLES,
     rights::ROLES,
     shared::ROLES,
+    time_limits::ROLES,
     users::ROLES,
 ];

@@ -52,6 +52,8 @@ pub const ROLES: &[(&str, Role)] = &[
     ("spawn-and-ignore", failing::spawn_and_ignore),
     #[cfg(target_os = "linux")]
     ("fork-and-compare", forking::fork_and_compare),
+    #[cfg(target_os = "linux")]
+    ("fork-and-join", forking::fork_and_join),
 ];
 
 /// The longest wait before a test fails.

@@ -3,9 +3,13 @@
 use std::path::Path;
 
 use libtest_mimic::Trial;
+use ndarray::Ix1;
 use ndarray_shm::backend::SUPPORTED;
 use ndarray_shm::process::SpawnOptions;
-use ndarray_shm::{CreateOptions, Directory, SharedArray, default_backend, set_emulate_shm};
+use ndarray_shm::{
+    Arena, ArrayReader, ArrayWriter, CreateOptions, CreationMode, Directory, RefcountedArray, SharedArray,
+    default_backend, set_emulate_shm,
+};
 
 use crate::support::child::{Child, ROLE, Role, program, say};
 use crate::tests;
@@ -24,12 +28,18 @@ pub fn trials() -> Vec<Trial> {
             emulated_directory_open_to_other_users_is_refused,
             #[cfg(target_os = "linux")]
             unlink_names_the_other_backend_with_the_name,
+            #[cfg(target_os = "linux")]
+            opening_names_the_other_backend_with_the_name,
         ],
     )
 }
 
-pub const ROLES: &[(&str, Role)] =
-    &[("say-backend", say_backend), ("say-unlink", say_unlink), ("spawn-say-backend", spawn_say_backend)];
+pub const ROLES: &[(&str, Role)] = &[
+    ("say-backend", say_backend),
+    ("say-unlink", say_unlink),
+    ("say-open", say_open),
+    ("spawn-say-backend", spawn_say_backend),
+];
 
 /// A child that reports its default backend, or the error.
 fn say_backend(arguments: &[String]) {
@@ -164,6 +174,61 @@ fn impossible_emulated_directory_is_refused() {
     let said = backend_with(Some("1"), &orphan, &[]);
     assert!(said.starts_with("NDSHM_EMULATED_DIR is") && said.contains("a directory in an existing one"), "{said}");
     assert!(!orphan.parent().unwrap().exists());
+}
+
+/// A child that opens a name in every way, and reports what each way says.
+fn say_open(arguments: &[String]) {
+    let name = arguments[0].as_str();
+    let answers: [ndarray_shm::Result<()>; 6] = [
+        SharedArray::<u8, _>::open(name, 4).map(drop),
+        SharedArray::<u8, Ix1>::open_dyn(name).map(drop),
+        ArrayReader::<u8, _>::open(name, 4).map(drop),
+        ArrayWriter::<u8, _>::open(name, 4).map(drop),
+        RefcountedArray::<u8, Ix1>::open(name).map(drop),
+        Arena::open(name).map(drop),
+    ];
+    for answer in answers {
+        let error = answer.expect_err("it is nowhere, or elsewhere");
+        say(format!("{} {error}", error.is_not_found()));
+    }
+    // A name in the other place is no reason not to create this one.
+    let options = CreateOptions::<SharedArray<u8, _>>::new().mode(CreationMode::OpenOrCreate);
+    say(options.create(name, 4).map_or_else(|error| error.to_string(), |_| "created".to_owned()));
+    say(ndarray_shm::unlink(name).expect("it was created"));
+}
+
+#[cfg(target_os = "linux")]
+fn opening_names_the_other_backend_with_the_name() {
+    let base = tempfile::tempdir().unwrap();
+    let name = format!("ndshm-it-elsewhere-open-{}", std::process::id());
+    let open = |emulate: &str| {
+        let mut command = std::process::Command::new(program());
+        command.env(ROLE, "say-open").arg(&name);
+        command.env("EMULATE_SHM", emulate).env("NDSHM_EMULATED_DIR", base.path());
+        let mut child = Child::spawn(command);
+        let said: Vec<String> = (0..6).map(|_| child.line()).collect();
+        child.expect("created");
+        child.expect("true");
+        child.finish();
+        said
+    };
+    let places = [("1", base.path()), ("0", Path::new("/dev/shm"))];
+    let writable = tempfile::tempfile_in("/dev/shm").is_ok();
+    for (with, other) in [(0, 1), (1, 0)] {
+        let ((emulate, directory), (wrong, _)) = (places[with], places[other]);
+        if !writable {
+            continue;
+        }
+        std::fs::write(directory.join(&name), b"four").unwrap();
+        for said in open(wrong) {
+            assert!(said.starts_with("true ") && said.contains(&format!("EMULATE_SHM={emulate} chooses")), "{said}");
+            assert!(said.contains(&format!("there is one in {}", directory.display())), "{said}");
+        }
+        std::fs::remove_file(directory.join(&name)).unwrap();
+        for said in open(wrong) {
+            assert!(said.starts_with("true ") && said.contains("no array has this name (create"), "{said}");
+        }
+    }
 }
 
 #[cfg(target_os = "linux")]

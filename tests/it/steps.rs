@@ -6,11 +6,13 @@
 mod attach;
 #[cfg(feature = "channel")]
 mod drops;
+mod give_up;
 mod locks;
 mod names;
 mod render;
 #[cfg(feature = "channel")]
 mod stress;
+mod tickets;
 
 use libtest_mimic::Trial;
 
@@ -22,11 +24,13 @@ pub fn trials(place: &Place) -> Vec<Trial> {
         attach::trials,
         #[cfg(feature = "channel")]
         drops::trials,
+        give_up::trials,
         locks::trials,
         names::trials,
         render::trials,
         #[cfg(feature = "channel")]
         stress::trials,
+        tickets::trials,
     ];
     parts.into_iter().flat_map(|part| part(place)).collect()
 }
@@ -35,9 +39,11 @@ pub const ROLES: &[&[(&str, Role)]] = &[
     attach::ROLES,
     #[cfg(feature = "channel")]
     drops::ROLES,
+    give_up::ROLES,
     locks::ROLES,
     names::ROLES,
     render::ROLES,
     #[cfg(feature = "channel")]
     stress::ROLES,
+    tickets::ROLES,
 ];

@@ -12,9 +12,11 @@ use libtest_mimic::Trial;
 const FLOORS: &[(&str, u32)] = &[
     ("backoff", 0),
     ("error", 0),
+    ("interrupt", 0),
     ("os", 0),
     ("percent", 0),
     ("random", 0),
+    ("search_time", 0),
     ("backend", 1),
     ("segment", 2),
     ("array", 3),
@@ -31,6 +33,7 @@ const FLOORS: &[(&str, u32)] = &[
 const VOLUME_FLOORS: &[(&str, u32)] = &[
     ("error", 0),
     ("bbox", 1),
+    ("retries", 0),
     ("progress", 1),
     ("shard", 1),
     ("spare", 1),
@@ -43,6 +46,8 @@ const VOLUME_FLOORS: &[(&str, u32)] = &[
     ("unpack", 2),
     ("volume", 3),
     ("description", 4),
+    ("notes", 4),
+    ("take_over", 4),
     ("missing", 4),
     ("plan", 4),
     ("markers", 4),
@@ -53,6 +58,7 @@ const VOLUME_FLOORS: &[(&str, u32)] = &[
     ("open", 6),
     ("download", 7),
     ("upload", 7),
+    ("leftovers", 8),
 ];
 
 /// The same for the crate of GPU arrays.

@@ -3,7 +3,7 @@
 use ndarray_shm::DType;
 
 use crate::store::url::VolumeFormat;
-use crate::volume::{VolumeKind, VolumeMeta};
+use crate::volume::{VolumeKind, VolumeMeta, is_channels};
 
 /// The names of element types in NumPy and in the formats of volumes.
 pub const DTYPE_NAMES: &[(&str, DType)] = &[
@@ -77,8 +77,24 @@ pub enum Encoding {
 }
 
 impl Encoding {
-    /// Returns the name of the encoding.
-    pub(crate) fn name(self) -> &'static str {
+    const ALL: [Self; 8] = [
+        Self::Raw,
+        Self::Gzip,
+        Self::Zstd,
+        Self::Blosc,
+        Self::Jpeg,
+        Self::Png,
+        Self::CompressedSegmentation,
+        Self::CompressedSegmentationGzip,
+    ];
+
+    /// Returns the encoding of a name, as [`name`](Self::name) returns it.
+    pub fn named(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|encoding| encoding.name() == name)
+    }
+
+    /// Returns the name of the encoding, as commands and Python write it: "zstd".
+    pub fn name(self) -> &'static str {
         match self {
             Self::Raw => "raw",
             Self::Gzip => "gzip",
@@ -116,9 +132,10 @@ pub struct NewVolume {
     pub origin: Vec<i64>,
     /// Elements along each axis; a Precomputed volume has x, y, z and then channels.
     pub shape: Vec<u64>,
-    /// Elements along each axis of a chunk.
+    /// Elements along each axis of a chunk. A last axis of channels may be left out, as in a region: chunks then have all channels.
     pub chunk_shape: Vec<u64>,
-    /// Elements along each axis of a shard; `None` for a volume without shards. Zarr version 3 only.
+    /// Elements along each axis of a shard, which may leave out channels in the same way; `None` for a volume without
+    /// shards. Zarr version 3 only.
     pub shard_shape: Option<Vec<u64>>,
     /// Type of the elements.
     pub dtype: DType,
@@ -129,8 +146,15 @@ pub struct NewVolume {
     pub encoding: Encoding,
     /// Quality of JPEG chunks, 1 to 100; default 85.
     pub jpeg_quality: Option<u8>,
-    /// Size of one element along each axis, in nanometres. If it is empty, 1 in Precomputed, and not recorded in Zarr.
+    /// Size of one element along each axis, in `unit`. If it is empty, 1 in Precomputed, and not recorded in Zarr. The size along a last
+    /// axis of channels may be left out.
     pub resolution: Vec<f64>,
+    /// Unit of the resolution; Precomputed volumes have nanometres, "nm".
+    pub unit: String,
+    /// Names of the axes, in the order of `shape`; empty if they have none, and an empty text for an axis without a name. Zarr
+    /// records them from version 3 on; the axes of Precomputed volumes are always x, y, z and channel. If the last one is called `c`,
+    /// `channel` or `channels`, it may be left out where the fields above say so.
+    pub axes: Vec<String>,
 }
 
 impl NewVolume {
@@ -149,7 +173,23 @@ impl NewVolume {
             encoding: Encoding::Raw,
             jpeg_quality: None,
             resolution: Vec::new(),
+            unit: "nm".to_owned(),
+            axes: Vec::new(),
         }
+    }
+
+    /// Returns the description with the shapes of chunks and shards completed: their missing last axis, of channels, gets its whole
+    /// length.
+    pub(crate) fn completed(&self) -> Self {
+        let mut new = self.clone();
+        if new.axes.last().is_some_and(|name| is_channels(name)) {
+            let axes = new.shape.len();
+            let shapes = std::iter::once(&mut new.chunk_shape).chain(&mut new.shard_shape);
+            for shape in shapes.filter(|shape| shape.len() + 1 == axes) {
+                shape.extend(self.shape.last());
+            }
+        }
+        new
     }
 
     /// Returns the kind that the volume gets: `kind`, or else the kind that encoding and element type imply. `None` for formats
@@ -172,7 +212,7 @@ impl NewVolume {
     /// Whether an existing volume is as described: its shape, its chunks, their encoding, and its [kind](Self::made_kind) if it has
     /// one. Ignores whether chunks of a Precomputed volume are wrapped in gzip.
     pub fn is_like(&self, there: &VolumeMeta) -> bool {
-        let (mut shape, mut chunk, mut origin) = (self.shape.clone(), self.chunk_shape.clone(), self.origin.clone());
+        let Self { mut shape, chunk_shape: mut chunk, mut origin, shard_shape, .. } = self.completed();
         let (format, version) = match self.format {
             VolumeFormat::Precomputed => {
                 // A single channel may be left out, every chunk has all channels, and no chunk is larger than the volume.
@@ -202,7 +242,7 @@ impl NewVolume {
         let sharded = if self.shard_shape.is_some() { ", sharded" } else { "" };
         there.shape == shape
             && there.origin == origin
-            && there.stored_shape == *self.shard_shape.as_ref().unwrap_or(&chunk)
+            && there.stored_shape == *shard_shape.as_ref().unwrap_or(&chunk)
             && there.chunk_shape == chunk
             && there.dtype == self.dtype
             && (there.kind.is_none() || there.kind == self.made_kind())

@@ -162,6 +162,16 @@ pub enum Error {
         /// What is wrong with it.
         reason: String,
     },
+    /// The array is from another scale of the volume, so that its region does not say where it belongs in this one.
+    #[error("the array is from scale {array:?} of {volume:?}, and the volume is open at its scale {scale:?}")]
+    OtherScale {
+        /// The volume: a path or a URL.
+        volume: String,
+        /// The volume's name of the scale that the array is from.
+        array: String,
+        /// Its name of the scale that was opened.
+        scale: String,
+    },
     /// The [`StopFlag`](crate::StopFlag) was raised.
     #[error("interrupted after {done} of {total} chunks")]
     Interrupted {
@@ -252,6 +262,9 @@ pub enum ErrorKind {
 pub enum StoreFailure {
     /// The store did not answer, or was overloaded, until the retries ended. It may answer later.
     NoAnswer,
+    /// The host is unknown, or refuses connections, and has never answered this process: the address is probably wrong. Such a
+    /// request is retried for a few seconds only, unless `NDSHM_RETRY_SECONDS` is set.
+    NotReached,
     /// The store refused the credentials. They may have expired.
     CredentialsRefused,
     /// The store refused a request without credentials, or the file system refused this user.
@@ -265,13 +278,23 @@ pub enum StoreFailure {
 impl StoreFailure {
     /// Returns whether the same request may succeed later, perhaps with new credentials.
     pub fn may_pass(self) -> bool {
-        matches!(self, Self::NoAnswer | Self::CredentialsRefused)
+        matches!(self, Self::NoAnswer | Self::NotReached | Self::CredentialsRefused)
+    }
+
+    /// Returns what to do about the failure. The text of the error's cause ends with it, after a colon and a space.
+    pub fn advice(self) -> Option<&'static str> {
+        match self {
+            Self::NotReached => Some(
+                "check the address; to wait for a server that is about to start, set NDSHM_RETRY_SECONDS, such as to 120",
+            ),
+            _ => None,
+        }
     }
 }
 
 /// The failure as the store, or the reader of shards above it, reports it: the cause of a [`Store`](Error::Store).
 #[derive(Debug, thiserror::Error)]
-#[error("{text}")]
+#[error("{text}{}", failure.advice().map(|advice| format!(": {advice}")).unwrap_or_default())]
 pub(crate) struct StoreFault {
     pub(crate) failure: StoreFailure,
     pub(crate) text: String,
@@ -295,7 +318,7 @@ impl fmt::Debug for Error {
         let name = variant_name! {
             self;
             Source, Scale, NewVolume, UnsupportedDType, Chunk, ChunkDenied, ChunkUnserved, Missing, FillValue, Store, Url, Alignment, Bbox,
-            Interrupted, Worker, Painting, Writing, Shard, Array, Io,
+            OtherScale, Interrupted, Worker, Painting, Writing, Shard, Array, Io,
         };
         if let Self::Array(error) = self {
             return write!(f, "{name}: {error:?}");

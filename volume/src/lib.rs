@@ -36,10 +36,10 @@
 //! |---|---|
 //! | read a volume | [`open_volume`]; another scale: [`VolumeOptions::open`] |
 //! | read and write a volume | [`open_writable_volume`]; [`VolumeOptions::open_writable`] |
-//! | create a volume | [`create_volume`] |
+//! | create a volume | [`create_volume`]; for an array, like the volume that it is from: [`NewVolume::like`] |
 //! | choose a region | [`VolumeMeta::parse_bbox`], [`Bbox`]; before the volume is known [`BboxSpec`] |
-//! | fill an array | [`download_to_shared_memory`]; without a name [`download()`], in a file [`download_to_file`] |
-//! | store an array | [`upload_from_shared_memory`], [`upload_from_array`], [`upload_from_file`] |
+//! | fill an array | [`download_to_shared_memory`]; without a name [`download()`] and [`download_counted`], in a file [`download_to_file`], in memory that exists [`download_into`] |
+//! | store an array | [`upload_from_shared_memory`], [`upload_from_array`], [`upload_from_file`]; where it is from: [`VolumeNotes::region_in`] |
 //!
 //! The array is painted under a reserved name, so that readers by name see it complete or not at all. The claim on a chunk is a
 //! kernel lock: a killed worker loses only the chunk that it was painting. The same call resumes an interrupted download.
@@ -75,17 +75,21 @@ mod download;
 mod error;
 mod grid;
 mod gzip;
+mod leftovers;
 pub mod markers;
 mod missing;
 mod n5;
+mod notes;
 mod open;
 mod plan;
 mod precomputed;
 mod progress;
+mod retries;
 mod scratch;
 mod shard;
 mod spare;
 mod store;
+mod take_over;
 mod turn;
 mod unpack;
 mod upload;
@@ -95,15 +99,19 @@ mod zarr;
 pub use crate::bbox::{Bbox, BboxSpec};
 pub use crate::description::{DTYPE_NAMES, Encoding, NewVolume, ScaleInfo};
 pub use crate::download::{
-    DownloadOptions, Downloaded, ProcessWorkers, Spent, Workers, download, download_to_file, download_to_shared_memory,
-    download_with_report, file_location, is_nameless_download, paint_as_worker, remove_nameless_download,
+    DownloadOptions, Downloaded, Painted, ProcessWorkers, Spent, Workers, download, download_counted, download_into,
+    download_to_file, download_to_shared_memory, download_with_report, file_location, is_nameless_download,
+    paint_as_worker, remove_nameless_download,
 };
 pub use crate::error::{Error, ErrorKind, Result, StoreFailure};
 pub use crate::grid::Cells;
+pub use crate::leftovers::{Cleared, Leftover, LeftoverKind, is_lock, reclaim};
 pub use crate::missing::{FillValue, Missing};
+pub use crate::notes::VolumeNotes;
 pub use crate::open::{VolumeOptions, create_volume, open_volume, open_writable_volume};
 pub use crate::plan::plan;
 pub use crate::progress::{DownloadProgress, Progress, StopFlag};
+pub use crate::retries::{Retries, Retry, wait_for_servers};
 pub use crate::scratch::{Elements, Scratch};
 pub use crate::shard::Shard;
 pub use crate::store::url::{IntoVolumeUrl, VolumeFormat, VolumeUrl};

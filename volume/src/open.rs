@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use crate::description::{Encoding, NewVolume, ScaleInfo};
 use crate::error::{Error, ErrorKind, Result};
-use crate::store::url::{IntoVolumeUrl, StorePlace, VolumeFormat, VolumeUrl};
+use crate::store::url::{IntoVolumeUrl, StorePlace, VolumeFormat, VolumeUrl, resolved};
 use crate::store::{self, Store};
 use crate::volume::{ChunkSink, ChunkSource};
 use crate::{n5, precomputed, zarr};
@@ -169,9 +169,10 @@ pub fn create_volume(url: impl IntoVolumeUrl, new: &NewVolume) -> Result<Box<dyn
         return Err(Error::new_volume(url, reason));
     }
     let store = store::open(&absolute(url)?)?;
+    let new = new.completed();
     match new.format {
-        VolumeFormat::Zarr => zarr::create(&store, new),
-        VolumeFormat::Precomputed => precomputed::create(store, new),
+        VolumeFormat::Zarr => zarr::create(&store, &new),
+        VolumeFormat::Precomputed => precomputed::create(store, &new),
         VolumeFormat::N5 => Err(Error::new_volume(url, n5::READ_ONLY)),
     }
 }
@@ -221,16 +222,8 @@ fn absolute(url: &VolumeUrl) -> Result<VolumeUrl> {
     if path.is_dir() {
         return existing(url);
     }
-    let path = std::path::absolute(path).map_err(|error| Error::io("looking for", path, error))?;
-    // Resolves links in the part of the path that exists, so that the name stays the same when the volume is opened later.
-    let mut root = path.as_path();
-    let mut missing = Vec::new();
-    while let (Err(_), Some(parent), Some(name)) = (dunce::canonicalize(root), root.parent(), root.file_name()) {
-        missing.push(name);
-        root = parent;
-    }
-    let mut found = dunce::canonicalize(root).map_err(|error| Error::io("looking for", root, error))?;
-    found.extend(missing.iter().rev());
+    // Links are resolved, so that the name stays the same when the volume is opened later.
+    let found = resolved(path).map_err(|error| Error::io("looking for", path, error))?;
     Ok(VolumeUrl::local(found))
 }
 

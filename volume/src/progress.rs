@@ -7,6 +7,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
+use crate::retries::Retry;
+
 /// Shortest time between two progress updates, except the first and the last.
 pub(crate) const PROGRESS_INTERVAL: Duration = Duration::from_millis(50);
 
@@ -59,6 +61,9 @@ fn as_f64(bytes: u64) -> f64 {
 pub trait Progress: Sync {
     /// Called at the beginning, a few times a second while chunks are painted, and at the end.
     fn update(&self, progress: DownloadProgress);
+
+    /// Called after each update with the request that has been retried for the longest time, and with `None` if none is being retried.
+    fn retrying(&self, _retry: Option<&Retry>) {}
 
     /// Called after a failure that does not stop the work, such as the loss of one of several workers.
     fn warning(&self, _message: &str) {}

@@ -32,12 +32,22 @@ impl VolumeKind {
             Self::Segmentation => "segmentation",
         }
     }
+
+    /// Returns the kind of a word, as [`name`](Self::name) returns it.
+    pub fn named(name: &str) -> Option<Self> {
+        [Self::Image, Self::Segmentation].into_iter().find(|kind| kind.name() == name)
+    }
 }
 
 impl fmt::Display for VolumeKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
     }
+}
+
+/// Whether an axis of this name has channels. A region may leave out such an axis if it is the last one.
+pub(crate) fn is_channels(name: &str) -> bool {
+    matches!(name, "c" | "channel" | "channels")
 }
 
 /// Shape, chunks and element type of a volume.
@@ -60,7 +70,8 @@ pub struct VolumeMeta {
     /// The value of elements that were never written, as native bytes; `None` if the format has none, so that a missing
     /// chunk cannot be told from a lost one.
     pub fill: Option<Vec<u8>>,
-    /// Names of the axes, in the order of `shape`; empty if the volume does not name them.
+    /// Names of the axes, in the order of `shape`, as the volume has them: an axis without a name has an empty one. No names if the
+    /// volume has none. [`axis_words`](Self::axis_words) tells the axes apart.
     pub axes: Vec<String>,
     /// The format in a few words, for messages: "Zarr v3, zstd".
     pub description: String,
@@ -87,6 +98,16 @@ impl VolumeMeta {
         Bbox::at(&self.origin, &self.shape)
     }
 
+    /// Returns one word for each axis, all different: its name, or its number from 0 on if it has no name, if another axis has the
+    /// same, or if the name is made of digits or contains white space or control characters.
+    pub fn axis_words(&self) -> Vec<String> {
+        let name = |axis: usize| self.axes.get(axis).filter(|name| is_axis_name(name));
+        let is_doubled =
+            |axis: usize| (0..self.axes.len()).any(|other| other != axis && self.axes[other] == self.axes[axis]);
+        let word = |axis: usize| name(axis).filter(|_| !is_doubled(axis)).cloned();
+        (0..self.shape.len()).map(|axis| word(axis).unwrap_or_else(|| axis.to_string())).collect()
+    }
+
     /// Parses a region with ranges that may be open, as [`Bbox::parse`] does. The last axis may be left out if it is called `c`,
     /// `channel` or `channels`: the region then has all channels.
     ///
@@ -95,7 +116,7 @@ impl VolumeMeta {
     /// [`Bbox`](Error::Bbox) if the text is not one range for each axis, or if a range is empty or leaves the volume.
     pub fn parse_bbox(&self, text: &str) -> Result<Bbox> {
         let spec: BboxSpec = text.parse()?;
-        let channels = self.axes.last().is_some_and(|name| matches!(name.as_str(), "c" | "channel" | "channels"));
+        let channels = self.axes.last().is_some_and(|name| is_channels(name));
         let spec = if channels && spec.axes() + 1 == self.shape.len() { spec.with_whole_axis() } else { spec };
         spec.resolve(&self.domain())
     }
@@ -125,6 +146,12 @@ impl VolumeMeta {
         }
         Ok(())
     }
+}
+
+/// Whether a text can stand for an axis. A number cannot: it would be taken for the axis of that number.
+pub(crate) fn is_axis_name(text: &str) -> bool {
+    let is_number = text.bytes().all(|byte| byte.is_ascii_digit()); // true for an empty text
+    !is_number && !text.contains(|letter: char| letter.is_whitespace() || letter.is_control())
 }
 
 /// Result of a [`fetch`](ChunkSource::fetch).
@@ -168,8 +195,10 @@ pub trait ChunkSource: fmt::Debug + Send + Sync {
     fn identity(&self) -> String;
 
     /// Returns the notes on its origin that a downloaded array gets, as keys and texts. Known ones are `source` (a path or URL
-    /// without user, password, query or signature), `scale`, `resolution` (a number for each axis), `unit`, and `elements` (`bool`
-    /// if the bytes are booleans, 0 or 1).
+    /// without user, password, query or signature), `scale`, `resolution` (a number for each axis), `unit`, `encoding` (the
+    /// [name](crate::Encoding::name) of the chunks' encoding), and `elements` (`bool` if the bytes are booleans, 0 or 1). A download
+    /// adds the region, and from [`meta`](Self::meta) the axes, the origin, the chunks and the kind. [`VolumeNotes`](crate::VolumeNotes)
+    /// reads them.
     fn notes(&self) -> Vec<(&'static str, String)> {
         Vec::new()
     }

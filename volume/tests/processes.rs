@@ -229,6 +229,14 @@ fn check(place: &Place, done: &ndarray_shm_volume::Downloaded) {
     assert_eq!(place.left(), [EntryKind::Array]);
 }
 
+/// The warnings, without those of workers that Wine failed to start, which it does now and then (see `support/start.rs`). The others
+/// did their work.
+fn warnings(done: &ndarray_shm_volume::Downloaded) -> Vec<&str> {
+    let is_of_wine =
+        |warning: &str| cfg!(windows) && warning.contains("could not be started") && warning.contains("os error 1359");
+    done.warnings.iter().map(String::as_str).filter(|warning| !is_of_wine(warning)).collect()
+}
+
 fn worker_processes_paint_the_same_as_threads() {
     for order in [Order::C, Order::F] {
         let place = Place::new();
@@ -236,7 +244,7 @@ fn worker_processes_paint_the_same_as_threads() {
         let options = place.options().order(order).workers(workers(&place, 3, "usual", 0));
         let done = place.download(&*volume, &region(), &options).expect("a download");
         assert_eq!((done.chunks, done.painted, done.resumed, done.order), (CHUNKS, CHUNKS, 0, order));
-        assert_eq!(done.warnings, [""; 0]);
+        assert_eq!(warnings(&done), [""; 0]);
         check(&place, &done);
     }
 }
@@ -258,8 +266,9 @@ fn killed_worker_is_only_a_warning() {
         assert_eq!((done.painted, done.chunks), (CHUNKS, CHUNKS));
         // No worker is killed if none reaches its `chunk`th chunk.
         let killed = usize::from(place.path("mark").exists());
-        assert_eq!(done.warnings.len(), killed, "{:?}", done.warnings);
-        assert!(done.warnings.iter().all(|warning| warning.contains(KILLED)), "{:?}", done.warnings);
+        let warnings = warnings(&done);
+        assert_eq!(warnings.len(), killed, "{warnings:?}");
+        assert!(warnings.iter().all(|warning| warning.contains(KILLED)), "{warnings:?}");
         assert!(chunk > 1 || killed == 1, "some worker decoded a first chunk");
         check(&place, &done);
     }
@@ -270,7 +279,8 @@ fn killed_workers_unreported_chunk_is_counted() {
     let volume = place.volume(&spec());
     let options = place.options().workers(workers(&place, 2, "die-untold", 0));
     let done = place.download(&*volume, &region(), &options).expect("the other worker finishes");
-    assert_eq!((done.painted, done.chunks, done.warnings.len()), (CHUNKS, CHUNKS, 1), "{:?}", done.warnings);
+    assert_eq!((done.painted, done.chunks), (CHUNKS, CHUNKS));
+    assert_eq!(warnings(&done).len(), 1, "{:?}", done.warnings);
     check(&place, &done);
 }
 

@@ -64,7 +64,7 @@ pub(crate) struct DownloadArgs {
     /// Use a file in the emulated directory, regardless of EMULATE_SHM
     #[arg(long)]
     pub(crate) emulate: bool,
-    /// Replace an existing array; attached processes keep the old one
+    /// Replace an existing array (attached processes keep the old one), and what a killed download of another region left under the name
     #[arg(long)]
     pub(crate) replace: bool,
     /// When interrupted, or when a chunk cannot be read, keep the painted chunks: the same command resumes with the rest
@@ -121,7 +121,8 @@ pub(crate) struct UploadArgs {
     /// SOURCE is a file that holds only elements
     #[arg(long, conflicts_with = "backend")]
     pub(crate) file: bool,
-    /// Region of the volume to write the array to: START:STOP for each axis; an empty side is the bound [default: the whole volume]
+    /// Region of the volume to write the array to: START:STOP for each axis; an empty side is the bound [default: where the array is from,
+    /// if that is this volume and scale; else the whole volume]
     #[arg(long, value_name = "RANGES", allow_hyphen_values = true)]
     pub(crate) bbox: Option<String>,
     /// Write only this part of the region, in the volume's coordinates
@@ -159,15 +160,15 @@ pub(crate) struct UploadArgs {
     /// Format of the new volume [default: that of the URL's prefix; zarr:// is zarr3]
     #[arg(long, value_name = "FORMAT", requires = "create", help_heading = "New volumes")]
     pub(crate) format: Option<FormatChoice>,
-    /// Elements along each axis of a chunk: 64,64,64
+    /// Elements along each axis of a chunk: 64,64,64; channels may be left out [default: from the array's description]
     #[arg(long, value_name = "N,N,..", value_parser = words::lengths, requires = "create", help_heading = "New volumes")]
     pub(crate) chunk: Option<PerAxis<u64>>,
     /// Elements along each axis of a shard of many chunks (zarr3)
     #[arg(long, value_name = "N,N,..", value_parser = words::lengths, requires = "create", help_heading = "New volumes")]
     pub(crate) shard_shape: Option<PerAxis<u64>>,
-    /// Encoding of chunks; not every format supports each of them
-    #[arg(long, value_name = "ENCODING", default_value = "raw", help_heading = "New volumes")]
-    pub(crate) encoding: EncodingChoice,
+    /// Encoding of chunks; not every format supports each of them [default: from the array's description, but never jpeg; else raw]
+    #[arg(long, value_name = "ENCODING", help_heading = "New volumes")]
+    pub(crate) encoding: Option<EncodingChoice>,
     /// Quality of jpeg chunks, 1 to 100: a lower quality makes chunks smaller and less exact [default: 85]
     #[arg(
         long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=100), requires = "create",
@@ -177,20 +178,22 @@ pub(crate) struct UploadArgs {
     /// Type of the elements, such as uint16 or <u2 [default: from the array's description]
     #[arg(long, value_name = "DTYPE", value_parser = words::dtype, requires = "create", help_heading = "New volumes")]
     pub(crate) dtype: Option<DType>,
-    /// Meaning of the elements of a Precomputed volume [default: segmentation for compressed_segmentation, else image; required for
-    /// other uint32 and uint64 volumes]
+    /// Meaning of the elements of a Precomputed volume [default: from the array's description; else segmentation for
+    /// compressed_segmentation, and image; required for other uint32 and uint64 volumes]
     #[arg(long = "type", value_name = "TYPE", requires = "create", help_heading = "New volumes")]
     pub(crate) kind: Option<TypeChoice>,
     /// Elements along each axis of the volume [default: those of the array, else of --bbox]
     #[arg(long, value_name = "N,N,..", value_parser = words::lengths, requires = "create", help_heading = "New volumes")]
     pub(crate) shape: Option<PerAxis<u64>>,
-    /// Coordinates of the first element [default: the start of --bbox if --shape is not given, else 0]
+    /// Coordinates of the first element [default: without --bbox where the array begins in the volume that it is from; the start of
+    /// --bbox if --shape is not given; else 0]
     #[arg(
         long, value_name = "N,N,..", value_parser = words::coordinates, allow_hyphen_values = true, requires = "create",
         help_heading = "New volumes"
     )]
     pub(crate) origin: Option<PerAxis<i64>>,
-    /// Size of an element along each axis, in nanometres [default: 1]
+    /// Size of an element along each axis, in nanometres; channels have none [default: from the array's description; else 1 in
+    /// Precomputed, and not recorded in Zarr]
     #[arg(long, value_name = "N,N,..", value_parser = words::sizes, requires = "create", help_heading = "New volumes")]
     pub(crate) resolution: Option<PerAxis<f64>>,
     /// Show no progress

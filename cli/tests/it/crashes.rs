@@ -224,6 +224,24 @@ fn same_command_resumes_after_all_processes_are_killed() {
     assert_complete(&scene);
 }
 
+/// The killed command and this one paint different work under one name.
+#[test]
+fn other_download_replaces_what_a_kill_left_only_when_told() {
+    let scene = Scene::new();
+    volume::write(&scene.volume());
+    let mut running = Running::start(&mut download(&scene, &["--order", "f"]));
+    wait_for_chunks(&scene, &mut running, 1);
+    running.kill();
+    assert_killed(running);
+    let refused = run(&mut download(&scene, &["--order", "c"])).expect_code(1);
+    let words = ["another order", "no process is attached", "give --replace", "`ndshm unlink --partial x`"];
+    assert!(words.iter().all(|word| refused.err.contains(word)), "{refused:?}");
+    assert!(!refused.err.contains("replace(true)"), "no words of the library: {refused:?}");
+    let report = run(&mut download(&scene, &["--order", "c", "--replace"])).expect_code(0).json();
+    assert_eq!((number(&report, "resumed"), number(&report, "painted")), (0, CHUNKS));
+    assert_eq!(scene.files(), ["x"]);
+}
+
 /// Kills the whole process group at about half, with threads and with processes. Workers in groups of their own die as well.
 #[cfg(target_os = "linux")]
 #[test]

@@ -25,6 +25,8 @@ mod parts;
 mod pictures;
 mod refusals;
 mod roles;
+#[cfg(target_os = "linux")] // elsewhere arrays have no descriptions, and so no region of their own
+mod round_trips;
 #[cfg(unix)] // shell scripts
 mod scaling;
 mod scene;

@@ -31,7 +31,7 @@ fn plane_is_shown_with_x_to_the_right() {
         run(command.arg(scene.volume())).expect_code(0);
         let out = scene.temporary().join(format!("{order}.png"));
         let path = out.to_str().expect("text");
-        // The axes of a Zarr volume in C order are z, y, x; in F order the first one is called x unless it is named.
+        // The volume names no axes.
         let layout = ["--dtype", "uint16", "--shape", "20,30,20", "--order", order, "--range", "0:65535"];
         let named = ["--axes", "zyx", "--slice", "z=3", "--out", path, "--json"];
         let report = view(&scene, order, &[&layout[..], &named].concat()).expect_code(0).json();
@@ -45,8 +45,9 @@ fn plane_is_shown_with_x_to_the_right() {
             let shade = f64::from(shades[row * 20 + column]);
             assert!((shade - element / 257.0).abs() <= 0.51, "{order} {row} {column}: {shade} of {element}");
         }
-        // Without names, x is the contiguous axis: z is the first axis in C order and the last one in F order.
-        let plain = [&layout[..], &["--slice", "z=3", "--out", path, "--json", "--replace"]].concat();
+        // Without names, the contiguous axis goes to the right.
+        let slowest = if order == "c" { "0=3" } else { "2=3" };
+        let plain = [&layout[..], &["--slice", slowest, "--out", path, "--json", "--replace"]].concat();
         let report = view(&scene, order, &plain).expect_code(0).json();
         assert_eq!(report["right"], if order == "c" { 2 } else { 0 });
         let by_number =
@@ -120,7 +121,7 @@ fn view_reports_missing_and_invalid_options() {
         (&["--columns", "9", "--dtype", "uint16", "--shape", "3,5"], 2, "24 bytes"),
         (&["--columns", "9", "--dtype", "uint16", "--shape", "3,4"], 2, "--order f"),
         (
-            &["--columns", "9", "--dtype", "uint16", "--shape", "3,4", "--order", "c", "--slice", "y=3"],
+            &["--columns", "9", "--dtype", "uint16", "--shape", "3,4", "--order", "c", "--slice", "0=3"],
             2,
             "has 3 elements",
         ),
@@ -159,13 +160,20 @@ fn counted_arrays_and_renderbuffers_need_no_layout() {
     assert_eq!(counted.refcount(), 1, "the viewer has detached");
     drop(counted);
 
-    let buffer = RenderOptions::new().backend(scene.backend()).create::<u8, _>("half", (4, 4), (2, 4), "by a test");
-    let buffer = buffer.expect("begun");
+    let options = RenderOptions::new().backend(scene.backend()).note("axes", "y x");
+    let buffer = options.create::<u8, _>("half", (4, 4), (2, 4), "by a test").expect("begun");
     let ndarray_shm::render::Claim::Chunk(mut claim) = buffer.claim(1).expect("free") else { panic!("it is free") };
     claim.view_mut().fill(5);
     claim.commit().expect("committed");
     let finished = view(&scene, "half", &["--out", path, "--replace", "--range", "0:5"]).expect_code(0);
     assert!(finished.out.contains("not finished"), "{finished:?}");
+    assert_eq!(
+        finished.out.contains("x (axis 1) to the right, y (axis 0) down"),
+        cfg!(target_os = "linux"),
+        "{finished:?}"
+    );
+    let info = run(&mut scene.ndshm(["info", "half"])).expect_code(0).out;
+    assert_eq!(info.contains("4 x 4 (y, x), C order"), cfg!(target_os = "linux"), "{info}");
     assert_eq!(read(&out), (4, 4, 1, [vec![0; 8], vec![255; 8]].concat()));
     let finished = run(scene.ndshm(["export", "half"]).arg(&npy)).expect_code(3);
     assert!(finished.err.contains("unfinished"), "{finished:?}");

@@ -1,5 +1,9 @@
 //! Whole jobs as a user runs them: each command takes what the previous one has left.
 
+mod adopter;
+#[cfg(target_os = "linux")] // elsewhere arrays have no descriptions, and so no names of axes
+mod microscopist;
+
 use std::fs;
 use std::path::Path;
 use std::process::Command;

@@ -3,25 +3,30 @@
 //! A process that waits for memory polls: a block is freed by one exchange or by a death, and neither wakes a process.
 
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::arena::header::{ArenaHeader, TURN_WAIT};
-use crate::arena::hints::{AreaHints, HintSet};
 use crate::arena::tables::geometry::{SLOTS_OF_SPAN, SPAN};
 use crate::arena::tables::sizes::Size;
 use crate::arena::tables::span::Area;
+use crate::backoff::Deadline;
 use crate::error::{Error, Result};
+use crate::os;
+use crate::search_time::SearchTime;
 
 /// Maximum number of searches while other processes change spans.
 const TRIES: u32 = 64;
 /// How many remembered areas are searched for a free block before another span is cut.
 const LOOKS: usize = 8;
 
-/// Pauses between two searches: the first, the longest, and a minimum as a multiple of the time that the last search took.
-/// Searching a large arena that is full takes milliseconds.
+/// Pauses between two searches: the first, and the longest after short searches. Searching a large arena that is full takes
+/// milliseconds, and makes the pause longer.
 const FIRST_PAUSE: Duration = Duration::from_micros(20);
 const LONGEST_PAUSE: Duration = Duration::from_millis(5);
-const PAUSE_PER_LOOK: u32 = 4;
+
+/// How long each search of a waiting process waits for locks of the arena (RECOVER, SPANS). If a member is stopped while it holds
+/// one, blocks can become free all the same, and the next search finds them.
+const TURN_IN_WAIT: Duration = Duration::from_millis(100);
 
 /// A block that this member has taken exclusively.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -37,33 +42,42 @@ impl ArenaHeader {
     ///
     /// # Errors
     ///
-    /// [`Error::NoSpace`]: no block is free, not even after reclaiming the holds of dead members.
+    /// [`Error::NoSpace`]: no block is free, not even after reclaiming the holds of dead members. [`Error::TimedOut`]: a member was
+    /// stopped while it held a lock that was needed.
     pub(crate) fn allocate(&self, bytes: u64) -> Result<Taken> {
-        self.check_process()?;
+        let size = self.size_that_fits(bytes)?;
         self.end_sent();
-        let Some(size) = self.size_that_fits(bytes) else { return Err(self.full(bytes)) };
-        let mut hints = self.hints.lock();
-        let mut found = self.take_hinted(hints.of(size));
-        if found.is_none() {
-            found = self.find(size, &mut hints)?;
+        match self.take_hinted(size) {
+            Some(taken) => Ok(taken),
+            None => self.search(size, bytes, Deadline::after(TURN_WAIT)),
         }
-        if found.is_none() {
-            // Frees blocks of dead members, and unused spans that are cut into blocks of another size.
-            self.reclaim_dead(TURN_WAIT)?;
-            for _ in 0..TRIES {
-                // Another process in this loop holds free blocks for a moment, or cuts the spans that this one has freed. Then
-                // spans have changed, and another search may succeed.
-                let before = self.span_changes();
-                self.free_unused_spans()?;
-                found = self.find(size, &mut hints)?;
-                if found.is_some() || self.span_changes() == before {
-                    break;
-                }
+    }
+
+    /// Searches everywhere for a block, and makes one if possible. Waits for locks until the deadline.
+    fn search(&self, size: Size, bytes: u64, until: Deadline) -> Result<Taken> {
+        if let Some(taken) = self.find(size, until)? {
+            return Ok(taken);
+        }
+        // Frees blocks of dead members. If that fails because a member is stopped while it reclaims, the search goes on: spans that
+        // members have left are found without it.
+        let refused = match self.reclaim_dead(until) {
+            Ok(_) => None,
+            Err(error) if error.is_timed_out() => Some(error),
+            Err(error) => return Err(error),
+        };
+        for _ in 0..TRIES {
+            // Another process in this loop holds free blocks for a moment, or cuts the spans that this one has freed. Then spans
+            // have changed, and another search may succeed.
+            let before = self.span_changes();
+            self.free_unused_spans(until)?; // they may be cut into blocks of another size
+            if let Some(taken) = self.find(size, until)? {
+                return Ok(taken);
+            }
+            if self.span_changes() == before {
+                break;
             }
         }
-        let (area, block) = found.ok_or_else(|| self.full(bytes))?;
-        hints.of(size).remember(area, block);
-        Ok(Self::taken(area, size, block))
+        Err(refused.unwrap_or_else(|| self.full(bytes)))
     }
 
     /// Takes a block of at least `bytes` bytes exclusively. Waits while none is free.
@@ -72,35 +86,47 @@ impl ArenaHeader {
     ///
     /// [`Error::TimedOut`]: no block became free. [`Error::NoSpace`], at once: the arena is too small for the block.
     pub(crate) fn allocate_wait(&self, bytes: u64, limit: Duration) -> Result<Taken> {
-        // A deadline beyond the range of the clock counts as no limit.
-        let deadline = Instant::now().checked_add(limit);
+        let size = self.size_that_fits(bytes)?;
+        let until = Deadline::after(limit);
         let mut pause = FIRST_PAUSE;
         loop {
-            let look = Instant::now();
-            match self.allocate(bytes) {
-                Err(Error::NoSpace { .. }) if self.size_that_fits(bytes).is_some() => {}
+            self.end_sent();
+            // Not measured, because asking for the processor time is a system call.
+            if let Some(taken) = self.take_hinted(size) {
+                return Ok(taken);
+            }
+            let search = SearchTime::begin();
+            match self.search(size, bytes, Deadline::after(TURN_IN_WAIT.min(until.left()))) {
+                Err(Error::NoSpace { .. } | Error::TimedOut { .. }) => {}
                 answer => return answer,
             }
-            let left = deadline.map_or(Duration::MAX, |deadline| deadline.saturating_duration_since(Instant::now()));
+            os::step("allocate: none free");
+            let rest = SearchTime::rest_after(search.spent());
+            let left = until.left();
             if left.is_zero() {
                 return Err(Error::TimedOut { location: self.name().to_owned(), waited: limit });
             }
-            thread::sleep(pause.max(look.elapsed() * PAUSE_PER_LOOK).min(left));
+            thread::sleep(pause.max(rest).min(left));
             pause = (pause * 2).min(LONGEST_PAUSE);
         }
     }
 
-    /// Returns the size of a block for this many bytes, if the arena is large enough.
-    fn size_that_fits(&self, bytes: u64) -> Option<Size> {
-        Size::of(bytes).filter(|size| size.block() <= self.geometry.capacity())
+    /// Returns the size of a block for this many bytes. Fails in a forked child, and if the arena is too small.
+    fn size_that_fits(&self, bytes: u64) -> Result<Size> {
+        self.check_process()?;
+        let size = Size::of(bytes).filter(|size| size.block() <= self.geometry.capacity());
+        size.ok_or_else(|| self.full(bytes))
     }
 
     /// Takes a block of a remembered area.
-    fn take_hinted(&self, hints: &mut AreaHints) -> Option<(Area, u32)> {
+    fn take_hinted(&self, size: Size) -> Option<Taken> {
+        let mut hints = self.hints.lock();
+        let hints = hints.of(size);
         for _ in 0..LOOKS.min(hints.areas.len()) {
             let area = *hints.areas.front()?;
             if let Some(block) = self.take_block(area, hints.next) {
-                return Some((area, block));
+                hints.remember(area, block);
+                return Some(Self::taken(area, size, block));
             }
             hints.next = 0;
             hints.areas.pop_front();
@@ -113,24 +139,41 @@ impl ArenaHeader {
     }
 
     /// Makes an area of free spans and takes a block of it. If no spans are free, searches all areas for a free block.
-    fn find(&self, size: Size, hints: &mut HintSet) -> Result<Option<(Area, u32)>> {
-        loop {
+    ///
+    /// Waits for SPANS until the deadline, if a run is needed. Without SPANS it finds only runs that exist and are free.
+    fn find(&self, size: Size, until: Deadline) -> Result<Option<Taken>> {
+        // Before the hints are locked: another thread, perhaps with less time, may wait for them.
+        let (turn, refused) = match size {
+            Size::Small(_) => (None, None),
+            Size::Run(_) => match self.turn_at_spans(until) {
+                Ok(turn) => (Some(turn), None),
+                Err(error) if error.is_timed_out() => (None, Some(error)),
+                Err(error) => return Err(error),
+            },
+        };
+        let mut hints = self.hints.lock();
+        let made = loop {
             let made = match size {
                 Size::Small(class) => self.cut_span(class, hints.cursor),
-                Size::Run(spans) => self.join_spans(spans, hints.cursor)?,
+                Size::Run(spans) => turn.as_ref().and_then(|turn| self.join_spans(spans, hints.cursor, turn)),
             };
-            let Some(area) = made else {
-                let known = hints.of(size);
-                let found = self.search_block(size, known.searched);
-                known.searched = found.map_or(0, |(area, _)| area.span);
-                return Ok(found);
-            };
+            let Some(area) = made else { break None };
             hints.cursor = area.span + if let Size::Run(spans) = size { spans } else { 1 };
             // Another process may have found the new area and taken all of its blocks, or freed it again: make another area.
             if let Some(block) = self.take_block(area, 0) {
-                return Ok(Some((area, block)));
+                break Some((area, block));
             }
-        }
+        };
+        drop(turn); // other members need not wait for the search
+        let known = hints.of(size);
+        let found = made.or_else(|| {
+            let found = self.search_block(size, known.searched);
+            known.searched = found.map_or(0, |(area, _)| area.span);
+            found
+        });
+        let Some((area, block)) = found else { return refused.map_or(Ok(None), Err) };
+        known.remember(area, block);
+        Ok(Some(Self::taken(area, size, block)))
     }
 
     fn taken(area: Area, size: Size, block: u32) -> Taken {
@@ -154,9 +197,10 @@ impl ArenaHeader {
         Error::NoSpace {
             location: self.name().to_owned(),
             needed,
-            available: self.unused(),
+            available: self.unused(0), in_flight: 0,
             advice: "the arena is full: drop arrays that are no longer needed (in every process: stats() says how many each \
-                     holds), or create a larger one",
+                     holds), or create a larger one"
+                .into(),
         }
     }
 }

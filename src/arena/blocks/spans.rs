@@ -9,15 +9,17 @@
 //! finds that the span has changed. So a held block keeps its span as it is.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
 
-use crate::arena::header::{ArenaHeader, TURN_WAIT};
+use crate::arena::header::ArenaHeader;
 use crate::arena::tables::geometry::{SLOTS_OF_SPAN, SPAN};
 use crate::arena::tables::sizes::Size;
 use crate::arena::tables::slots::Slot;
 use crate::arena::tables::span::{Area, BLOCKS, FREE, HEAD, PART, Span, around, exchange};
+use crate::backend::Turn;
 use crate::backend::lock_space::SPANS;
+use crate::backoff::Deadline;
 use crate::error::Result;
+use crate::os;
 
 impl ArenaHeader {
     pub(crate) fn span(&self, index: u32) -> Option<Span> {
@@ -70,17 +72,23 @@ impl ArenaHeader {
         })
     }
 
-    /// Joins free spans to a run, searching from span `from` on.
-    pub(crate) fn join_spans(&self, spans: u32, from: u32) -> Result<Option<Area>> {
+    /// Waits until the deadline for SPANS, with which runs are joined and spans are freed.
+    pub(crate) fn turn_at_spans(&self, until: Deadline) -> Result<Turn> {
+        let turn = self.turn(SPANS, until)?;
+        os::step("spans: alone");
+        Ok(turn)
+    }
+
+    /// Joins free spans to a run, searching from span `from` on. The caller holds SPANS.
+    pub(crate) fn join_spans(&self, spans: u32, from: u32, _turn: &Turn) -> Option<Area> {
         let words = self.spans();
         if spans as usize > words.len() || spans == 0 {
-            return Ok(None);
+            return None;
         }
-        let _turn = self.turn(SPANS, TURN_WAIT)?;
         let last = words.len() - spans as usize;
         let from = (from as usize).min(last + 1);
         // The second search covers runs that begin before `from` and end behind it.
-        Ok(self.join_between(words, spans, from, last + 1).or_else(|| self.join_between(words, spans, 0, from)))
+        self.join_between(words, spans, from, last + 1).or_else(|| self.join_between(words, spans, 0, from))
     }
 
     fn join_between(&self, words: &[AtomicU64], spans: u32, start: usize, end: usize) -> Option<Area> {
@@ -124,8 +132,8 @@ impl ArenaHeader {
     }
 
     /// Frees every span and run whose blocks are all free. Returns how many spans it has freed.
-    pub(crate) fn free_unused_spans(&self) -> Result<usize> {
-        let _turn = self.turn(SPANS, TURN_WAIT)?;
+    pub(crate) fn free_unused_spans(&self, until: Deadline) -> Result<usize> {
+        let _turn = self.turn_at_spans(until)?;
         let words = self.spans();
         let mut freed = 0;
         for span in 0..self.touched() {
@@ -167,8 +175,8 @@ impl ArenaHeader {
     }
 
     /// Frees parts of runs that have no head: a process was killed while it joined them or took them apart.
-    pub(crate) fn free_loose_spans(&self, limit: Duration) -> Result<()> {
-        let _turn = self.turn(SPANS, limit)?;
+    pub(crate) fn free_loose_spans(&self, until: Deadline) -> Result<()> {
+        let _turn = self.turn_at_spans(until)?;
         let mut covered = 0;
         for (span, word) in (0..self.touched()).zip(self.spans()) {
             let found = Span(word.load(Ordering::Acquire));
@@ -186,9 +194,26 @@ impl ArenaHeader {
         self.spans().iter().fold(0, |sum: u64, word| sum.wrapping_add(word.load(Ordering::Acquire) >> 32))
     }
 
-    /// Returns the bytes of the spans that are free now.
-    pub(crate) fn unused(&self) -> u64 {
-        self.spans().iter().filter(|word| Span(word.load(Ordering::Relaxed)).is_free()).count() as u64 * SPAN
+    /// Returns the bytes of the spans that are free now, or that a search for memory would free: no member holds a block of them, except
+    /// members with a bit in `dead`.
+    pub(crate) fn unused(&self, dead: u64) -> u64 {
+        let table = self.slot_table();
+        let (mut unused, mut covered) = (0, 0);
+        for (span, word) in (0u32..).zip(self.spans()) {
+            let found = Span(word.load(Ordering::Acquire));
+            let Some(size) = found.size() else {
+                // A part behind a head belongs to its run. Without a head, a killed process has left it.
+                unused += u64::from(found.is_free() || span >= covered);
+                continue;
+            };
+            let spans = if let Size::Run(spans) = size { spans } else { 1 };
+            covered = span.saturating_add(spans);
+            let first = Self::first_slot(span);
+            let mut blocks = first..first + size.blocks();
+            let is_free = |slot: u32| table.get(slot as usize).is_some_and(|slot| slot.is_free_without(dead));
+            unused += if blocks.all(is_free) { u64::from(spans) } else { 0 };
+        }
+        (unused * SPAN).min(self.geometry.capacity())
     }
 }
 

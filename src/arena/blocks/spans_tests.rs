@@ -1,5 +1,7 @@
 //! Spans are joined, used and freed, also after a member was killed between two exchanges.
 
+use std::time::Duration;
+
 use super::*;
 use crate::arena::tables::geometry::Geometry;
 use crate::backend::lock_space::RECOVER;
@@ -19,8 +21,16 @@ fn members() -> (tempfile::TempDir, ArenaHeader, ArenaHeader) {
     let backend = Directory::new("test", directory.path());
     let home = Home { backend, location: Location::new("spans").expect("a name") };
     let one = ArenaHeader::create(home.clone(), Kind::Arena, geometry(), DraftOptions::default(), false).expect("room");
-    let two = ArenaHeader::open(home, Kind::Arena).expect("it is there");
+    let two = ArenaHeader::open(home, Kind::Arena, false).expect("it is there");
     (directory, one, two)
+}
+
+fn soon() -> Deadline {
+    Deadline::after(Duration::from_secs(60))
+}
+
+fn join(header: &ArenaHeader, spans: u32, from: u32) -> Option<Area> {
+    header.join_spans(spans, from, &header.turn_at_spans(soon()).expect("a turn"))
 }
 
 fn kinds(header: &ArenaHeader) -> Vec<u64> {
@@ -37,13 +47,13 @@ fn set(header: &ArenaHeader, span: u32, kind: u64, value: u64) {
 #[test]
 fn run_is_joined_used_and_freed() {
     let (_directory, one, two) = members();
-    let area = one.join_spans(3, 0).expect("a turn").expect("free spans");
+    let area = join(&one, 3, 0).expect("free spans");
     assert_eq!(kinds(&one), [HEAD, PART, PART, FREE, FREE, FREE, FREE, FREE]);
     assert_eq!(two.take_block(area, 0), Some(0));
     assert_eq!(one.take_block(area, 0), None);
-    assert_eq!(one.free_unused_spans().expect("a turn"), 0, "the other member holds it");
+    assert_eq!(one.free_unused_spans(soon()).expect("a turn"), 0, "the other member holds it");
     two.release(ArenaHeader::first_slot(area.span)).expect("it was held");
-    assert_eq!(one.free_unused_spans().expect("a turn"), 3);
+    assert_eq!(one.free_unused_spans(soon()).expect("a turn"), 3);
     assert_eq!(kinds(&one), [FREE; SPANS as usize]);
     assert_eq!(two.take_block(area, 0), None, "the area was freed");
     assert!(two.slots().allocate(0), "the slot is free");
@@ -55,12 +65,12 @@ fn run_is_joined_between_used_spans() {
     for span in [1, 4] {
         set(&one, span, BLOCKS, 0);
     }
-    assert_eq!(one.join_spans(4, 0).expect("a turn"), None);
-    assert_eq!(one.join_spans(3, 2).expect("a turn").expect("at the end").span, 5);
-    assert_eq!(one.join_spans(2, 7).expect("a turn").expect("in the middle").span, 2);
-    assert_eq!(one.join_spans(1, 9).expect("a turn").expect("at the beginning").span, 0);
-    assert_eq!(one.join_spans(1, 0).expect("a turn"), None);
-    assert_eq!(one.join_spans(9, 0).expect("a turn"), None);
+    assert_eq!(join(&one, 4, 0), None);
+    assert_eq!(join(&one, 3, 2).expect("at the end").span, 5);
+    assert_eq!(join(&one, 2, 7).expect("in the middle").span, 2);
+    assert_eq!(join(&one, 1, 9).expect("at the beginning").span, 0);
+    assert_eq!(join(&one, 1, 0), None);
+    assert_eq!(join(&one, 9, 0), None);
 }
 
 /// A member is killed after each exchange of joining a run of three, and of taking one apart.
@@ -75,7 +85,7 @@ fn loose_spans_of_killed_member_are_freed() {
         for (span, kind) in (2..).zip(*state) {
             set(&one, span, *kind, 0);
         }
-        one.free_loose_spans(TURN_WAIT).expect("a turn");
+        one.free_loose_spans(soon()).expect("a turn");
         assert_eq!(kinds(&one), [HEAD, PART, FREE, FREE, FREE, FREE, FREE, FREE], "{state:?}");
         drop(two);
     }
@@ -87,12 +97,12 @@ fn span_of_killed_member_is_freed_after_reclaim() {
     let area = one.cut_span(26, 0).expect("a free span");
     // The second member has taken one of two blocks, as if it were killed while freeing the span. Its seat is reclaimed below.
     assert_eq!(two.take_block(area, 0), Some(0));
-    assert_eq!(one.free_unused_spans().expect("a turn"), 0);
-    let turn = one.turn(RECOVER, std::time::Duration::from_secs(1)).expect("a turn");
-    assert_eq!(one.reclaim_seat(two.seat, &turn, TURN_WAIT).expect("a turn"), 1);
-    assert_eq!(one.reclaim_seat(two.seat, &turn, TURN_WAIT).expect("again"), 0);
+    assert_eq!(one.free_unused_spans(soon()).expect("a turn"), 0);
+    let turn = one.turn(RECOVER, soon()).expect("a turn");
+    assert_eq!(one.reclaim_seat(two.seat, &turn, soon()).expect("a turn"), 1);
+    assert_eq!(one.reclaim_seat(two.seat, &turn, soon()).expect("again"), 0);
     drop(turn);
-    assert_eq!(one.free_unused_spans().expect("a turn"), 1);
+    assert_eq!(one.free_unused_spans(soon()).expect("a turn"), 1);
 }
 
 #[test]

@@ -16,6 +16,7 @@ use crate::arena::tables::geometry::{Geometry, SLOTS_OF_SPAN};
 use crate::arena::tables::slots::{Released, Slot};
 use crate::arena::tables::span::around;
 use crate::backend::{Directory, DraftOptions, IntoLocation, Location};
+use crate::backoff::Deadline;
 use crate::error::{Error, Result};
 use crate::os;
 use crate::segment::Home;
@@ -61,7 +62,7 @@ impl Counters {
     ///
     /// As [`Arena::open`](crate::Arena::open).
     pub fn open(location: impl IntoLocation) -> Result<Self> {
-        Ok(Self::of(ArenaHeader::open(Home::new(None, location)?, Kind::Counters)?))
+        Ok(Self::of(ArenaHeader::open(Home::new(None, location)?, Kind::Counters, false)?))
     }
 
     /// Creates a file of counters in a given directory.
@@ -79,7 +80,7 @@ impl Counters {
     ///
     /// As [`open`](Self::open).
     pub fn open_in(backend: &Directory, location: impl IntoLocation) -> Result<Self> {
-        Ok(Self::of(ArenaHeader::open(Home::new(Some(backend), location)?, Kind::Counters)?))
+        Ok(Self::of(ArenaHeader::open(Home::new(Some(backend), location)?, Kind::Counters, false)?))
     }
 
     fn make(home: Home, counters: u32) -> Result<Self> {
@@ -172,7 +173,7 @@ impl Counters {
     ///
     /// As [`Arena::reclaim`](crate::Arena::reclaim).
     pub fn reclaim(&self) -> Result<ReclaimedBlocks> {
-        self.header().reclaim_dead(TURN_WAIT)
+        self.header().reclaim_dead(Deadline::after(TURN_WAIT))
     }
 
     /// Takes a counter for one loan.

@@ -13,6 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use super::counters::Counters;
 use crate::arena::handle::CounterHandle;
 use crate::arena::header::DROP_WAIT;
+use crate::backoff::Deadline;
 use crate::error::{Error, IntoError, Result};
 
 /// Number of buffers in the limbo above which a warning is logged.
@@ -274,7 +275,7 @@ impl<M: Memory> Drop for LimboState<M> {
     fn drop(&mut self) {
         let _ = self.free_released(usize::MAX); // in a forked child nothing is freed
         if self.waiting().is_ok_and(|waiting| !waiting.is_empty()) {
-            let _ = self.counters.header().reclaim_dead(DROP_WAIT); // fails while another process reclaims
+            let _ = self.counters.header().reclaim_dead(Deadline::after(DROP_WAIT)); // fails while another process reclaims
             let _ = self.free_released(usize::MAX);
         }
         // Without locking: in a forked child, a thread of the parent may have held the lock at the fork, and it is never released.

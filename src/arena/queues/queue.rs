@@ -17,6 +17,7 @@ use crate::arena::tables::event::Event;
 use crate::arena::tables::ring::RingRefusal;
 use crate::arena::tables::slots::SEATS;
 use crate::array::{DType, Element, Order};
+use crate::backoff::Deadline;
 use crate::error::{Error, IntoError, Result};
 
 /// Interval at which a waiting process checks whether members have died.
@@ -140,10 +141,10 @@ impl Queue {
     ///
     /// # Errors
     ///
-    /// The error gives the array back. [`Closed`](Error::Closed): the queue was closed. [`InvalidSetting`](Error::InvalidSetting):
+    /// The error gives the array back, if it was not a reference. [`Closed`](Error::Closed): the queue was closed. [`InvalidSetting`](Error::InvalidSetting):
     /// the array is of another arena. [`Unsupported`](Error::Unsupported): this is a forked child. [`Trailer`](Error::Trailer): the
     /// queue's bytes are damaged.
-    pub fn send<A: Sendable>(&self, array: A) -> Result<(), IntoError<A>> {
+    pub fn send<A: Sendable>(&self, array: A) -> Result<(), IntoError<A::GivenBack>> {
         self.send_within(array, None)
     }
 
@@ -152,9 +153,9 @@ impl Queue {
     /// # Errors
     ///
     /// [`QueueFull`](Error::QueueFull), and those of [`send`](Self::send).
-    pub fn try_send<A: Sendable>(&self, array: A) -> Result<(), IntoError<A>> {
+    pub fn try_send<A: Sendable>(&self, array: A) -> Result<(), IntoError<A::GivenBack>> {
         let send = |slot| self.header.send(self.index, slot).map_err(|refused| self.error(refused));
-        self.slot_of(&array).and_then(send).map_err(|error| IntoError::new(error, array))
+        self.slot_of(&array).and_then(send).map_err(|error| IntoError::new(error, array.into_given_back()))
     }
 
     /// Sends an array. Waits for room for at most `limit`.
@@ -162,16 +163,16 @@ impl Queue {
     /// # Errors
     ///
     /// [`TimedOut`](Error::TimedOut), and those of [`send`](Self::send).
-    pub fn send_timeout<A: Sendable>(&self, array: A, limit: Duration) -> Result<(), IntoError<A>> {
+    pub fn send_timeout<A: Sendable>(&self, array: A, limit: Duration) -> Result<(), IntoError<A::GivenBack>> {
         self.send_within(array, Some(limit))
     }
 
-    fn send_within<A: Sendable>(&self, array: A, limit: Option<Duration>) -> Result<(), IntoError<A>> {
+    fn send_within<A: Sendable>(&self, array: A, limit: Option<Duration>) -> Result<(), IntoError<A::GivenBack>> {
         let send = |slot| {
             let attempt = || self.header.send(self.index, slot);
             self.wait_while(RingRefusal::Full, limit, &self.for_room, &self.words()?.emptied, attempt)
         };
-        self.slot_of(&array).and_then(send).map_err(|error| IntoError::new(error, array))
+        self.slot_of(&array).and_then(send).map_err(|error| IntoError::new(error, array.into_given_back()))
     }
 
     /// Calls `attempt` until it succeeds, or is refused for another reason than this.
@@ -359,7 +360,7 @@ impl Queue {
         self.header.end_sent();
         let has_died = |seat| self.header.is_taken(seat) && self.header.is_alive(seat).is_ok_and(|alive| !alive);
         if (0..SEATS).any(has_died) {
-            let _ = self.header.reclaim_dead(Duration::ZERO); // fails while another process reclaims
+            let _ = self.header.reclaim_dead(Deadline::after(Duration::ZERO)); // fails while another process reclaims
         }
     }
 
@@ -449,7 +450,15 @@ fn nothing(error: Error) -> ReceiveError {
 }
 
 /// A value that a [`Queue`] sends: an [`ArenaArray`], an [`ArenaMessage`], or a reference to one.
-pub trait Sendable: sealed::HoldsBlock {}
+pub trait Sendable: sealed::HoldsBlock {
+    /// What the error gives back if the value could not be sent: the value. `()` for a reference, as the caller has the value: so `?`
+    /// can convert the error to a `Box<dyn Error>`.
+    type GivenBack;
+
+    /// Returns what the error gives back.
+    #[doc(hidden)]
+    fn into_given_back(self) -> Self::GivenBack;
+}
 
 mod sealed {
     pub trait HoldsBlock {
@@ -479,4 +488,24 @@ impl<A: sealed::HoldsBlock> sealed::HoldsBlock for &A {
     }
 }
 
-impl<A: sealed::HoldsBlock> Sendable for A {}
+impl<T: Element, D: Dimension> Sendable for ArenaArray<T, D> {
+    type GivenBack = Self;
+
+    fn into_given_back(self) -> Self {
+        self
+    }
+}
+
+impl Sendable for ArenaMessage {
+    type GivenBack = Self;
+
+    fn into_given_back(self) -> Self {
+        self
+    }
+}
+
+impl<A: Sendable> Sendable for &A {
+    type GivenBack = ();
+
+    fn into_given_back(self) {}
+}

@@ -58,7 +58,7 @@ impl Sender {
     /// # Errors
     ///
     /// Those of [`Queue::send`].
-    pub fn send<A: Sendable>(&self, array: A) -> Result<(), IntoError<A>> {
+    pub fn send<A: Sendable>(&self, array: A) -> Result<(), IntoError<A::GivenBack>> {
         self.queue.send(array)
     }
 
@@ -67,7 +67,7 @@ impl Sender {
     /// # Errors
     ///
     /// Those of [`Queue::try_send`].
-    pub fn try_send<A: Sendable>(&self, array: A) -> Result<(), IntoError<A>> {
+    pub fn try_send<A: Sendable>(&self, array: A) -> Result<(), IntoError<A::GivenBack>> {
         self.queue.try_send(array)
     }
 
@@ -76,7 +76,7 @@ impl Sender {
     /// # Errors
     ///
     /// Those of [`Queue::send_timeout`].
-    pub fn send_timeout<A: Sendable>(&self, array: A, limit: Duration) -> Result<(), IntoError<A>> {
+    pub fn send_timeout<A: Sendable>(&self, array: A, limit: Duration) -> Result<(), IntoError<A::GivenBack>> {
         self.queue.send_timeout(array, limit)
     }
 

@@ -172,7 +172,9 @@ impl<'a, W: Word, H: Holds> Slots<'a, W, H> {
         // The generation has 16 bits. While this thread was stopped between its loads and its exchange, other members may have
         // taken and freed the block 2^16 times: the word is the same again, but the serial is not, and its low bits may be the
         // generation chosen above. An old handle would lead to this draft. While this member holds the block, the serial cannot
-        // change, so this second check is final.
+        // change, so this second check is final. An old handle that is used between exchange and check, or before the seat of a member
+        // killed there is reclaimed, shows bytes of a later draft, but harms none: this member writes only after the check, and no
+        // other can take the block while it is held.
         if taken && low(slot.serial.load()) == new {
             slot.change(|word| Some(word & !(self.bit | also)));
             held.store(0);
@@ -339,6 +341,11 @@ impl<W: Word> Slot<W> {
     /// Returns whether the block is free.
     pub(crate) fn is_free(&self) -> bool {
         holders(self.word.load()) == 0
+    }
+
+    /// Returns whether the block would be free if the members of these bits did not hold it.
+    pub(crate) fn is_free_without(&self, members: u64) -> bool {
+        holders(self.word.load()) & !members == 0
     }
 
     /// Returns whether the member in `seat` holds the block.

@@ -18,6 +18,7 @@ use rustix::time::ClockId;
 pub(crate) use self::children::{create_report, prepare_child};
 use super::fill::fill;
 pub(crate) use super::posix::*;
+pub(crate) use super::posix::groups::is_listed_member as is_member;
 use super::{Bound, Room};
 
 /// Renames without replacing anything.
@@ -87,8 +88,9 @@ pub(crate) fn available(directory: &Path) -> io::Result<Room> {
 }
 
 /// Returns how long ago this boot was, sleep included.
-pub(crate) fn since_boot() -> Duration {
-    clock(ClockId::Monotonic)
+#[allow(clippy::unnecessary_wraps)] // not every process can tell it on Linux
+pub(crate) fn since_boot() -> Option<Duration> {
+    Some(clock(ClockId::Monotonic))
 }
 
 /// Reads the kernel's random number for this boot.

@@ -16,7 +16,7 @@ use std::time::Duration;
 use memmap2::{MmapOptions, MmapRaw};
 
 use crate::backoff::Backoff;
-use crate::os::Room;
+use crate::os::{Facts, Room};
 
 /// Whether a file of that owner is certainly this user's. User numbers are trusted here.
 pub(crate) use crate::os::is_user as is_surely_user;
@@ -43,6 +43,9 @@ answers! {
     /// Returns false: on disks, reading a hole allocates nothing.
     fn holes_take_memory(&File) -> bool = false;
 
+    /// Returns false: files are on disks.
+    fn is_lost_at_boot(&File) -> bool = false;
+
     /// Returns `None`: the system does not report how much memory this process could allocate. Files take room on the disk, which
     /// `available` returns.
     fn available_memory() -> Option<Room> = None;
@@ -53,11 +56,13 @@ answers! {
     /// Returns the path by which this program can be started again.
     fn own_program() -> io::Result<PathBuf> = std::env::current_exe();
 
-    /// Returns zero: the work that it measures is not done here.
-    fn thread_time() -> Duration = Duration::ZERO;
-
     /// Wakes nothing: sleepers poll the word.
     fn wake(&AtomicU32, u32) -> usize = 0;
+}
+
+/// Returns whether a file has fewer allocated bytes than its length needs.
+pub(crate) fn has_holes(_file: &File, facts: &Facts) -> Option<bool> {
+    Some(facts.allocated < facts.length)
 }
 
 /// Sleeps while the word is `expected`, for `limit` at most. Polls the word, first after 20 µs, later every 2 ms.
@@ -95,6 +100,11 @@ impl Mapping {
 
     /// Does nothing: mappings hold no locks here, so none has to be kept from forked children.
     pub(crate) fn keep_from_children(&self) -> io::Result<()> {
+        Ok(())
+    }
+
+    /// Does nothing: memmap2 changes no mapping that is borrowed.
+    pub(crate) fn forbid_writing(&self, _end: usize) -> io::Result<()> {
         Ok(())
     }
 

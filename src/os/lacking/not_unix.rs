@@ -17,6 +17,12 @@ answers! {
     #[allow(clippy::unnecessary_wraps)] // elsewhere a fork may be under way
     fn forks() -> Option<u64> = Some(0);
 
+    /// Does nothing: there are no forks.
+    fn keep_from_children(&File) -> () = ();
+
+    /// Does nothing: there are no forks.
+    fn no_longer_keep_from_children(&File) -> () = ();
+
     /// Returns the length of the largest file that this process may make. Here no limit is known.
     fn largest_file() -> u64 = u64::MAX;
 
@@ -24,8 +30,16 @@ answers! {
     #[allow(clippy::unnecessary_wraps)] // other systems can fail
     fn try_lock_whole(&File) -> io::Result<bool> = Ok(true);
 
+    /// Unlocks nothing: nothing is locked here.
+    #[allow(clippy::unnecessary_wraps)] // other systems can fail
+    fn unlock_whole(&File) -> io::Result<()> = Ok(());
+
     /// Returns 0: users have no numbers here, and every file has the owner 0.
     fn user_id() -> u32 = 0;
+
+    /// Returns `None`: users and groups have no numbers here.
+    #[allow(clippy::unnecessary_wraps)] // other systems can fail
+    fn is_member(u32, u32) -> io::Result<Option<bool>> = Ok(None);
 
     /// Refuses: files have no groups here.
     fn share_with_group(&File, u32) -> io::Result<()> =

@@ -44,7 +44,8 @@ answers! {
     fn private_directory(&Path) -> Result<(), PrivateDirectoryError> = Ok(unsupported()?);
     fn is_writable_directory(&Path) -> bool = false;
     fn find_boot_id() -> Option<[u8; 16]> = None;
-    fn since_boot() -> Duration = Duration::ZERO;
+    fn since_boot() -> Option<Duration> = None;
+    fn thread_time() -> Duration = Duration::ZERO;
     fn user_tag() -> String = "user".to_owned();
     fn forbidden_name(&str) -> Option<&'static str> = None;
     fn descriptor_limit() -> u64 = 0;

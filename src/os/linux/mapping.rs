@@ -10,7 +10,7 @@ use std::fs::File;
 use std::io::{self, BufRead, BufReader};
 use std::ptr::{NonNull, null_mut};
 
-use rustix::mm::{self, Advice, MapFlags, ProtFlags};
+use rustix::mm::{self, Advice, MapFlags, MprotectFlags, ProtFlags};
 
 use super::huge::{SMALLEST_HUGE_PAGE, huge_page_size};
 
@@ -73,6 +73,18 @@ impl Mapping {
     pub(crate) fn keep_from_children(&self) -> io::Result<()> {
         // SAFETY: the range is this mapping, and its bytes are never accessed, not in a forked child either.
         Ok(unsafe { mm::madvise(self.start.as_ptr(), self.length, Advice::LinuxDontFork) }?)
+    }
+
+    /// Makes the pages that begin in the first `end` bytes read-only, apart from a last one that goes beyond `end`. A write to one
+    /// kills the process.
+    ///
+    /// For a mapping made for writing, without bytes ahead.
+    pub(crate) fn forbid_writing(&self, end: usize) -> io::Result<()> {
+        let end = end.min(self.length);
+        let whole = end - end % rustix::param::page_size();
+        // SAFETY: the range is in this mapping. The caller's proofs end every safe write to these bytes before the call, and a write
+        // that they do not cover is stopped by the kernel.
+        Ok(unsafe { mm::mprotect(self.start.as_ptr(), whole, MprotectFlags::READ) }?)
     }
 
     /// Returns how many of the mapped bytes are mapped by huge pages.

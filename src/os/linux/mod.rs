@@ -4,6 +4,7 @@ mod bell;
 mod children;
 pub(crate) mod daemon;
 mod futex;
+mod holes;
 mod huge;
 mod mapping;
 mod room;
@@ -22,15 +23,23 @@ use rustix::time::ClockId;
 pub(crate) use self::bell::Bell;
 pub(crate) use self::children::{Watched, create_report, own_program, prepare_child, wait_for_end};
 pub(crate) use self::futex::{wait_on, wake};
+pub(crate) use self::holes::has_holes;
 pub(crate) use self::huge::HugeWindows;
 pub(crate) use self::mapping::Mapping;
-pub(crate) use self::room::{available, available_memory, holes_take_memory};
+use self::room::is_of_the_kernel;
+pub(crate) use self::room::{available, available_memory, holes_take_memory, is_lost_at_boot};
 use super::fill::fill;
+use super::posix::groups::is_listed_member;
 pub(crate) use super::posix::*;
-use super::{Fact, is_user};
+use super::{Fact, PerProcess, is_user};
+use crate::interrupt;
 
-/// fallocate(2) is called for this many bytes at a time, so that a signal interrupts little and nothing is done twice.
-const RESERVE_STEP: u64 = 1 << 28;
+/// fallocate(2) is called for at most this many bytes at a time, so that a signal interrupts little and little is done twice, and the
+/// caller's callback is asked often enough.
+const RESERVE_STEP: u64 = 1 << 26;
+
+/// But for no less than this, however many signals arrive.
+const SHORTEST_RESERVE_STEP: u64 = 1 << 16;
 
 /// Creates an empty file without a name in `directory`, which [`link_nameless`] can name once.
 ///
@@ -38,9 +47,13 @@ const RESERVE_STEP: u64 = 1 << 28;
 ///
 /// `Unsupported` where the file system has no `O_TMPFILE` or /proc is not mounted; use [`create_hidden`] then.
 pub(crate) fn create_nameless(directory: &Path, mode: u32) -> io::Result<File> {
+    // Only success is remembered: the look itself can fail, and /proc may be mounted later.
     static PROC: Fact = Fact::new();
-    if PROC.get_or(|| Path::new("/proc/self/fd").is_dir().into()) == 0 {
-        return Err(io::ErrorKind::Unsupported.into());
+    if PROC.get().is_none() {
+        if !Path::new("/proc/self/fd").is_dir() {
+            return Err(io::ErrorKind::Unsupported.into());
+        }
+        PROC.set(1);
     }
     let flags = OFlags::RDWR | OFlags::TMPFILE | OFlags::CLOEXEC;
     match fs::open(directory, flags, Mode::from_raw_mode(0o600)) {
@@ -106,20 +119,34 @@ pub(crate) fn is_in_file_system_of(file: &File, directory: &Path) -> bool {
 /// Where the file system cannot allocate ahead, a file without holes is accepted, and a file that no other process can see
 /// (`exclusive`) is written from end to end.
 pub(crate) fn reserve(file: &File, length: u64, exclusive: bool) -> io::Result<()> {
-    let mut at = 0;
+    let mut interrupted = Ok(());
+    let allocated = in_steps(length, |at, step| {
+        interrupted = interrupt::check();
+        if interrupted.is_err() { Err(Errno::CANCELED) } else { fs::fallocate(file, FallocateFlags::empty(), at, step) }
+    });
+    match allocated {
+        Err(Errno::CANCELED) if interrupted.is_err() => interrupted,
+        Err(Errno::OPNOTSUPP | Errno::NOSYS) if exclusive => fill(file, length),
+        Err(Errno::OPNOTSUPP | Errno::NOSYS) => match fs::seek(file, SeekFrom::Hole(0)) {
+            Ok(hole) if hole >= length => Ok(()),
+            _ => Err(io::ErrorKind::Unsupported.into()),
+        },
+        other => Ok(other?),
+    }
+}
+
+/// Calls `allocate` for one step after the other, with its offset and length, and repeats steps that signals have interrupted.
+///
+/// tmpfs of older kernels gives up at any signal, and frees what the call has allocated. Where signals arrive faster than a call
+/// takes, only shorter calls end.
+fn in_steps(length: u64, mut allocate: impl FnMut(u64, u64) -> rustix::io::Result<()>) -> rustix::io::Result<()> {
+    let (mut at, mut longest) = (0, RESERVE_STEP);
     while at < length {
-        let step = RESERVE_STEP.min(length - at);
-        match fs::fallocate(file, FallocateFlags::empty(), at, step) {
-            Ok(()) => at += step,
-            Err(Errno::INTR) => {}
-            Err(Errno::OPNOTSUPP | Errno::NOSYS) if exclusive => return fill(file, length),
-            Err(Errno::OPNOTSUPP | Errno::NOSYS) => {
-                return match fs::seek(file, SeekFrom::Hole(0)) {
-                    Ok(hole) if hole >= length => Ok(()),
-                    _ => Err(io::ErrorKind::Unsupported.into()),
-                };
-            }
-            Err(error) => return Err(error.into()),
+        let step = longest.min(length - at);
+        match allocate(at, step) {
+            Ok(()) => (at, longest) = (at + step, RESERVE_STEP.min(longest * 2)),
+            Err(Errno::INTR) => longest = SHORTEST_RESERVE_STEP.max(longest / 2),
+            Err(error) => return Err(error),
         }
     }
     Ok(())
@@ -152,27 +179,117 @@ pub(crate) fn is_sealed(file: &File) -> bool {
     fs::fcntl_get_seals(file).is_ok_and(|seals| seals.contains(needed))
 }
 
-/// Whether a file of that owner is certainly this user's. In a user namespace all users without a number there are shown with the
-/// overflow id, so that id proves nothing.
+/// Whether a file of that owner is certainly this user's.
 pub(crate) fn is_surely_user(owner: u32) -> bool {
-    let read = |path| std::fs::read_to_string(path).unwrap_or_default();
-    let is_overflow = || owner == read("/proc/sys/kernel/overflowuid").trim().parse().unwrap_or(65534);
+    is_user(owner) && !stands_for_many(owner, "uid")
+}
+
+/// Whether a user is a member of a group, according to the user data of this machine. `None`: they do not know the user, or a number is
+/// not that of one user or one group.
+pub(crate) fn is_member(user: u32, group: u32) -> io::Result<Option<bool>> {
+    if stands_for_many(user, "uid") || stands_for_many(group, "gid") { Ok(None) } else { is_listed_member(user, group) }
+}
+
+/// Whether the number of a user (`uid`) or a group (`gid`) stands for all that have none in this user namespace: they are shown with the
+/// overflow id.
+fn stands_for_many(number: u32, kind: &str) -> bool {
+    let read = |path: String| std::fs::read_to_string(path).unwrap_or_default();
+    let is_overflow = number == read(format!("/proc/sys/kernel/overflow{kind}")).trim().parse().unwrap_or(65534);
     // Each line is a range: first number inside, first number outside, how many.
     let lengths = |map: String| -> u64 { map.split_whitespace().skip(2).step_by(3).flat_map(str::parse::<u64>).sum() };
-    is_user(owner) && (!is_overflow() || lengths(read("/proc/self/uid_map")) == u64::from(u32::MAX))
+    is_overflow && lengths(read(format!("/proc/self/{kind}_map"))) != u64::from(u32::MAX)
 }
 
-/// Returns how long ago this boot was, sleep included.
-pub(crate) fn since_boot() -> Duration {
-    clock(ClockId::Boottime)
+/// Returns how long ago this boot was, sleep included, by the clock of the first time namespace. `None`: this process cannot tell how
+/// much the clock of its own namespace differs from that.
+///
+/// The difference is looked up once: a process changes its namespace only by setns(2), before it has threads.
+pub(crate) fn since_boot() -> Option<Duration> {
+    static AHEAD: PerProcess<i128> = PerProcess::new();
+    let ahead = AHEAD.get_or_try(find_offset)?;
+    let nanoseconds = i128::try_from(clock(ClockId::Boottime).as_nanos()).ok()?.checked_sub(ahead)?;
+    Some(Duration::from_nanos(u64::try_from(nanoseconds).ok()?))
 }
 
-/// Returns the processor time of this thread so far. Waiting does not count, not even for a processor.
-pub(crate) fn thread_time() -> Duration {
-    clock(ClockId::ThreadCPUTime)
+/// Returns by how many nanoseconds the boot clock of this process's time namespace is ahead of that of the first one:
+/// `time_namespaces(7)`.
+fn find_offset() -> Option<i128> {
+    /// The name of the first namespace, which has this number on every machine.
+    const FIRST: &str = "time:[4026531834]";
+    let own = match std::fs::read_link("/proc/self/ns/time") {
+        Ok(own) => own,
+        // A kernel without time namespaces, unless /proc is not mounted.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Path::new("/proc/self").is_dir().then_some(0),
+        Err(_) => return None,
+    };
+    if own == Path::new(FIRST) {
+        return Some(0);
+    }
+    // The offsets are those that children get. A process that has called unshare(2), and no exec(2) since, is not in that namespace.
+    let of_children = std::fs::read_link("/proc/self/ns/time_for_children").ok()?;
+    (own == of_children)
+        .then(|| std::fs::read_to_string("/proc/self/timens_offsets").ok())
+        .flatten()
+        .and_then(|text| boot_offset(&text))
 }
 
-/// Reads the kernel's random number for this boot.
+/// Reads the offset of the boot clock: a line for each clock, with its name, seconds and nanoseconds.
+fn boot_offset(text: &str) -> Option<i128> {
+    let mut lines = text.lines().map(str::split_ascii_whitespace);
+    // The first kernels with time namespaces write the number of the clock.
+    let mut words = lines.find_map(|mut words| ["boottime", "7"].contains(&words.next()?).then_some(words))?;
+    let (seconds, nanoseconds) = (words.next()?.parse::<i64>().ok()?, words.next()?.parse::<i64>().ok()?);
+    Some(i128::from(seconds) * 1_000_000_000 + i128::from(nanoseconds))
+}
+
+/// Reads the kernel's random number for this boot. `None` if the file is not the kernel's: some containers mount one with a number of their
+/// own over it, and what they share with other processes is still of one boot.
 pub(super) fn find_boot_id() -> Option<[u8; 16]> {
-    boot_id_from(&std::fs::read("/proc/sys/kernel/random/boot_id").ok()?)
+    let mut file = File::open("/proc/sys/kernel/random/boot_id").ok().filter(is_of_the_kernel)?;
+    let mut text = Vec::new();
+    io::Read::read_to_end(&mut file, &mut text).ok()?;
+    boot_id_from(&text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reservation_ends_in_a_storm_of_signals() {
+        // Every call that would take longer than 1 MiB takes is interrupted, and has to be repeated.
+        let (mut calls, mut end) = (0, 0);
+        let storm = |at, step| {
+            calls += 1;
+            assert_eq!(at, end, "without gaps");
+            if step > 1 << 20 {
+                return Err(Errno::INTR);
+            }
+            end += step;
+            Ok(())
+        };
+        assert_eq!(in_steps((64 << 20) + 1, storm), Ok(()));
+        assert_eq!((end, calls < 200), ((64 << 20) + 1, true), "{calls} calls");
+        let mut calls = 0;
+        assert_eq!(
+            in_steps(1 << 30, |_, _| {
+                calls += 1;
+                Ok(())
+            }),
+            Ok(())
+        );
+        assert_eq!((calls, in_steps(1, |_, _| Err(Errno::NOSPC))), ((1 << 30) / RESERVE_STEP, Err(Errno::NOSPC)));
+    }
+
+    #[test]
+    fn offset_of_the_boot_clock_is_read() {
+        assert_eq!(
+            boot_offset("monotonic           0         0\nboottime      -3600 500000000\n"),
+            Some(-3_599_500_000_000)
+        );
+        assert_eq!(boot_offset("1 5 0\n7 6 0\n"), Some(6_000_000_000));
+        for text in ["", "monotonic 0 0\n", "boottime 1\n", "boottime x 0\n"] {
+            assert_eq!(boot_offset(text), None, "{text}");
+        }
+    }
 }

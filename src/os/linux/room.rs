@@ -11,6 +11,7 @@ use std::sync::Arc;
 use crate::os::{Bound, PerProcess, Room};
 
 const TMPFS_MAGIC: u64 = 0x0102_1994;
+const PROC_SUPER_MAGIC: u64 = 0x9fa0;
 const RAMFS_MAGIC: u64 = 0x8584_58f6;
 const HUGETLBFS_MAGIC: u64 = 0x9584_58f6;
 
@@ -39,6 +40,21 @@ pub(crate) fn available(directory: &Path) -> io::Result<Room> {
 /// Whether reading a hole of this file allocates memory, and kills the reader if there is none.
 pub(crate) fn holes_take_memory(file: &File) -> bool {
     is_on(file, &[TMPFS_MAGIC, RAMFS_MAGIC, HUGETLBFS_MAGIC])
+}
+
+/// Whether the pages of a file are memory and nothing else, and are all that its allocated bytes count.
+pub(super) fn is_in_memory(file: &File) -> bool {
+    is_on(file, &[TMPFS_MAGIC, RAMFS_MAGIC])
+}
+
+/// Whether a file is in memory, and so of this boot.
+pub(crate) fn is_lost_at_boot(file: &File) -> bool {
+    is_on(file, &[TMPFS_MAGIC, RAMFS_MAGIC, HUGETLBFS_MAGIC])
+}
+
+/// Whether a file is one of the kernel's in /proc, and not mounted over it.
+pub(super) fn is_of_the_kernel(file: &File) -> bool {
+    is_on(file, &[PROC_SUPER_MAGIC])
 }
 
 /// Whether a file is on a tmpfs. So is memory without a name.
@@ -83,7 +99,7 @@ struct Group {
 fn control_groups() -> Option<u64> {
     // The group of a process hardly ever changes, and finding it takes longer than everything else here.
     static GROUPS: PerProcess<Arc<[Group]>> = PerProcess::new();
-    GROUPS.get_or(|| find_groups().into()).iter().filter_map(Group::left).min()
+    GROUPS.get_or_try(|| find_groups().map(Into::into))?.iter().filter_map(Group::left).min()
 }
 
 impl Group {
@@ -108,9 +124,10 @@ impl Group {
     }
 }
 
-fn find_groups() -> Vec<Group> {
-    let memberships = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
-    let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+/// Finds the process's groups; `None` if /proc cannot be read.
+fn find_groups() -> Option<Vec<Group>> {
+    let memberships = fs::read_to_string("/proc/self/cgroup").ok()?;
+    let mounts = fs::read_to_string("/proc/self/mountinfo").ok()?;
     let mut groups = Vec::new();
     for line in memberships.lines() {
         let mut fields = line.splitn(3, ':').skip(1);
@@ -126,7 +143,7 @@ fn find_groups() -> Vec<Group> {
         let ancestors = below.ancestors().map(|below| Path::new(mount).join(below));
         groups.extend(ancestors.map(|directory| Group { directory, unified }));
     }
-    groups
+    Some(groups)
 }
 
 /// Reads one line of mountinfo: the mount point and root of the hierarchy that accounts for memory.

@@ -1,6 +1,8 @@
 //! What all Unix systems share: locks on open file descriptions, facts about files, private directories, forks.
 
 pub(super) mod children;
+pub(super) mod groups;
+mod inherited;
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -17,6 +19,7 @@ use rustix::io::Errno;
 use rustix::time::ClockId;
 
 pub(crate) use self::children::{ending_signal, inherited_report, is_abort, signal_name};
+pub(crate) use self::inherited::{keep_from_children, no_longer_keep_from_children};
 use super::{Facts, FileId, LockKind, LockRange, PrivateDirectoryError};
 
 /// The extended attribute with an array's description. Unprivileged processes may write only those of `user.`.
@@ -129,6 +132,7 @@ fn facts_of(metadata: &std::fs::Metadata) -> Facts {
         links: metadata.nlink(),
         length: metadata.len(),
         allocated: metadata.blocks() * 512,
+        block: metadata.blksize(),
         owner: metadata.uid(),
         group: metadata.gid(),
         mode: metadata.mode() & 0o7777,
@@ -207,6 +211,11 @@ pub(crate) fn try_lock_whole(file: &File) -> io::Result<bool> {
     }
 }
 
+/// Releases the lock of the whole file.
+pub(crate) fn unlock_whole(file: &File) -> io::Result<()> {
+    Ok(fs::flock(file, fs::FlockOperation::NonBlockingUnlock)?)
+}
+
 /// Releases all locks of this description in the range.
 pub(crate) fn unlock(file: &File, range: LockRange) -> io::Result<()> {
     fcntl_lock(file, libc::F_OFD_SETLK, UNLOCK, range).map(drop)
@@ -282,6 +291,7 @@ extern "C" fn end_fork() {
 
 /// In the child only the forking thread exists, so no fork of another thread is under way.
 extern "C" fn begin_child() {
+    inherited::give_up();
     GENERATION.fetch_add(1, Ordering::Relaxed);
     ENDED.store(BEGUN.load(Ordering::SeqCst), Ordering::SeqCst);
 }
@@ -295,7 +305,7 @@ pub(crate) fn fork_generation() -> u64 {
     // Not a `Once`: a child forked while another thread is in it would wait for ever. Two threads may register the handlers
     // twice, which does no harm.
     if !REGISTERED.load(Ordering::Acquire) {
-        // SAFETY: the functions only change atomics, which is async-signal-safe, and live as long as the program.
+        // SAFETY: the functions only change atomics and make system calls, which is async-signal-safe, and live as long as the program.
         let _ = unsafe { libc::pthread_atfork(Some(begin_fork), Some(end_fork), Some(begin_child)) }; // fails if out of memory
         REGISTERED.store(true, Ordering::Release);
     }
@@ -319,6 +329,11 @@ pub(crate) fn forks() -> Option<u64> {
 pub(super) fn clock(id: ClockId) -> Duration {
     let time = rustix::time::clock_gettime(id);
     Duration::new(time.tv_sec.unsigned_abs(), u32::try_from(time.tv_nsec).unwrap_or(0))
+}
+
+/// Returns the processor time of this thread so far. Waiting does not count, not even for a processor.
+pub(crate) fn thread_time() -> Duration {
+    clock(ClockId::ThreadCPUTime)
 }
 
 /// Parses the identity of a boot: hexadecimal digits. Other characters between them are ignored.
@@ -368,4 +383,17 @@ pub(crate) fn is_not_a_file(error: &io::Error) -> bool {
     use libc::{EISDIR, ELOOP, EMLINK, ENODEV, ENXIO, EOPNOTSUPP};
     // Opening a socket is "not supported" on Apple systems; on Linux there is no such device.
     matches!(error.raw_os_error(), Some(ELOOP | EMLINK | EISDIR | ENXIO | ENODEV | EOPNOTSUPP))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sleeping_takes_no_processor_time() {
+        let before = thread_time();
+        std::thread::sleep(Duration::from_secs(2));
+        let spent = thread_time().saturating_sub(before);
+        assert!(spent < Duration::from_secs(1), "{spent:?}");
+    }
 }

@@ -41,6 +41,7 @@ pub(crate) fn facts(file: &File) -> io::Result<Facts> {
         links: if gone { 0 } else { standard.NumberOfLinks.into() },
         length: bytes(standard.EndOfFile),
         allocated: bytes(standard.AllocationSize),
+        block: 0,
         owner: 0,
         group: 0,
         // Only these bits exist: reading for the owner, and writing unless the file is marked read-only.

@@ -17,6 +17,7 @@ use std::time::Duration;
 use windows_sys::Wdk::System::SystemInformation::NtQuerySystemInformation;
 use windows_sys::Win32::Foundation as code;
 use windows_sys::Win32::System::SystemInformation::GetTickCount64;
+use windows_sys::Win32::System::Threading::{GetCurrentThread, GetThreadTimes};
 use windows_sys::core::BOOL;
 
 pub(crate) use self::children::{create_report, inherited_report, is_abort};
@@ -36,9 +37,23 @@ pub(crate) fn descriptor_limit() -> u64 {
 
 /// Returns how long ago this boot was, sleep included.
 #[allow(unsafe_code)]
-pub(crate) fn since_boot() -> Duration {
+#[allow(clippy::unnecessary_wraps)] // not every process can tell it on Linux
+pub(crate) fn since_boot() -> Option<Duration> {
     // SAFETY: it takes nothing and only returns a number.
-    Duration::from_millis(unsafe { GetTickCount64() })
+    Some(Duration::from_millis(unsafe { GetTickCount64() }))
+}
+
+/// Returns the processor time of this thread. The system counts it in ticks of about 16 ms.
+#[allow(unsafe_code)]
+pub(crate) fn thread_time() -> Duration {
+    let [mut begin, mut end, mut kernel, mut user] = [code::FILETIME { dwLowDateTime: 0, dwHighDateTime: 0 }; 4];
+    // SAFETY: it takes nothing and returns a pseudo-handle.
+    let thread = unsafe { GetCurrentThread() };
+    // SAFETY: this thread's pseudo-handle is valid here, and the four times may be written.
+    let known = unsafe { GetThreadTimes(thread, &raw mut begin, &raw mut end, &raw mut kernel, &raw mut user) };
+    // Counts of 100 ns.
+    let spent = |time: code::FILETIME| u64::from(time.dwHighDateTime) << 32 | u64::from(time.dwLowDateTime);
+    if known == 0 { Duration::ZERO } else { Duration::from_nanos((spent(kernel) + spent(user)).saturating_mul(100)) }
 }
 
 /// Returns the time of the boot, by the clock as it was then.

@@ -8,9 +8,9 @@ use libtest_mimic::Trial;
 use ndarray::{Ix2, Ix3, IxDyn, ShapeBuilder};
 use ndarray_shm::array::Description;
 use ndarray_shm::backend::Backend;
-use ndarray_shm::{Access, CreationMode, DType, Draft, Error, Order, SharedArray};
+use ndarray_shm::{Access, CreationMode, DType, Draft, Error, Order, SharedArray, render};
 
-use crate::support::child::{Child, Role, say};
+use crate::support::child::{Child, Role, hear, say};
 use crate::support::{Name, Place, backend_of_child};
 use crate::tests;
 
@@ -36,11 +36,12 @@ pub fn trials(place: &Place) -> Vec<Trial> {
             finished_renderbuffer_is_described_with_its_notes,
             notes_have_limits,
             array_is_created_with_its_notes,
+            description_is_changed_only_if_it_is_as_it_was_seen,
         ],
     )
 }
 
-pub const ROLES: &[(&str, Role)] = &[("open-dyn", open_dyn)];
+pub const ROLES: &[(&str, Role)] = &[("open-dyn", open_dyn), ("describe-seen", describe_seen)];
 
 /// The array's description as text, if it has one.
 fn said(place: &Place, name: &Name) -> Option<String> {
@@ -191,7 +192,13 @@ fn description_is_written_before_the_name(place: &Place) {
 
 fn create_succeeds_without_room_for_a_description(place: &Place) {
     let backend = place.meddling(|what, at| match (what, at) {
-        ("describe", _) => Err(Error::NoSpace { location: "here".into(), needed: 1, available: 0, advice: "none" }),
+        ("describe", _) => Err(Error::NoSpace {
+            location: "here".into(),
+            needed: 1,
+            available: 0,
+            in_flight: 0,
+            advice: "none".into(),
+        }),
         _ => Ok(()),
     });
     let name = place.location("without");
@@ -337,6 +344,8 @@ fn finished_renderbuffer_is_described_with_its_notes(place: &Place) {
     let options = place.render_options().note("source", "zarr:///data/em").note("unit", "nm");
     let buffer = options.clone().create::<u16, _>(name.location(), (4, 6).f(), (4, 3), "x").unwrap();
     let second = place.render_options().create::<u16, _>(name.location(), (4, 6).f(), (4, 3), "x").unwrap();
+    let unfinished = render::description(&place.backend, name.location()).unwrap();
+    assert_eq!(unfinished.map(|found| found.to_string()), expected(place, "<u2 of shape [4, 6] in F order"));
     while let ndarray_shm::NextClaim::Chunk(chunk) = second.claim_next().unwrap() {
         chunk.commit().unwrap();
     }
@@ -344,7 +353,10 @@ fn finished_renderbuffer_is_described_with_its_notes(place: &Place) {
     buffer.finish().unwrap();
     assert_eq!(said(place, &name), expected(place, "<u2 of shape [4, 6] in F order"));
     if let Some(found) = place.backend.description(name.location()).unwrap() {
-        assert_eq!(found.notes().collect::<Vec<_>>(), [("source", "zarr:///data/em"), ("unit", "nm")]);
+        let notes: Vec<_> = found.notes().collect();
+        assert_eq!(notes[1..], [("source", "zarr:///data/em"), ("unit", "nm")]);
+        let (key, digest) = notes[0];
+        assert!(key == "work" && digest.len() == 32, "{notes:?}");
     }
     let other = place.location("painted-badly");
     let error = options.note("Not a key", "x").create::<u16, _>(other.location(), (4, 6), (4, 3), "x").unwrap_err();
@@ -378,4 +390,53 @@ fn array_is_created_with_its_notes(place: &Place) {
     let refused = place.options::<u8, _>().note("Unit", "nm").create(other.location(), 3);
     assert!(matches!(refused.unwrap_err(), Error::InvalidSetting { .. }));
     assert!(!place.has(&other));
+}
+
+/// A child that reads a description, and changes it after the parent's next line.
+fn describe_seen(arguments: &[String]) {
+    let (backend, name) = (backend_of_child(), arguments[0].as_str());
+    let seen = backend.see_description(name).unwrap();
+    say(seen.bytes());
+    hear();
+    let old = seen.description().unwrap_or_else(|| Description::new(DType::U16, &[3, 4], Order::C).unwrap());
+    let new = old.with_note("unit", "nm").unwrap();
+    say(backend
+        .describe_seen(name, &seen, Some(&new))
+        .map_or_else(|error| format!("{error:?}"), |()| "described".into()));
+}
+
+fn description_is_changed_only_if_it_is_as_it_was_seen(place: &Place) {
+    let name = place.location("seen");
+    let create =
+        || drop(place.options::<u16, _>().mode(CreationMode::Replace).create(name.location(), (3, 4)).unwrap());
+    let changed_after = |meddle: &dyn Fn()| {
+        create();
+        let mut child = Child::start(place, "describe-seen", &[name.as_str()]);
+        child.expect("24");
+        meddle();
+        let said = child.ask("go on");
+        child.finish();
+        let found = place.backend.description(name.location()).ok().flatten();
+        (said, found.and_then(|found| found.note("unit").map(str::to_owned)))
+    };
+    let noted = |note: &str| {
+        let description = Description::new(DType::U16, &[3, 4], Order::C).unwrap().with_note("unit", note).unwrap();
+        place.backend.describe(name.location(), &description).unwrap();
+    };
+    // Another array with the same description.
+    let (said, unit) = changed_after(&create);
+    assert!(said.starts_with("Changed:") && unit.is_none(), "{said}, {unit:?}");
+    let (said, unit) = changed_after(&|| assert!(place.backend.unlink(name.location()).unwrap()));
+    assert!(said.starts_with("NotFound:") && unit.is_none(), "{said}, {unit:?}");
+    let (said, unit) = changed_after(&|| std::fs::write(place.path(&name), [1u8; 40]).unwrap());
+    assert!(said.starts_with("Changed:") && unit.is_none(), "{said}, {unit:?}");
+    if !place.describes() {
+        assert!(changed_after(&|| {}).0.starts_with("Unsupported:"));
+        return;
+    }
+    assert_eq!(changed_after(&|| {}), ("described".into(), Some("nm".into())));
+    let (said, unit) = changed_after(&|| noted("m"));
+    assert!(said.starts_with("Changed:") && unit.as_deref() == Some("m"), "{said}, {unit:?}");
+    let (said, unit) = changed_after(&|| place.backend.clear_description(name.location()).unwrap());
+    assert!(said.starts_with("Changed:") && unit.is_none(), "{said}, {unit:?}");
 }

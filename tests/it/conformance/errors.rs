@@ -1,10 +1,16 @@
 //! Wrong input and failing operations: every mistake has its own error, which says what to do, and nothing is left behind.
 
+use std::cell::Cell;
 use std::fs::File;
+use std::rc::Rc;
 
 use libtest_mimic::Trial;
-use ndarray::ShapeBuilder;
-use ndarray_shm::{Access, CreateOptions, CreationMode, Directory, Error, RenderBuffer, Result, SharedArray, render};
+use ndarray::{Ix1, ShapeBuilder};
+use ndarray_shm::backend::interruptible;
+use ndarray_shm::counted::SharingStrategy;
+use ndarray_shm::{
+    Access, CreateOptions, CreationMode, Directory, Error, Pages, RenderBuffer, Result, SharedArray, render,
+};
 
 use crate::support::child::{Child, ROLE, Role, program, say};
 use crate::support::{Name, Place};
@@ -29,6 +35,8 @@ pub fn trials(place: &Place) -> Vec<Trial> {
             buffer_of_other_type_or_axes_is_refused,
             renderbuffer_settings_are_checked,
             failing_operation_leaves_nothing_behind,
+            interrupted_creation_leaves_nothing_behind,
+            interrupted_freeze_takes_no_lock,
             errors_become_io_errors_of_the_same_kind,
         ],
     )
@@ -336,6 +344,49 @@ fn failing_operation_leaves_nothing_behind(place: &Place) {
     assert!(error.is_unsupported(), "{error}");
     buffer.discard().unwrap();
     assert!(place.files_of(&name).is_empty());
+}
+
+fn interrupted_creation_leaves_nothing_behind(place: &Place) {
+    const LENGTH: usize = 129 << 20; // three pieces
+    let place = &place.private();
+    let name = place.location("interrupted");
+    let before = place.everything();
+    for (pages, allowed) in [(Pages::Base, 0), (Pages::Base, 2), (Pages::Auto, 0), (Pages::Huge, 1)] {
+        let asked = Rc::new(Cell::new(0));
+        let counted = Rc::clone(&asked);
+        let goes_on = move || {
+            counted.set(counted.get() + 1);
+            counted.get() <= allowed
+        };
+        let create = || place.options::<u8, Ix1>().pages(pages).create(name.location(), LENGTH);
+        let error = interruptible(goes_on, create).unwrap_err();
+        assert!(error.is_interrupted() && error.to_string().contains(name.as_str()), "{pages:?}: {error}");
+        assert_eq!(asked.get(), allowed + 1, "{pages:?}");
+        assert_eq!(place.everything(), before, "{pages:?}");
+    }
+    let buffer = || place.render_options().create::<u8, _>(name.location(), LENGTH, LENGTH, "work");
+    let error = interruptible(|| false, buffer).unwrap_err();
+    assert!(error.is_interrupted(), "{error}");
+    assert_eq!(place.everything(), before);
+    // The same calls succeed with a callback that lets them.
+    let array = interruptible(|| true, || place.options::<u8, Ix1>().create(name.location(), LENGTH)).unwrap();
+    array.unlink().unwrap();
+}
+
+fn interrupted_freeze_takes_no_lock(place: &Place) {
+    let array = place.counted::<u8, Ix1>().share(SharingStrategy::FileSystem, 8).unwrap();
+    let other = array.try_clone().unwrap();
+    let guard = std::thread::scope(|scope| scope.spawn(|| array.read().unwrap()).join().unwrap());
+    let error = interruptible(|| false, || other.freeze()).unwrap_err();
+    assert!(error.is_interrupted(), "{error}");
+    let error = interruptible(|| false, || other.write().map(drop)).unwrap_err();
+    assert!(error.is_interrupted(), "{error}");
+    drop(array.try_read().unwrap()); // no writer waits at the gate
+    drop(guard);
+    assert!(!array.is_frozen());
+    drop(other.try_write().unwrap());
+    interruptible(|| true, || other.freeze()).unwrap();
+    assert!(array.is_frozen());
 }
 
 fn errors_become_io_errors_of_the_same_kind(place: &Place) {

@@ -29,6 +29,8 @@ pub fn trials(place: &Place) -> Vec<Trial> {
             a_handle_can_attach_in_every_way,
             forged_or_malformed_handles_are_refused,
             each_renewal_admits_one_process_more,
+            renewal_never_shortens_the_time_of_another_process,
+            expiring_shortens_the_time_of_another_process,
         ],
     )
 }
@@ -313,4 +315,24 @@ fn each_renewal_admits_one_process_more(place: &Place) {
     eventually("the shortened grace time ends", || array.in_flight() == 0);
     assert!(attach(place, &reusable).is_ok() && attach(place, &reusable).is_ok());
     assert!(!reusable.renew(SHORT).unwrap(), "an expired handle is not renewed");
+}
+
+fn renewal_never_shortens_the_time_of_another_process(place: &Place) {
+    let name = place.location("renew");
+    let mut holder = Holder::with(place, &name, "create 4");
+    let handle: Handle = holder.ask("handle 60000").parse().unwrap();
+    assert!(handle.renew(SHORT).unwrap());
+    let left = place.inspect(&name).unwrap().protected_for;
+    assert!(left > SHORT && left <= Duration::from_secs(60), "{left:?}");
+}
+
+fn expiring_shortens_the_time_of_another_process(place: &Place) {
+    let name = place.location("expire");
+    let mut holder = Holder::with(place, &name, "create 4");
+    let handle: Handle = holder.ask("handle 60000").parse().unwrap();
+    assert!(handle.expire(Duration::from_secs(30)).unwrap());
+    let left = place.inspect(&name).unwrap().protected_for;
+    assert!(left <= Duration::from_secs(30), "{left:?}");
+    drop(attach(place, &handle).unwrap());
+    assert!(!handle.expire(SHORT).unwrap(), "it was used up");
 }

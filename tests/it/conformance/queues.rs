@@ -23,6 +23,7 @@ pub fn trials(place: &Place) -> Vec<Trial> {
             every_message_arrives_once_in_its_senders_order,
             waiters_wake_for_message_room_and_close,
             closed_queue_delivers_but_refuses_new_messages,
+            reference_is_sent_in_a_function_with_any_error,
             waiting_ends_at_the_timeout,
             a_full_queue_gives_the_array_back,
             type_mismatch_returns_the_message,
@@ -251,6 +252,26 @@ fn closed_queue_delivers_but_refuses_new_messages(place: &Place) {
     }
     assert!(queue.try_recv::<u64, Ix1>().unwrap_err().error().is_closed());
     assert!(queue.recv_any().unwrap_err().is_closed());
+    nothing_is_left(&arena);
+}
+
+fn reference_is_sent_in_a_function_with_any_error(place: &Place) {
+    fn send(queue: &Queue, array: &ArenaArray<u64, Ix1>) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+        queue.send(array)?;
+        queue.try_send(array)?;
+        queue.send_timeout(array, Duration::from_secs(60))?;
+        Ok(())
+    }
+
+    let (_name, arena, queue) = made(place, "queue-reference");
+    let array = numbered(&arena, 5);
+    send(&queue, &array).unwrap();
+    queue.close().unwrap();
+    let error = send(&queue, &array).unwrap_err();
+    assert_eq!(error.to_string(), queue.send(array).unwrap_err().to_string());
+    for _ in 0..3 {
+        assert_eq!(queue.recv::<u64, Ix1>().unwrap().view()[0], 5);
+    }
     nothing_is_left(&arena);
 }
 

@@ -6,8 +6,10 @@ use std::time::Duration;
 
 use libtest_mimic::Trial;
 use ndarray::Array;
+use ndarray_shm::array::Description;
+use ndarray_shm::render::OtherWork;
 use ndarray_shm::render::{self, Claim, RenderOptions};
-use ndarray_shm::{Directory, Error, Location, NextClaim, Pages, RenderBuffer};
+use ndarray_shm::{DType, Directory, Error, Location, NextClaim, Order, Pages, RenderBuffer};
 
 use crate::support::{Name, Place, eventually, rounds};
 use crate::tests;
@@ -26,9 +28,18 @@ pub fn trials(place: &Place) -> Vec<Trial> {
             discard_spares_a_concurrent_buffer,
             unlinked_buffer_keeps_its_memory_and_refuses_claims,
             create_fails_when_another_process_finished_meanwhile,
-            joining_a_sparse_buffer_leaves_it_sparse,
+            joiner_that_chose_sparse_leaves_holes,
+            joiner_fills_the_holes_of_a_sparse_buffer,
             many_chunks_are_claimed_past_a_slow_one,
             payload_without_ledger_does_not_block_create,
+            abandoned_buffer_of_other_work_is_replaced,
+            attached_buffer_of_other_work_is_not_replaced,
+            refused_replacement_keeps_the_abandoned_buffer,
+            late_painter_gets_the_finished_array,
+            finished_array_of_other_work_is_refused_or_replaced,
+            array_that_does_not_say_its_work_is_refused,
+            buffer_that_is_finished_meanwhile_is_accepted,
+            digest_fits_beside_the_notes,
         ],
     )
 }
@@ -229,20 +240,46 @@ fn create_fails_when_another_process_finished_meanwhile(place: &Place) {
     assert_eq!(place.files_of(&name), [name.as_str()]);
 }
 
-fn joining_a_sparse_buffer_leaves_it_sparse(place: &Place) {
+/// Returns the allocated bytes of the payload of an unfinished buffer.
+fn allocated_of_payload(place: &Place, name: &Name) -> u64 {
+    let partial = place.files_of(name).into_iter().find(|file| file.contains("part")).expect("a payload");
+    place.allocated(&partial)
+}
+
+fn joiner_that_chose_sparse_leaves_holes(place: &Place) {
     let name = place.location("sparse-buffer");
-    let options = || place.render_options().pages(Pages::Sparse);
-    let create = || options().create::<u8, _>(name.location(), 1 << 20, 1 << 16, "sparse").unwrap();
+    let options = |pages| place.render_options().pages(pages);
+    let create = || options(Pages::Sparse).create::<u8, _>(name.location(), 1 << 20, 1 << 16, "sparse").unwrap();
     let buffers = [create(), create()];
-    let joined = place.render_options().open::<u8, ndarray::Ix1>(name.location()).unwrap();
+    let joined = options(Pages::Sparse).open::<u8, ndarray::Ix1>(name.location()).unwrap();
     // Options that only the creator can choose are refused, not ignored.
-    for chosen in [options(), place.render_options().chunk_offset(&[1])] {
+    for chosen in [options(Pages::Huge), options(Pages::Base), place.render_options().chunk_offset(&[1])] {
         let refused = chosen.open::<u8, ndarray::Ix1>(name.location()).unwrap_err();
         assert!(matches!(refused, Error::InvalidSetting { .. }), "{refused}");
     }
-    let partial = place.files_of(&name).into_iter().find(|file| file.contains("part")).expect("a payload");
-    assert_eq!(place.allocated(&partial) < 1 << 18, place.has_holes());
+    assert_eq!(allocated_of_payload(place, &name) < 1 << 18, place.has_holes());
     drop((buffers, joined));
+}
+
+/// The creator may touch pages that get no memory. A joiner has not chosen that.
+fn joiner_fills_the_holes_of_a_sparse_buffer(place: &Place) {
+    let name = place.location("filled-buffer");
+    let create = |pages| {
+        let options = place.render_options().pages(pages);
+        options.create::<u8, _>(name.location(), 1 << 20, 1 << 16, "sparse")
+    };
+    let open = || place.render_options().open::<u8, ndarray::Ix1>(name.location());
+    let sparse = create(Pages::Sparse).unwrap();
+    for join in [&open as &dyn Fn() -> _, &|| create(Pages::Auto)] {
+        match join() {
+            Err(error) if place.has_holes() && !Place::FILLS_HOLES => assert!(error.is_unsupported(), "{error}"),
+            joined => {
+                joined.unwrap();
+                assert!(allocated_of_payload(place, &name) >= 1 << 20);
+            }
+        }
+    }
+    drop(sparse);
 }
 
 fn payload_without_ledger_does_not_block_create(place: &Place) {
@@ -261,6 +298,180 @@ fn payload_without_ledger_does_not_block_create(place: &Place) {
     let began = options().create::<u32, _>(name.location(), (6, 10), (4, 3), "a test").unwrap();
     assert!(viewer.claim_next().unwrap_err().is_unlinked());
     assert_eq!(paint(&began), 8);
+}
+
+/// The work of any other run: another shape, type or fingerprint.
+fn abandoned_buffer_of_other_work_is_replaced(place: &Place) {
+    let name = place.location("abandoned");
+    let pool = place.pool_options().create().unwrap();
+    let options = || place.render_options();
+    for is_pooled in [false, true] {
+        // A pool lives on in this process, and keeps nothing of an unfinished buffer attached.
+        let first = if is_pooled { options().pool(&pool) } else { options() };
+        drop(first.create::<u32, _>(name.location(), (6, 10), (4, 3), "a").unwrap());
+        let refused = options().create::<u8, _>(name.location(), (6, 11), (4, 3), "b").unwrap_err();
+        assert!(matches!(refused, Error::Mismatch { state: OtherWork::Idle, .. }), "{refused}");
+        assert!(refused.to_string().contains("no process is attached"), "{refused}");
+        for options in [options(), options().pool(&pool)] {
+            let new = options.replace(true).create::<u8, _>(name.location(), (6, 11), (4, 3), "b").unwrap();
+            let NextClaim::Chunk(chunk) = new.claim_next().unwrap() else { panic!("all are free") };
+            chunk.commit().unwrap();
+            assert_eq!(place.files_of(&name).len(), 2);
+        }
+        let resumed = options().create::<u8, _>(name.location(), (6, 11), (4, 3), "b").unwrap();
+        assert_eq!(resumed.progress().done, 2, "the second call joined the first one's buffer");
+        resumed.discard().unwrap();
+    }
+}
+
+fn attached_buffer_of_other_work_is_not_replaced(place: &Place) {
+    let name = place.location("attached");
+    let painting = buffer(place, &name);
+    for replace in [false, true] {
+        let options = place.render_options().replace(replace);
+        let refused = options.create::<u32, _>(name.location(), (6, 10), (4, 3), "other").unwrap_err();
+        assert!(matches!(refused, Error::Mismatch { state: OtherWork::Attached, .. }), "{refused}");
+        assert!(refused.to_string().contains("a process is attached"), "{refused}");
+    }
+    assert_eq!(paint(&painting), 8);
+    painting.finish().unwrap();
+    // A finished array is replaced as before, when the new one is finished.
+    let options = place.render_options().replace(true);
+    let other = options.create::<u32, _>(name.location(), (6, 10), (4, 3), "other").unwrap();
+    assert_eq!(paint(&other), 8);
+    other.finish().unwrap();
+}
+
+fn refused_replacement_keeps_the_abandoned_buffer(place: &Place) {
+    let name = place.location("kept");
+    drop(buffer(place, &name));
+    std::fs::create_dir(place.path(&name)).unwrap();
+    let options = place.render_options().replace(true);
+    let refused = options.create::<u32, _>(name.location(), (6, 10), (4, 3), "other").unwrap_err();
+    std::fs::remove_dir(place.path(&name)).unwrap();
+    assert!(matches!(refused, Error::NotAnArray { .. }), "{refused}");
+    assert_eq!(buffer(place, &name).progress().total, 8);
+    assert!(render::discard(&place.backend, name.location()).unwrap());
+}
+
+/// Creates or joins the same buffer as `buffer` does, or accepts the finished array.
+fn accept(place: &Place, name: &Name, work: &str) -> ndarray_shm::Result<RenderBuffer<u32, ndarray::Ix2>> {
+    place.render_options().accept_finished(true).create(name.location(), (6, 10), (4, 3), work)
+}
+
+fn late_painter_gets_the_finished_array(place: &Place) {
+    let name = place.location("late");
+    assert_eq!(paint(&accept(place, &name, "a test").unwrap()), 8);
+    let array = accept(place, &name, "a test").unwrap().finish().unwrap();
+    if !place.describes() {
+        assert!(accept(place, &name, "a test").unwrap_err().is_already_exists());
+        return;
+    }
+    let late = accept(place, &name, "a test").unwrap();
+    assert_eq!((late.progress().done, late.progress().total, late.fingerprint()), (8, 8, "a test"));
+    late.wait(Duration::ZERO).unwrap();
+    assert!(matches!(late.claim_next().unwrap(), NextClaim::AllDone));
+    assert!(matches!(late.claim(7).unwrap(), Claim::Done));
+    assert_eq!(late.chunk(7).unwrap().expect("finished").sum(), 49 + 59);
+    // Its chunks are locked like those of an array: a writer excludes their readers.
+    let writer = array.write().unwrap();
+    assert!(late.chunk(0).unwrap_err().is_would_deadlock());
+    drop(writer);
+    late.unlink().unwrap();
+    assert_eq!(place.files_of(&name), [name.as_str()], "a finished array is not discarded");
+    let same = late.finish().unwrap();
+    same.write().unwrap()[[0, 0]] = 99;
+    assert_eq!(array.read().unwrap()[[0, 0]], 99, "the same memory");
+    let late = accept(place, &name, "a test").unwrap();
+    assert!(place.backend.unlink(name.location()).unwrap());
+    assert!(late.finish().unwrap_err().error().is_unlinked(), "the name has gone since");
+}
+
+fn finished_array_of_other_work_is_refused_or_replaced(place: &Place) {
+    let name = place.location("other-work");
+    let first = buffer(place, &name);
+    paint(&first);
+    let first = first.finish().unwrap();
+    let refused = |error: Error| match error {
+        Error::Mismatch { state: OtherWork::Finished, .. } => assert!(place.describes()),
+        Error::AlreadyExists { .. } => assert!(!place.describes()),
+        other => panic!("{other}"),
+    };
+    refused(accept(place, &name, "other").unwrap_err());
+    let options = || place.render_options().accept_finished(true);
+    refused(options().create::<u32, _>(name.location(), (6, 10), (4, 4), "a test").unwrap_err());
+    refused(options().create::<u32, _>(name.location(), (10, 6), (4, 3), "a test").unwrap_err());
+    refused(options().create::<u8, _>(name.location(), (6, 10), (4, 3), "a test").unwrap_err());
+    // Both options: other work is replaced, and the same work accepted.
+    let both = || options().replace(true).create::<u32, _>(name.location(), (6, 10), (4, 3), "other").unwrap();
+    let buffer = both();
+    assert_eq!((buffer.progress().done, paint(&buffer)), (0, 8));
+    buffer.finish().unwrap();
+    if place.describes() {
+        assert_eq!(both().progress().done, 8);
+    }
+    drop(first);
+}
+
+fn array_that_does_not_say_its_work_is_refused(place: &Place) {
+    let name = place.location("no-work");
+    let plain = place.options::<u32, _>().create(name.location(), (6, 10)).unwrap();
+    assert!(accept(place, &name, "a test").unwrap_err().is_already_exists());
+    drop(plain);
+    if !place.describes() {
+        return;
+    }
+    // The note of an array of another type, which a program that replaced the bytes has left.
+    let digest = {
+        let done = place.location("with-work");
+        paint(&buffer(place, &done));
+        buffer(place, &done).finish().unwrap();
+        place.backend.description(done.location()).unwrap().unwrap().note("work").unwrap().to_owned()
+    };
+    let described = place.backend.description(name.location()).unwrap().unwrap();
+    place.backend.describe(name.location(), &described.with_note("work", &digest).unwrap()).unwrap();
+    assert_eq!(accept(place, &name, "a test").unwrap().progress().done, 8, "the note is a claim");
+    let wrong = Description::new(DType::F32, &[6, 10], Order::C).unwrap().with_note("work", &digest).unwrap();
+    place.backend.describe(name.location(), &wrong).unwrap();
+    assert!(accept(place, &name, "a test").unwrap_err().is_already_exists());
+}
+
+fn buffer_that_is_finished_meanwhile_is_accepted(place: &Place) {
+    if !place.describes() {
+        return;
+    }
+    for replace in [false, true] {
+        let name = place.location("meanwhile");
+        let finish = {
+            let (backend, location) = (place.backend.clone(), name.location().clone());
+            move || {
+                let other = begin(backend, &location).unwrap();
+                paint(&other);
+                other.finish().unwrap()
+            }
+        };
+        // After the look at both names, and just before this process begins a buffer.
+        let (backend, other) = once_before(place, ("publish", "-ledger-"), finish);
+        let options = RenderOptions::new().backend(backend).accept_finished(true).replace(replace);
+        let late = options.create::<u32, _>(name.location(), (6, 10), (4, 3), "a test").unwrap();
+        assert!(other.lock().unwrap().is_some());
+        assert_eq!(late.progress().done, 8, "replace: {replace}");
+        assert_eq!(place.files_of(&name), [name.as_str()]);
+    }
+}
+
+fn digest_fits_beside_the_notes(place: &Place) {
+    let name = place.location("notes");
+    let note = |key: &str, length: usize| {
+        let options = place.render_options().note(key, &"x".repeat(length));
+        options.create::<u32, _>(name.location(), (6, 10), (4, 3), "a test")
+    };
+    assert!(matches!(note("work", 3).unwrap_err(), Error::InvalidSetting { .. }), "the library's own key");
+    assert!(matches!(note("source", 3450).unwrap_err(), Error::InvalidSetting { .. }), "no room beside the digest");
+    let longest = note("source", 3380).unwrap();
+    paint(&longest);
+    longest.finish().unwrap();
+    assert_eq!(accept(place, &name, "a test").is_ok(), place.describes());
 }
 
 fn many_chunks_are_claimed_past_a_slow_one(place: &Place) {

@@ -1,26 +1,38 @@
 //! The machine's limits: free space, memory, file sizes. No data may be lost, and no process killed.
 
-use std::sync::Mutex;
+use std::any::Any;
+use std::fs::File;
+use std::sync::{Arc, Mutex};
 
 use libtest_mimic::Trial;
+use ndarray_shm::arena::ArenaOptions;
+use ndarray_shm::arena::loans::Counters;
+use ndarray_shm::backend::Backend;
+use ndarray_shm::counted::{Handle, HandleOptions, SharingStrategy, give_up, on_no_space};
+use ndarray_shm::render::{self, RenderOptions};
 use ndarray_shm::{
-    Access, ArrayReader, AttachOptions, CreateOptions, Directory, Error, FrozenArray, Pages, RenderBuffer, SharedArray,
-    default_backend,
+    Access, ArrayReader, AttachOptions, CreateOptions, Directory, Error, FrozenArray, Location, Pages, RefcountedArray,
+    RenderBuffer, SharedArray, default_backend,
 };
 
 use super::sandbox::{self, MemoryGroup, unless};
 use crate::support::child::{Child, ROLE, Role, program, say};
-use crate::support::{Name, Place, Test};
+use crate::support::{Name, Place, Test, backend_of_child, meddling};
 use crate::tests;
 
 const MIB: usize = 1 << 20;
 
 pub fn trials(place: &Place) -> Vec<Trial> {
     let limits = |tests: &[(&str, Test)]| place.trials("linux", "limits", tests);
-    let mut trials = limits(tests![exceeding_the_file_size_limit_is_an_error]);
+    let mut trials = limits(tests![
+        exceeding_the_file_size_limit_is_an_error,
+        failed_create_leaves_no_name_however_few_descriptors_there_are,
+        arena_that_cannot_be_joined_leaves_no_name,
+    ]);
     trials.extend(sandbox::with_private_mounts(limits(tests![
         a_full_file_system_is_an_error_and_leaves_nothing,
         file_system_without_inodes_is_reported,
+        used_handles_are_given_up_when_there_is_no_room,
     ])));
     if place.name == "shm" {
         trials.extend(sandbox::with_private_mounts(limits(tests![fallback_backend_is_the_same_in_all_processes,])));
@@ -33,10 +45,13 @@ pub fn trials(place: &Place) -> Vec<Trial> {
 pub const ROLES: &[(&str, Role)] = &[
     ("fill-file-system", fill_file_system),
     ("no-inodes", no_inodes),
+    ("give-up-for-room", give_up_for_room),
     ("create-with-fallback", create_with_fallback),
     ("open-with-fallback", open_with_fallback),
     ("exceed-memory", exceed_memory),
     ("exceed-file-size", exceed_file_size),
+    ("few-descriptors", few_descriptors),
+    ("no-descriptors-to-join", no_descriptors_to_join),
 ];
 
 /// A child with a file size limit of 16 KiB.
@@ -81,6 +96,68 @@ pub fn small(place: &Place, options: &str) -> String {
     format!("mount -t tmpfs -o mode=0700,{options} none '{}'", place.directory().display())
 }
 
+/// A child with 16 MiB for all its arrays. It sends some of 3 MiB with reusable handles, which it gives up when there is no room.
+fn give_up_for_room(_: &[String]) {
+    static SENT: Mutex<Vec<Handle>> = Mutex::new(Vec::new());
+    let send = || {
+        let array = CreateOptions::<RefcountedArray<u8, _>>::new().share(SharingStrategy::FileSystem, 3 * MIB)?;
+        let handle = array.handle_with(HandleOptions::new().reusable())?;
+        SENT.lock().unwrap().push(handle.clone());
+        Ok::<_, Error>(handle)
+    };
+    let use_it = |handle: &Handle| drop(handle.attach::<u8, ndarray::Ix1>().unwrap());
+    let unused = send().unwrap();
+    (0..4).for_each(|_| use_it(&send().unwrap()));
+    let error = send().unwrap_err();
+    assert!(matches!(&error, Error::NoSpace { in_flight, .. } if *in_flight > 15 * MIB as u64), "{error}");
+    assert!(
+        error.to_string().contains("keep 16 MiB of arrays") && error.to_string().contains("gc --in-flight"),
+        "{error}"
+    );
+
+    let calls = Arc::new(Mutex::new(Vec::new()));
+    let noted = Arc::clone(&calls);
+    assert!(on_no_space(move |directory, bytes| {
+        assert_eq!(directory.path(), default_backend().unwrap().path());
+        noted.lock().unwrap().push(bytes);
+        SharedArray::<u8, _>::create("inner", 64 * MIB).unwrap_err(); // does not call this again
+        give_up(&*SENT.lock().unwrap(), bytes) > 0
+    }));
+    assert!(!on_no_space(|_, _| true), "the first one stays");
+    // Every kind of array: the memory of one that was sent is free each time, the oldest first.
+    let [old, new] = [1, 4].map(|number: usize| SENT.lock().unwrap()[number].clone());
+    let plain = SharedArray::<u8, _>::create("plain", 3 * MIB).unwrap();
+    assert!(old.attach::<u8, ndarray::Ix1>().is_err() && new.attach::<u8, ndarray::Ix1>().is_ok());
+    let painted = RenderBuffer::<u8, _>::create("painted", 3 * MIB, MIB, "no room").unwrap();
+    let arena = ArenaOptions::new().create("arena", 2 * MIB as u64).unwrap();
+    for _ in 0..50 {
+        use_it(&send().unwrap());
+    }
+    assert_eq!(unused.attach::<u8, ndarray::Ix1>().unwrap().len(), 3 * MIB, "no receiver has had it");
+    let before = calls.lock().unwrap().len();
+    assert!(before >= 50);
+    // What would not suffice is not given up.
+    let last = SENT.lock().unwrap().last().unwrap().clone();
+    assert_no_space(&SharedArray::<u8, _>::create("large", 64 * MIB).unwrap_err(), 64 * MIB, 16 * MIB);
+    assert_eq!(calls.lock().unwrap().len(), before + 1);
+    assert!(last.attach::<u8, ndarray::Ix1>().is_ok());
+    drop((arena, painted));
+    render::discard(&default_backend().unwrap(), &"painted".parse().unwrap()).unwrap();
+    plain.unlink().unwrap();
+    for handle in SENT.lock().unwrap().iter() {
+        handle.revoke().unwrap();
+    }
+    assert_eq!(files(), 0);
+    say("done");
+}
+
+fn used_handles_are_given_up_when_there_is_no_room(place: &Place) {
+    let place = &place.private();
+    let mut child = Child::spawn(sandbox::with_mounts(place, &small(place, "size=16m"), "give-up-for-room", &[]));
+    child.expect("done");
+    child.finish();
+}
+
 /// A logger that keeps the warnings of this process.
 struct Warnings(Mutex<Vec<String>>);
 
@@ -103,7 +180,10 @@ fn fill_file_system(_: &[String]) {
     let error = SharedArray::<u8, _>::create("large", 64 * MIB).unwrap_err();
     assert_no_space(&error, 64 * MIB, 16 * MIB);
     let text = error.to_string();
-    assert!(text.contains("`large` needs 67108864 bytes") && text.contains("--shm-size"), "{text}");
+    assert!(text.contains("`large` needs 67108864 bytes") && text.contains("remount,size="), "{text}");
+    // Emulated shared memory is not Docker's mount, and cannot be emulated once more.
+    let is_real = default_backend().unwrap().name() == "shm";
+    assert_eq!((text.contains("--shm-size"), text.contains("EMULATE_SHM=1")), (is_real, is_real), "{text}");
     assert_eq!(files(), 0);
     let error = RenderBuffer::<u8, _>::create("large", 64 * MIB, MIB, "too large").unwrap_err();
     assert_no_space(&error, 64 * MIB, 16 * MIB);
@@ -266,4 +346,102 @@ fn fallback_backend_is_the_same_in_all_processes(place: &Place) {
         child.finish();
         assert_eq!(std::fs::read_dir(files.path()).unwrap().count(), 0, "{options}");
     }
+}
+
+type Created = ndarray_shm::Result<Box<dyn Any>>;
+type Kind = (&'static str, fn(&Directory) -> Created);
+
+/// A child that creates something of each kind with no free descriptor, with one, and so on, until there are enough.
+fn few_descriptors(_arguments: &[String]) {
+    fn boxed(created: impl Any) -> Box<dyn Any> {
+        Box::new(created)
+    }
+    const KINDS: [Kind; 6] = [
+        ("array", |place| {
+            let options = CreateOptions::<SharedArray<u8, ndarray::Ix1>>::new().backend(place.clone());
+            options.create("few", 8).map(boxed)
+        }),
+        ("counted array", |place| {
+            let options = CreateOptions::<RefcountedArray<u8, ndarray::Ix1>>::new().backend(place.clone());
+            options.create("few", 8).map(boxed)
+        }),
+        ("arena", |place| ArenaOptions::new().backend(place.clone()).create("few", 1 << 16).map(boxed)),
+        ("kept arena", |place| ArenaOptions::new().backend(place.clone()).keep(true).create("few", 1 << 16).map(boxed)),
+        ("counters", |place| Counters::create_in(place, "few", 8).map(boxed)),
+        ("renderbuffer", |place| {
+            RenderOptions::new().backend(place.clone()).create::<u8, ndarray::Ix1>("few", 8, 8, "few").map(boxed)
+        }),
+    ];
+    let (place, name) = (backend_of_child(), "few".parse().unwrap());
+    let mut wrong = Vec::new();
+    for (kind, create) in KINDS {
+        let enough = (0..32).find(|free| {
+            let mut taken: Vec<File> = std::iter::from_fn(|| File::open("/dev/null").ok()).collect();
+            taken.truncate(taken.len() - free);
+            let created = create(&place);
+            drop(taken);
+            let names: Vec<String> = place.list().unwrap().into_iter().map(|entry| entry.name).collect();
+            if let Err(error) = &created {
+                // Without a descriptor for /proc, the overflow user (65534) cannot be told from users without a number.
+                let is_doubted = error.is_foreign_owner() && rustix::process::geteuid().as_raw() == 65534;
+                if !(error.is_too_many_open_files() || is_doubted) || !names.is_empty() {
+                    wrong.push(format!("{kind} with {free} descriptors: {error}; left {names:?}"));
+                }
+            }
+            let is_enough = created.is_ok();
+            drop(created);
+            render::discard(&place, &name).unwrap();
+            Backend::unlink(&place, &name, None).unwrap();
+            is_enough
+        });
+        assert!(enough.is_some_and(|enough| enough > 0), "{kind}: {enough:?}");
+        assert!(place.list().unwrap().is_empty(), "{kind}");
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+    say("as expected");
+}
+
+/// A child that has no descriptor left when its arena or its counters have got their name.
+fn no_descriptors_to_join(_arguments: &[String]) {
+    let place = backend_of_child();
+    let taken = Arc::new(Mutex::new(Vec::new()));
+    let all = Arc::clone(&taken);
+    let meddling = meddling(&place, move |what, _| {
+        if what == "publish" {
+            all.lock().unwrap().extend(std::iter::from_fn(|| File::open("/dev/null").ok()));
+        }
+        Ok(())
+    });
+    let name: Location = "joining".parse().unwrap();
+    for keep in [false, true] {
+        let error = ArenaOptions::new().backend(meddling.clone()).keep(keep).create(&name, 1 << 16).unwrap_err();
+        taken.lock().unwrap().clear();
+        assert!(error.is_too_many_open_files(), "{error}");
+        assert!(place.list().unwrap().is_empty(), "kept: {keep}");
+    }
+    let error = Counters::create_in(&meddling, &name, 8).unwrap_err();
+    taken.lock().unwrap().clear();
+    assert!(error.is_too_many_open_files(), "{error}");
+    assert!(place.list().unwrap().is_empty());
+    say("as expected");
+}
+
+fn arena_that_cannot_be_joined_leaves_no_name(place: &Place) {
+    if place.has_hidden_drafts() {
+        return; // naming a hidden draft takes descriptors itself
+    }
+    let place = &place.private();
+    let mut child = Child::spawn(sandbox::with_descriptors(place, 40, "no-descriptors-to-join", &[]));
+    child.expect("as expected");
+    child.finish();
+}
+
+fn failed_create_leaves_no_name_however_few_descriptors_there_are(place: &Place) {
+    if place.has_hidden_drafts() {
+        return; // the test's own backend opens files too
+    }
+    let place = &place.private();
+    let mut child = Child::spawn(sandbox::with_descriptors(place, 40, "few-descriptors", &[]));
+    child.expect("as expected");
+    child.finish();
 }

@@ -1,4 +1,4 @@
-//! Pools and forks: the memory of an inherited pool stays the parent's.
+//! Pools, claims and forks: what a process inherits stays its parent's.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -24,6 +24,7 @@ pub fn trials(place: &Place) -> Vec<Trial> {
             forked_child_keeps_its_array_from_the_pool,
             forked_child_gets_no_chunk_of_recycled_memory,
             a_forked_child_gets_no_view_of_a_draft,
+            a_forked_child_cannot_commit_its_parents_claim,
         ],
     )
 }
@@ -33,6 +34,7 @@ pub const ROLES: &[(&str, Role)] = &[
     ("pool-fork-holds", fork_holds),
     ("pool-fork-buffer", fork_buffer),
     ("fork-draft", fork_draft),
+    ("fork-claim", fork_claim),
 ];
 
 const LENGTH: usize = 3000;
@@ -153,7 +155,7 @@ fn fork_buffer(arguments: &[String]) {
     let child = fork(|| {
         let _ = (&reader).read_exact(&mut [0]); // until the parent writes, or is dead
         let chunk = buffer.chunk(0).map(|chunk| chunk.is_some());
-        matches!(chunk, Err(Error::Unsupported { .. }))
+        matches!(chunk, Err(Error::Unsupported { .. })) && buffer.unlink().is_err_and(|error| error.is_unsupported())
     });
     drop(pool.adopt(buffer.finish().unwrap()).unwrap());
     let again = begin(16).unwrap();
@@ -190,5 +192,37 @@ fn fork_draft(_: &[String]) {
 
 fn a_forked_child_gets_no_view_of_a_draft(place: &Place) {
     let mut child = Child::start(place, "fork-draft", &[]);
+    child.expect("done");
+}
+
+/// A process that forks a child, which tries to commit the inherited claim.
+fn fork_claim(arguments: &[String]) {
+    let backend = backend_of_child();
+    // Where every attachment keeps its descriptor, a forked child is refused chunks of its own.
+    let paints = backend.lock_survives_close().unwrap();
+    let options = RenderOptions::new().backend(backend);
+    let buffer = options.create::<u8, _>(arguments[0].as_str(), 64, 32, "").unwrap();
+    let Claim::Chunk(claim) = buffer.claim(0).unwrap() else { panic!("no process else paints") };
+    let mut claim = Some(claim);
+    wait(fork(|| {
+        let error = claim.take().expect("inherited").commit().unwrap_err();
+        let painted = match buffer.claim(1) {
+            Ok(Claim::Chunk(own)) => paints && own.commit().is_ok(),
+            Ok(_) => false,
+            Err(error) => !paints && error.is_unsupported(),
+        };
+        error.is_unsupported() && error.to_string().contains("claim a chunk here") && painted
+    }));
+    assert_eq!(buffer.progress().done, usize::from(paints), "the child's own chunk");
+    assert!(matches!(buffer.claim(0).unwrap(), Claim::Busy), "it is still the parent's");
+    claim.expect("the parent's").commit().unwrap();
+    buffer.discard().unwrap();
+    say("done");
+    hear();
+}
+
+fn a_forked_child_cannot_commit_its_parents_claim(place: &Place) {
+    let name = place.location("fork-claim");
+    let mut child = Child::start(place, "fork-claim", &[name.as_str()]);
     child.expect("done");
 }

@@ -28,13 +28,41 @@ pub fn unless(reason: &str, possible: bool, trials: Vec<Trial>) -> Vec<Trial> {
 
 /// Marks tests as ignored where private mounts are impossible.
 pub fn with_private_mounts(trials: Vec<Trial>) -> Vec<Trial> {
-    unless("private mounts cannot be had", unshare().is_some(), trials)
+    unless("private mounts cannot be had", has_private_mounts(), trials)
 }
 
 /// Returns a command that runs a role in its own mount namespace, after a script has mounted the file systems it needs.
 pub fn with_mounts(place: &Place, script: &str, role: &str, arguments: &[&str]) -> Command {
+    finish(in_mounts(script), place, role, arguments)
+}
+
+/// Returns a command without its program: run in its own mount namespace, after a script.
+pub fn in_mounts(script: &str) -> Command {
     let mut command = Command::new("unshare");
     command.args(unshare().expect("checked before")).args(["sh", "-e", "-c", &format!("{script}\nexec \"$0\" \"$@\"")]);
+    command
+}
+
+/// Whether this user can have private mounts.
+pub fn has_private_mounts() -> bool {
+    unshare().is_some()
+}
+
+/// Marks tests as ignored where time namespaces are impossible.
+pub fn with_time_namespaces(trials: Vec<Trial>) -> Vec<Trial> {
+    let possible = unshare().is_some_and(|way| {
+        let tried = Command::new("unshare").args(way).args(["--time", "--boottime", "3600", "true"]).output();
+        tried.is_ok_and(|output| output.status.success())
+    });
+    unless("time namespaces cannot be had", possible, trials)
+}
+
+/// Returns a command that runs a role in its own time namespace, in which the machine seems to run for so much longer, after a script
+/// in its own mount namespace.
+pub fn with_time(place: &Place, seconds: i64, script: &str, role: &str, arguments: &[&str]) -> Command {
+    let mut command = Command::new("unshare");
+    command.args(unshare().expect("checked before")).args(["--time", "--boottime", &seconds.to_string()]);
+    command.args(["sh", "-e", "-c", &format!("{script}\nexec \"$0\" \"$@\"")]);
     finish(command, place, role, arguments)
 }
 

@@ -29,6 +29,7 @@ pub fn trials(place: &Place) -> Vec<Trial> {
             any_handle_publishes_and_the_last_removes_the_name,
             into_reader_closes_the_descriptor,
             strategy_comes_from_environment_or_program,
+            frozen_elements_are_mapped_read_only_and_the_trailer_is_not,
         ],
     );
     let mounted = place.trials("linux", "shared", tests![draft_without_room_for_its_trailer_is_given_back]);
@@ -98,6 +99,41 @@ fn nameless_array_keeps_one_descriptor(place: &Place) {
 
     let empty = place.counted::<f64, _>().share(FileDescriptor, (0, 3)).unwrap();
     assert_eq!(empty.try_clone().unwrap().read().unwrap().shape(), [0, 3]);
+}
+
+/// Returns the rights of the mapping at an address, as in `r--s`.
+fn rights_at(address: *const u8) -> String {
+    let address = address as usize;
+    let hexadecimal = |text| usize::from_str_radix(text, 16).expect("an address");
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    let found = maps.lines().find_map(|line| {
+        let mut words = line.split(' ');
+        let (begin, end) = words.next()?.split_once('-')?;
+        (hexadecimal(begin)..hexadecimal(end)).contains(&address).then(|| words.next().expect("rights").to_owned())
+    });
+    found.expect("a mapping")
+}
+
+fn frozen_elements_are_mapped_read_only_and_the_trailer_is_not(place: &Place) {
+    let place = &place.private();
+    for length in [1, 1024, 1025, 70_000] {
+        let array = place.counted::<u32, _>().share(FileDescriptor, length).unwrap();
+        let clone = array.try_clone().unwrap();
+        let first = array.raw_view().as_ptr().cast::<u8>();
+        let last = first.wrapping_add(4 * length - 1);
+        let trailer = first.wrapping_add((4 * length).next_multiple_of(4096));
+        assert_eq!([first, last, trailer].map(rights_at), ["rw-s"; 3]);
+        array.freeze().unwrap();
+        assert_eq!([first, last].map(rights_at), ["r--s"; 2]);
+        assert_eq!(rights_at(trailer), "rw-s");
+        assert_eq!(rights_at(clone.raw_view().as_ptr().cast()), "rw-s", "each handle has a mapping of its own");
+        // Counts are still changed.
+        drop(array.try_clone().unwrap());
+        drop(array);
+        assert_eq!(clone.refcount(), 1);
+    }
+    let empty = place.counted::<u32, _>().share(FileDescriptor, 0).unwrap();
+    empty.freeze().unwrap();
 }
 
 fn nameless_array_gets_a_name_once(place: &Place) {

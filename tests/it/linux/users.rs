@@ -2,6 +2,7 @@
 
 use std::fs::Permissions;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
@@ -10,7 +11,7 @@ use ndarray::Ix1;
 use ndarray_shm::render::{RenderOptions, SharedWith};
 use ndarray_shm::{Directory, Error, Location, NextClaim, RenderBuffer};
 
-use super::sandbox::unless;
+use super::sandbox::{has_private_mounts, in_mounts, unless};
 use crate::support::child::{self, Child, ROLE, Role, hear, say};
 use crate::support::{Name, Place};
 use crate::tests;
@@ -23,14 +24,28 @@ pub fn trials(place: &Place) -> Vec<Trial> {
             files_of_another_user_are_refused_unless_chosen,
             payload_or_ledger_of_another_user_is_refused,
             world_writable_files_are_refused,
+            stale_ledger_of_another_user_is_no_buffer,
+        ],
+    );
+    let members = place.trials(
+        "linux",
+        "users",
+        tests![
             two_users_of_one_group_paint_one_buffer,
-            group_of_a_world_writable_directory_proves_nothing,
+            strangers_file_with_the_group_is_refused,
+            primary_group_counts_as_membership,
+            owner_without_user_data_is_refused,
         ],
     );
     let namespace = place.trials("linux", "users", tests![unmapped_users_of_a_namespace_are_not_this_user]);
     let is_root = rustix::process::geteuid().is_root();
     let can_unshare = Command::new("unshare").args(["--user", "true"]).output().is_ok_and(|out| out.status.success());
     let mut trials = unless("only root can be two users", is_root, root);
+    trials.extend(unless(
+        "only root with private mounts can show its own user data to two users",
+        is_root && has_private_mounts(),
+        members,
+    ));
     trials.extend(unless("this user may make no user namespace", can_unshare, namespace));
     trials
 }
@@ -39,25 +54,47 @@ pub const ROLES: &[(&str, Role)] = &[("paint-with-others", paint_with_others)];
 
 const ALICE: u32 = 41_001;
 const BOB: u32 = 41_002;
+const CAROL: u32 = 41_003;
+const MALLORY: u32 = 41_004;
+const UNKNOWN: u32 = 41_005;
 const GROUP: u32 = 42_000;
+
+/// User data: Alice and Bob are listed as members of the group, Carol has it as her primary group, Mallory is no member.
+const USERS: &str = "root:x:0:0::/:/bin/sh
+alice:x:41001:41001::/:/bin/sh
+bob:x:41002:41002::/:/bin/sh
+carol:x:41003:42000::/:/bin/sh
+mallory:x:41004:41004::/:/bin/sh
+";
+const GROUPS: &str = "root:x:0:\npainters:x:42000:alice,bob\n";
 
 fn begin(options: RenderOptions, location: &Location) -> ndarray_shm::Result<RenderBuffer<u8, Ix1>> {
     options.create(location, 1 << 14, 1 << 12, "users")
 }
 
-/// Begins or joins a buffer that is shared with the users named by the argument, and paints one chunk per "paint" request.
+/// Begins or joins a buffer that is shared with the users named by the argument (only joins it if the mode is "open"), and paints one chunk per "paint" request.
 fn paint_with_others(arguments: &[String]) {
     // A umask that takes every right from the group.
     rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o077));
     let [location, directory, shared, mode] = arguments else { panic!("{arguments:?}") };
     let options = RenderOptions::new()
         .backend(Directory::new("given", directory))
-        .permissions(u32::from_str_radix(mode, 8).unwrap())
+        .permissions(u32::from_str_radix(mode, 8).unwrap_or(0o666))
         .shared_with(shared.parse().unwrap())
         .timeout(Duration::from_secs(60));
+    if mode == "open" {
+        let opened: ndarray_shm::Result<RenderBuffer<u8, Ix1>> = options.open(location.as_str());
+        return say(opened.map_or_else(
+            |error| if error.is_not_found() { "not found".into() } else { error.to_string() },
+            |_| "opened".into(),
+        ));
+    }
     let buffer = match begin(options, &location.parse().unwrap()) {
         Ok(buffer) => buffer,
-        Err(Error::ForeignOwner { owner, user, .. }) => return say(format!("foreign {owner} for {user}")),
+        Err(Error::ForeignOwner { owner, user, reason, .. }) => {
+            say(format!("foreign {owner} for {user}"));
+            return say(reason);
+        }
         Err(error) => return say(error),
     };
     say("begun");
@@ -80,6 +117,8 @@ struct Stage {
 impl Stage {
     fn new(place: &Place, mode: u32) -> Self {
         let place = place.private();
+        std::fs::write(place.directory().join("users"), USERS).unwrap();
+        std::fs::write(place.directory().join("groups"), GROUPS).unwrap();
         let directory = tempfile::tempdir_in(place.directory()).unwrap();
         for (path, mode) in [(place.directory(), 0o755), (directory.path(), mode)] {
             std::fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
@@ -97,23 +136,45 @@ impl Stage {
         RenderOptions::new().backend(self.backend())
     }
 
-    fn path(&self, kind: &str) -> std::path::PathBuf {
+    fn path(&self, kind: &str) -> PathBuf {
         self.directory.path().join(format!(".ndshm-{kind}-{}", self.name.as_str()))
     }
 
     /// Starts a painter as this user, in the group of all tests.
     fn painter(&self, user: u32, shared: &str, mode: &str) -> Child {
-        let (uid, gid) = (format!("--reuid={user}"), format!("--regid={user}"));
         let mut command = Command::new("setpriv");
-        command.args([uid, gid, format!("--groups={GROUP}")]).arg(self.place.directory().join("it"));
-        self.run(command, shared, mode)
+        command.args(as_user(user)).arg(self.program());
+        self.run(command, self.directory.path(), shared, mode)
     }
 
-    fn run(&self, mut command: Command, shared: &str, mode: &str) -> Child {
-        let directory = self.directory.path().display().to_string();
+    /// Starts a painter as this user, in the group of all tests, with the user data of the tests instead of the machine's.
+    fn member(&self, user: u32) -> Child {
+        let mut command = in_mounts(&format!(
+            "cd '{}'
+             mount --bind users /etc/passwd
+             mount --bind groups /etc/group
+             # nscd would answer with the machine's data.
+             if test -d /var/run/nscd; then mount -t tmpfs none /var/run/nscd; fi",
+            self.place.directory().display()
+        ));
+        command.arg("setpriv").args(as_user(user)).arg(self.program());
+        self.run(command, self.directory.path(), &format!("group:{GROUP}"), "600")
+    }
+
+    fn program(&self) -> PathBuf {
+        self.place.directory().join("it")
+    }
+
+    fn run(&self, mut command: Command, directory: &Path, shared: &str, mode: &str) -> Child {
+        let directory = directory.display().to_string();
         command.env(ROLE, "paint-with-others").args([self.name.as_str(), &directory, shared, mode]);
         Child::spawn(command)
     }
+}
+
+/// Arguments of setpriv.
+fn as_user(user: u32) -> [String; 3] {
+    [format!("--reuid={user}"), format!("--regid={user}"), format!("--groups={GROUP}")]
 }
 
 fn files_of_another_user_are_refused_unless_chosen(place: &Place) {
@@ -165,15 +226,14 @@ fn world_writable_files_are_refused(place: &Place) {
 
 fn two_users_of_one_group_paint_one_buffer(place: &Place) {
     let stage = Stage::new(place, 0o1777);
-    let group = format!("group:{GROUP}");
-    let mut alice = stage.painter(ALICE, &group, "600");
+    let mut alice = stage.member(ALICE);
     alice.expect("begun");
     for kind in ["part", "ledger"] {
         let facts = std::fs::metadata(stage.path(kind)).unwrap();
         assert_eq!((facts.uid(), facts.gid(), facts.mode() & 0o7777), (ALICE, GROUP, 0o660));
     }
     stage.painter(BOB, "me", "600").expect(&format!("foreign {ALICE} for {BOB}"));
-    let mut bob = stage.painter(BOB, &group, "600");
+    let mut bob = stage.member(BOB);
     bob.expect("begun");
     for _ in 0..2 {
         for painter in [&mut alice, &mut bob] {
@@ -197,22 +257,81 @@ fn two_users_of_one_group_paint_one_buffer(place: &Place) {
     assert!(stage.backend().list().unwrap().is_empty());
 }
 
-fn group_of_a_world_writable_directory_proves_nothing(place: &Place) {
+fn stale_ledger_of_another_user_is_no_buffer(place: &Place) {
+    let trusted = format!("users:{ALICE}");
+    for (mode, said) in [(0o777, "begun"), (0o1777, "sticky bit")] {
+        let stage = Stage::new(place, mode);
+        // As a process leaves it that is killed after it has finished or discarded the buffer, before it removes the ledger.
+        let mut alice = stage.painter(ALICE, "me", "666");
+        alice.expect("begun");
+        alice.kill();
+        std::fs::remove_file(stage.path("part")).unwrap();
+        // A process that looks for a buffer finds none, whether or not the ledger can be removed.
+        stage.painter(BOB, &trusted, "open").expect("not found");
+        assert_eq!(stage.path("ledger").exists(), mode == 0o1777);
+        let line = stage.painter(BOB, &trusted, "666").line();
+        assert!(line.contains(said), "{line}");
+        // A finished array is an array.
+        if mode == 0o1777 {
+            std::fs::write(stage.directory.path().join(stage.name.as_str()), [1u8; 1 << 14]).unwrap();
+            let line = stage.painter(BOB, &trusted, "666").line();
+            assert!(line.contains("exists already"), "{line}");
+        }
+    }
+}
+
+/// The set-group-ID bit of a directory gives every new file the group, and the files keep it wherever they are moved.
+fn strangers_file_with_the_group_is_refused(place: &Place) {
     let stage = Stage::new(place, 0o1777);
-    chown(stage.directory.path(), None, Some(GROUP)).unwrap();
-    // The set-group-ID bit gives every new file this group, even if its creator is not a member.
-    std::fs::set_permissions(stage.directory.path(), Permissions::from_mode(0o3777)).unwrap();
-    let group = format!("group:{GROUP}");
-    stage.painter(ALICE, &group, "600").expect("begun");
-    stage.painter(BOB, &group, "600").expect(&format!("foreign {ALICE} for {BOB}"));
+    let trap = stage.place.directory().join("trap");
+    std::fs::create_dir(&trap).unwrap();
+    chown(&trap, None, Some(GROUP)).unwrap();
+    std::fs::set_permissions(&trap, Permissions::from_mode(0o3777)).unwrap();
+    let as_mallory = || {
+        let mut command = Command::new("setpriv");
+        command.args([format!("--reuid={MALLORY}"), format!("--regid={MALLORY}"), "--clear-groups".to_owned()]);
+        command
+    };
+    let mut begin = as_mallory();
+    begin.arg(stage.program());
+    stage.run(begin, &trap, "me", "660").expect("begun");
+    for kind in ["part", "ledger"] {
+        let hidden = stage.path(kind);
+        let planted = trap.join(hidden.file_name().unwrap());
+        let facts = std::fs::metadata(&planted).unwrap();
+        assert_eq!((facts.uid(), facts.gid(), facts.mode() & 0o7777), (MALLORY, GROUP, 0o660), "as a member's file");
+        assert!(as_mallory().arg("mv").arg(planted).arg(hidden).status().unwrap().success());
+    }
+    let mut bob = stage.member(BOB);
+    bob.expect(&format!("foreign {MALLORY} for {BOB}"));
+    let reason = bob.line();
+    assert!(reason.contains("not a member") && reason.contains("--share users:UID"), "{reason}");
+    stage.painter(BOB, &format!("users:{MALLORY}"), "600").expect("begun");
+}
+
+fn primary_group_counts_as_membership(place: &Place) {
+    let stage = Stage::new(place, 0o1777);
+    let mut carol = stage.member(CAROL);
+    carol.expect("begun");
+    stage.member(BOB).expect("begun");
+}
+
+fn owner_without_user_data_is_refused(place: &Place) {
+    let stage = Stage::new(place, 0o1777);
+    stage.member(UNKNOWN).expect("begun"); // its own files need no proof
+    let mut bob = stage.member(BOB);
+    bob.expect(&format!("foreign {UNKNOWN} for {BOB}"));
+    let reason = bob.line();
+    assert!(reason.contains("do not know that user") && reason.contains("--share users:UID"), "{reason}");
+    stage.painter(BOB, &format!("users:{UNKNOWN}"), "600").expect("begun");
 }
 
 fn unmapped_users_of_a_namespace_are_not_this_user(place: &Place) {
     let stage = Stage::new(place, 0o1777);
     let painter = |shared: &str| {
         let mut command = Command::new("unshare");
-        command.arg("--user").arg(stage.place.directory().join("it"));
-        stage.run(command, shared, "600")
+        command.arg("--user").arg(stage.program());
+        stage.run(command, stage.directory.path(), shared, "600")
     };
     // In the namespace every file and the process itself appear to belong to 65534.
     painter("me").expect("foreign 65534 for 65534");

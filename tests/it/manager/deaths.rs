@@ -19,6 +19,7 @@ pub fn trials() -> Vec<Trial> {
             arrays_of_living_clients_stay,
             death_is_noticed_despite_a_forked_childs_socket,
             a_forked_child_is_a_client_of_its_own,
+            array_is_removed_soon_after_the_last_forked_child,
             arrays_are_removed_after_a_client_execs,
             manager_removes_arrays_orphaned_before_its_start,
         ],
@@ -86,6 +87,21 @@ fn a_forked_child_is_a_client_of_its_own() {
     assert!(stage.has("held-parent"));
     client.kill();
     stage.wait_until_gone("held-parent", Instant::now());
+}
+
+fn array_is_removed_soon_after_the_last_forked_child() {
+    let stage = Stage::new();
+    let _manager = stage.manager(&[]);
+    let mut client = stage.client_with("held-x", 1);
+    let forked = client.ask("fork"); // it inherits the mapping
+    client.kill();
+    stage.wait_for_clients(0);
+    // The manager has looked as often as it does for processes that end with the client.
+    let before = stage.status().unwrap().sweeps;
+    eventually("the manager goes on looking", || stage.status().unwrap().sweeps > before + 11);
+    assert!(stage.has("held-x"), "the forked child is attached");
+    send_signal("KILL", &forked);
+    stage.wait_until_gone("held-x", Instant::now());
 }
 
 fn arrays_are_removed_after_a_client_execs() {

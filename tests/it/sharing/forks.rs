@@ -4,13 +4,15 @@ use std::os::fd::{FromRawFd, OwnedFd};
 use std::process::{Command, Stdio};
 
 use libtest_mimic::Trial;
+use ndarray::Ix1;
+use ndarray_shm::NextClaim;
 use ndarray_shm::counted::{Channel, Socket};
 
 use super::meeting::{Meeting, Traces, all, attach, leaving_nothing, names, share, strategies};
 use crate::support::Place;
-use crate::support::child::{ROLE, Role, program};
-use crate::support::forks::in_forked_child;
-use crate::support::{backend_of_child, machine::open_files};
+use crate::support::child::{Child, ROLE, Role, hear, program, say};
+use crate::support::forks::{fork_until_input_ends, in_forked_child};
+use crate::support::{backend_of_child, eventually, machine::open_files};
 use crate::tests;
 
 /// The variable with the number of the descriptor that a child inherits.
@@ -24,12 +26,18 @@ pub fn trials(place: &Place) -> Vec<Trial> {
             inherit_parent_sees_writes_of_a_forked_child,
             forked_child_must_adopt_its_parents_channel,
             a_channel_is_inherited_as_a_descriptor,
+            locks_end_with_their_process_despite_its_forked_children,
+            parent_keeps_its_locks_when_a_forked_child_ends,
         ],
     )
 }
 
-pub const ROLES: &[(&str, Role)] =
-    &[("fork-and-add", fork_and_add), ("fork-with-channel", fork_with_channel), ("inheritor", inheritor)];
+pub const ROLES: &[(&str, Role)] = &[
+    ("fork-and-add", fork_and_add),
+    ("fork-with-channel", fork_with_channel),
+    ("inheritor", inheritor),
+    ("lock-and-fork", lock_and_fork),
+];
 
 /// A process that forks children, which add one to arrays that they inherited.
 fn fork_and_add(arguments: &[String]) {
@@ -146,4 +154,81 @@ fn a_channel_is_inherited_as_a_descriptor(place: &Place) {
         drop(array);
         meeting.is_clean();
     }
+}
+
+/// A process that locks arrays and a chunk, in the ways that its argument names, and then forks a child that outlives it.
+fn lock_and_fork(arguments: &[String]) {
+    let (place, name) = (Place::of_parent("the parent's"), arguments[1].as_str());
+    let open = |keep| place.attach::<u8, Ix1>().keep_fd(keep).open(name, 4).unwrap();
+    let fork = || {
+        fork_until_input_ends();
+        say("locked");
+        hear(); // until it is killed
+    };
+    match arguments[0].as_str() {
+        "write" => {
+            let array = open(false);
+            let _guard = array.write().unwrap();
+            fork();
+        }
+        "kept" => {
+            let array = open(true);
+            let _guard = array.write().unwrap();
+            fork();
+        }
+        "read" => {
+            let array = open(false);
+            let _guards = [array.read().unwrap(), array.read().unwrap()];
+            fork();
+        }
+        "claim" => {
+            let buffer = place.render_options().open::<u8, Ix1>(name).unwrap();
+            let NextClaim::Chunk(_claim) = buffer.claim_next().unwrap() else { panic!("it is free") };
+            fork();
+        }
+        // The child ends first, with the destructors of what it has inherited.
+        "ended" => {
+            let array = open(false);
+            let mut guard = Some(array.write().unwrap());
+            in_forked_child(|| {
+                drop(guard.take());
+                true
+            });
+            say("locked");
+            hear();
+        }
+        other => panic!("no lock is called {other}"),
+    }
+}
+
+fn locks_end_with_their_process_despite_its_forked_children(place: &Place) {
+    let name = place.location("locked");
+    let array = place.options::<u8, Ix1>().create(name.location(), 4).unwrap();
+    for kind in ["write", "kept", "read"] {
+        let mut child = Child::start(place, "lock-and-fork", &[kind, name.as_str()]);
+        child.expect("locked");
+        assert!(array.try_write().unwrap_err().is_would_block(), "{kind}");
+        child.kill();
+        // The forked child still has its standard input, and runs.
+        eventually(kind, || array.try_write().is_ok()); // it may only have begun
+        assert!(place.backend.attached(name.location()).unwrap(), "{kind}: it has the mapping");
+    }
+    let name = place.location("claimed");
+    let buffer = place.render_options().create::<u8, Ix1>(name.location(), 4, 4, "work").unwrap();
+    let mut child = Child::start(place, "lock-and-fork", &["claim", name.as_str()]);
+    child.expect("locked");
+    assert!(matches!(buffer.claim_next().unwrap(), NextClaim::Busy));
+    child.kill();
+    eventually("the chunk is free", || matches!(buffer.claim_next().unwrap(), NextClaim::Chunk(_)));
+    buffer.discard().unwrap();
+}
+
+fn parent_keeps_its_locks_when_a_forked_child_ends(place: &Place) {
+    let name = place.location("locked");
+    let array = place.options::<u8, Ix1>().create(name.location(), 4).unwrap();
+    let mut child = Child::start(place, "lock-and-fork", &["ended", name.as_str()]);
+    child.expect("locked");
+    assert!(array.try_read().unwrap_err().is_would_block());
+    child.kill();
+    drop(array.try_write().unwrap());
 }

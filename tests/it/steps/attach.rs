@@ -4,8 +4,9 @@ use std::time::Duration;
 
 use libtest_mimic::Trial;
 use ndarray::Ix1;
+use ndarray_shm::array::Description;
 use ndarray_shm::counted::Handle;
-use ndarray_shm::{Arena, AttachOptions, RefcountedArray, SharedArray};
+use ndarray_shm::{Arena, AttachOptions, DType, Order, RefcountedArray, SharedArray};
 
 use crate::support::child::{Child, Role, say};
 use crate::support::{Name, Place, backend_of_child};
@@ -21,6 +22,7 @@ pub fn trials(place: &Place) -> Vec<Trial> {
             attaching_waits_for_a_refused_plain_open,
             revoke_fails_during_a_stopped_plain_open,
             memory_being_opened_is_not_recycled,
+            describing_follows_the_name_away_from_recycled_memory,
         ],
     )
 }
@@ -30,6 +32,7 @@ pub const ROLES: &[(&str, Role)] = &[
     ("step-open-arena", open_arena),
     ("step-open-plain", open_plain),
     ("step-take-back", take_back),
+    ("step-describe", describe),
 ];
 
 /// A child that opens a counted array, and reports the result.
@@ -59,6 +62,15 @@ fn open_plain(arguments: &[String]) {
 /// A child that revokes a handle, and reports the result.
 fn take_back(arguments: &[String]) {
     say(format!("{:?}", arguments[0].parse::<Handle>().unwrap().revoke()));
+}
+
+/// A child that describes an array of 100 bytes, and reports the result.
+fn describe(arguments: &[String]) {
+    let description = Description::new(DType::U8, &[10, 10], Order::C).unwrap();
+    say(match backend_of_child().describe(arguments[0].as_str(), &description) {
+        Err(error) if !error.is_unsupported() => error.to_string(),
+        _ => "done".into(),
+    });
 }
 
 /// Has a child open a plain array as a counted array or an arena. While the child is stopped after taking its lease, a writer
@@ -150,4 +162,25 @@ fn memory_being_opened_is_not_recycled(place: &Place) {
     opener.finish();
     pool.maintain();
     assert_eq!(pool.stats().idle.arrays, usize::from(Place::RECYCLES));
+}
+
+/// The pool keeps the lease of the memory that it has taken back, and the child must not wait for that.
+fn describing_follows_the_name_away_from_recycled_memory(place: &Place) {
+    let place = &place.private();
+    let name = place.location("recycled");
+    let pool = place.pool_options().create().unwrap();
+    let array = pool.take::<u8, _>(100).unwrap().publish(name.location()).unwrap();
+    let mut describer = Child::start_until(place, "step-describe", &[name.as_str()], "describe: opened");
+    drop(array);
+    assert_eq!(pool.stats().idle.arrays, usize::from(Place::RECYCLES));
+    let newer = place.options::<u8, _>().create(name.location(), 100).unwrap();
+    describer.resume();
+    describer.expect("done");
+    describer.finish();
+    if place.describes() {
+        let found = place.backend.description(name.location()).unwrap().unwrap();
+        assert_eq!(found.shape(), [10, 10]);
+    }
+    drop(newer);
+    assert!(place.backend.unlink(name.location()).unwrap());
 }

@@ -6,13 +6,16 @@ use std::time::Duration;
 use libtest_mimic::Trial;
 use ndarray::Ix1;
 use ndarray_shm::backend::Backend;
+use ndarray_shm::counted::SharingStrategy;
+use ndarray_shm::pool::PoolOptions;
 use ndarray_shm::{Arena, AttachOptions, SharedArray, default_backend};
 
 use crate::linux::rights::as_stranger;
-use crate::support::child::{Child, Role, say};
-use crate::support::forks::in_forked_child;
-use crate::support::held_fork::{act_beside_step, end_within, fork_beside, release_fork};
-use crate::support::{Place, backend_of_child, eventually, meddling};
+use crate::support::child::{Child, Role, is_stopped, say};
+use crate::support::forks::{end_within, fork, fork_until_input_ends, in_forked_child, wait};
+use crate::support::held_fork::{act_beside_step, fork_beside, release_fork};
+use crate::support::machine::send_signal;
+use crate::support::{Place, arena_of_child, backend_of_child, eventually, meddling};
 use crate::tests;
 
 pub fn trials(place: &Place) -> Vec<Trial> {
@@ -24,8 +27,69 @@ pub fn trials(place: &Place) -> Vec<Trial> {
             new_array_under_a_removed_name_keeps_it,
             forked_child_finds_directories_despite_a_held_lock,
             seat_ends_with_its_process_despite_a_fork,
+            guard_of_a_stopped_forked_child_gets_no_recycled_memory,
+            name_is_unlocked_despite_a_forked_child,
+            stop_of_a_waiting_member_makes_no_later_pause_longer,
         ],
     )
+}
+
+/// A process with a forked child, which opens an array's name for a guard and is stopped before it locks anything. Meanwhile the
+/// memory is recycled.
+///
+/// The forked child stops itself (`NDSHM_STEP`), because only an inherited attachment has that step.
+fn guard_in_forked_child(arguments: &[String]) {
+    let pool = PoolOptions::new().backend(backend_of_child()).create().unwrap();
+    let mut array = Some(pool.take_zeroed::<u8, _>(5000).unwrap().publish(arguments[0].as_str()).unwrap());
+    let child = fork(|| array.as_ref().unwrap().write_timeout(Duration::from_secs(60)).unwrap_err().is_unlinked());
+    eventually("the forked child reaches its step", || is_stopped(child as u32));
+    drop(array.take());
+    let mut next = pool.take::<u8, _>(5000).unwrap();
+    assert!(next.is_recycled());
+    next.view_mut().fill(7);
+    let next = next.into_draft().share(SharingStrategy::FileSystem).unwrap();
+    next.freeze().unwrap();
+    send_signal("CONT", child as u32);
+    wait(child);
+    assert!(next.view().unwrap().iter().all(|element| *element == 7));
+    say("done");
+}
+
+fn guard_of_a_stopped_forked_child_gets_no_recycled_memory(place: &Place) {
+    let place = &place.private();
+    let name = place.location("inherited");
+    let mut child = Child::start_with_step(place, "step-guard-in-fork", &[name.as_str()], "hold: inherited and opened");
+    child.expect("done");
+    child.finish();
+    assert_eq!(place.everything(), [] as [&str; 0]);
+}
+
+/// A process that drops an array of a pool. Another thread forks while NAME is locked, and the child has a copy of the descriptor, as
+/// a spawned process has until its program runs.
+fn drop_beside_a_fork(arguments: &[String]) {
+    let pool = PoolOptions::new().backend(backend_of_child()).create().unwrap();
+    let name = |number: u32| format!("{}-{number}", arguments[0]);
+    act_beside_step(|| {
+        fork_until_input_ends();
+        say("forked");
+    });
+    for number in 0..3 {
+        let draft = pool.take::<u8, _>(5000).unwrap();
+        assert_eq!(draft.is_recycled(), number > 0);
+        drop(draft.publish(name(number)).unwrap());
+    }
+    say(format!("dropped {}", pool.stats().dropped));
+}
+
+fn name_is_unlocked_despite_a_forked_child(place: &Place) {
+    let place = &place.private();
+    let name = place.location("dropped");
+    let mut child = Child::start_until(place, "step-drop-beside-fork", &[name.as_str()], "name: locked");
+    child.resume();
+    child.expect("forked");
+    child.expect("dropped 0");
+    child.finish(); // also ends the forked child, which reads the same input
+    assert_eq!(place.everything(), [] as [&str; 0]);
 }
 
 pub const ROLES: &[(&str, Role)] = &[
@@ -33,6 +97,9 @@ pub const ROLES: &[(&str, Role)] = &[
     ("step-join", join_while_forking),
     ("step-directory", find_directory),
     ("step-unlink", unlink),
+    ("step-guard-in-fork", guard_in_forked_child),
+    ("step-drop-beside-fork", drop_beside_a_fork),
+    ("step-wait-for-block", wait_for_block),
 ];
 
 type Array = SharedArray<u8, Ix1>;
@@ -172,4 +239,25 @@ fn seat_ends_with_its_process_despite_a_fork(place: &Place) {
         found += arena.reclaim().unwrap().members;
         found == 1
     });
+}
+
+/// A child that waits without limit for memory of an arena.
+fn wait_for_block(arguments: &[String]) {
+    let arena = arena_of_child(arguments);
+    arena.draft_wait::<u8, _>(50_000, Duration::MAX).unwrap();
+    say("got");
+}
+
+/// The member is stopped after a search in vain, for longer than any pause. Then memory is free.
+fn stop_of_a_waiting_member_makes_no_later_pause_longer(place: &Place) {
+    let name = place.location("stopped-search");
+    let arena = place.arena_options().create(name.location(), 1 << 16).unwrap();
+    let block = arena.draft::<u8, _>(50_000).unwrap();
+    let mut waiter = Child::start_until(place, "step-wait-for-block", &[name.as_str()], "allocate: none free");
+    std::thread::sleep(Duration::from_secs(3));
+    drop(block);
+    waiter.resume();
+    // A pause of four times the stop would be 12 seconds.
+    assert_eq!(waiter.line_within(Duration::from_secs(8)).as_deref(), Some("got"));
+    waiter.finish();
 }

@@ -2,6 +2,7 @@
 
 use libtest_mimic::Trial;
 use ndarray::Ix1;
+use ndarray_shm::backend::interruptible;
 use ndarray_shm::{CreateOptions, CreationMode, Location, SharedArray};
 
 use crate::support::child::{Child, Role, say};
@@ -9,7 +10,11 @@ use crate::support::{Place, backend_of_child};
 use crate::tests;
 
 pub fn trials(place: &Place) -> Vec<Trial> {
-    place.trials("steps", "names", tests![killed_waiting_replacement_leaves_nothing])
+    place.trials(
+        "steps",
+        "names",
+        tests![killed_waiting_replacement_leaves_nothing, interrupted_wait_for_a_name_changes_nothing],
+    )
 }
 
 pub const ROLES: &[(&str, Role)] = &[("step-replace", replace)];
@@ -47,4 +52,28 @@ fn killed_waiting_replacement_leaves_nothing(place: &Place) {
     assert_eq!(place.hidden_drafts(), 0);
     let array = place.attach::<u8, Ix1>().open(name.location(), 100).unwrap();
     assert!(array.read().unwrap().iter().all(|element| *element == 7));
+}
+
+fn interrupted_wait_for_a_name_changes_nothing(place: &Place) {
+    if place.has_hidden_drafts() {
+        return; // as above
+    }
+    let place = &place.private();
+    let name = place.location("interrupted");
+    let old = place.options::<u8, Ix1>().create(name.location(), 100).unwrap();
+    // The child holds the name lock.
+    let mut child = Child::start_until(place, "step-replace", &[name.as_str()], "replace: linked");
+    child.expect("filled");
+    let replacing = place.options::<u8, Ix1>().mode(CreationMode::Replace);
+    let error = interruptible(|| false, || replacing.create(name.location(), 100)).unwrap_err();
+    assert!(error.is_interrupted(), "{error}");
+    let removals: [&dyn Fn() -> _; 2] = [&|| place.backend.unlink(name.location()), &|| old.unlink()];
+    for remove in removals {
+        let removed = interruptible(|| false, remove);
+        assert!(removed.as_ref().is_err_and(ndarray_shm::Error::is_interrupted), "{removed:?}");
+    }
+    assert_eq!(place.attach::<u8, Ix1>().open(name.location(), 100).unwrap().file_id(), old.file_id());
+    assert_eq!(place.hidden_drafts(), 1, "the child's draft");
+    child.resume();
+    child.finish();
 }

@@ -4,10 +4,11 @@ use std::time::Duration;
 
 use libtest_mimic::Trial;
 use ndarray::Ix1;
+use ndarray_shm::render::OtherWork;
 use ndarray_shm::render::{self, RenderOptions};
-use ndarray_shm::{Location, NextClaim, RenderBuffer};
+use ndarray_shm::{Error, Location, NextClaim, RenderBuffer};
 
-use crate::support::child::{Child, Role, say};
+use crate::support::child::{Child, Role, hear, say};
 use crate::support::{Name, Place, backend_of_child};
 use crate::tests;
 
@@ -24,12 +25,28 @@ pub fn trials(place: &Place) -> Vec<Trial> {
             stopped_beginner_is_waited_for_until_the_timeout,
             discard_waits_while_the_payload_gets_its_name,
             open_of_a_finished_buffer_ignores_a_stale_ledger,
+            second_replacer_waits_and_joins_the_same_work,
+            second_replacer_waits_and_refuses_other_work,
+            late_replacer_joins_the_work_that_was_quicker,
+            late_replacer_refuses_the_work_that_was_quicker,
+            killed_replacer_leaves_what_the_next_one_mends,
+            painter_that_joins_before_the_replacer_keeps_its_buffer,
+            painter_that_joins_while_the_replacer_decides_keeps_its_buffer,
+            painter_that_comes_after_the_removal_begins_anew,
+            stopped_painter_keeps_its_buffer,
+            painter_that_accepts_waits_for_no_finisher,
+            stopped_beginner_accepts_what_was_finished_meanwhile,
         ],
     )
 }
 
-pub const ROLES: &[(&str, Role)] =
-    &[("step-render-begin", begin_child), ("step-render-finish", finish_child), ("step-render-discard", discard_child)];
+pub const ROLES: &[(&str, Role)] = &[
+    ("step-render-begin", begin_child),
+    ("step-render-finish", finish_child),
+    ("step-render-discard", discard_child),
+    ("step-render-replace", replace_child),
+    ("step-render-accept", accept_child),
+];
 
 /// The limit for a child that must not wait for another process.
 const PROMPT: Duration = Duration::from_secs(60);
@@ -59,6 +76,29 @@ fn finish_child(arguments: &[String]) {
     say("finished");
 }
 
+/// A child that begins or joins a buffer with the work of its second argument, replacing an abandoned one, paints a chunk, and stays
+/// attached until its parent says a word or ends.
+fn replace_child(arguments: &[String]) {
+    let options = RenderOptions::new().backend(backend_of_child()).replace(true);
+    match options.create::<u8, _>(&location(arguments), 1 << 16, 1 << 14, &arguments[1]) {
+        Ok(buffer) => {
+            let NextClaim::Chunk(chunk) = buffer.claim_next().unwrap() else { panic!("one is free") };
+            chunk.commit().unwrap();
+            say(format!("{} painted", buffer.progress().done));
+            hear();
+        }
+        Err(Error::Mismatch { found, state, .. }) => say(format!("{found} {state:?}")),
+        Err(error) => say(error),
+    }
+}
+
+/// A child that begins, joins or accepts, and reports how many chunks are painted.
+fn accept_child(arguments: &[String]) {
+    let options = RenderOptions::new().backend(backend_of_child()).accept_finished(true);
+    let buffer = begin(options, &location(arguments));
+    say(buffer.map_or_else(|error| format!("{error:?}"), |buffer| format!("{} painted", buffer.progress().done)));
+}
+
 fn discard_child(arguments: &[String]) {
     say(render::discard(&backend_of_child(), &location(arguments)).unwrap());
 }
@@ -72,6 +112,166 @@ fn painted(place: &Place, name: &Name) -> RenderBuffer<u8, Ix1> {
     let NextClaim::Chunk(chunk) = buffer.claim_next().unwrap() else { panic!("all are free") };
     chunk.commit().unwrap();
     buffer
+}
+
+/// Leaves a buffer with one painted chunk, as a killed painter does.
+fn abandoned(place: &Place, name: &Name) {
+    drop(painted(place, name));
+}
+
+fn replace_until(place: &Place, name: &Name, work: &str, step: &str) -> Child {
+    Child::start_until(place, "step-render-replace", &[name.as_str(), work], step)
+}
+
+fn replace(place: &Place, name: &Name, work: &str) -> Child {
+    Child::start(place, "step-render-replace", &[name.as_str(), work])
+}
+
+const LOCKED_OUT: &str = "render: other painters locked out";
+const LEDGER_REMOVED: &str = "render: other ledger removed";
+
+fn second_replacer_waits_and_joins_the_same_work(place: &Place) {
+    let name = place.location("replacers");
+    abandoned(place, &name);
+    let mut first = replace_until(place, &name, "new", LOCKED_OUT);
+    let mut second = replace(place, &name, "new");
+    assert_eq!(second.line_within(Duration::from_millis(200)), None, "it waits");
+    first.resume();
+    let mut painted = [first.line(), second.line()];
+    painted.sort();
+    assert_eq!(painted, ["1 painted", "2 painted"], "both paint the same new buffer");
+}
+
+fn second_replacer_waits_and_refuses_other_work(place: &Place) {
+    let name = place.location("rivals");
+    abandoned(place, &name);
+    let mut first = replace_until(place, &name, "new", LOCKED_OUT);
+    let mut second = replace(place, &name, "newer");
+    assert_eq!(second.line_within(Duration::from_millis(200)), None, "it waits");
+    first.resume();
+    let mut said = [first.line(), second.line()];
+    said.sort();
+    assert!(
+        [["\"new\" Attached", "1 painted"], ["\"newer\" Attached", "1 painted"]].contains(&[&said[0], &said[1]]),
+        "{said:?}: one of them has the buffer, and the other names its work"
+    );
+}
+
+fn late_replacer_joins_the_work_that_was_quicker(place: &Place) {
+    let name = place.location("late-joins");
+    abandoned(place, &name);
+    let mut late = replace_until(place, &name, "new", LEDGER_REMOVED);
+    let mut quick = replace(place, &name, "new");
+    quick.expect("1 painted");
+    late.resume();
+    late.expect("2 painted");
+}
+
+fn late_replacer_refuses_the_work_that_was_quicker(place: &Place) {
+    let name = place.location("late-refuses");
+    abandoned(place, &name);
+    let mut late = replace_until(place, &name, "new", LEDGER_REMOVED);
+    let mut quick = replace(place, &name, "newer");
+    quick.expect("1 painted");
+    late.resume();
+    late.expect("\"newer\" Attached");
+    quick.kill();
+    replace(place, &name, "new").expect("1 painted");
+}
+
+fn killed_replacer_leaves_what_the_next_one_mends(place: &Place) {
+    let place = &place.private(); // drafts of killed processes may stay
+    for step in [LOCKED_OUT, LEDGER_REMOVED, "render: ledger published", "render: about to name the payload"] {
+        let name = place.location("killed-replacer");
+        abandoned(place, &name);
+        replace_until(place, &name, "new", step).kill();
+        let mut next = replace(place, &name, "newer");
+        next.expect("1 painted");
+        assert_eq!(place.files_of(&name).len(), 2, "{step}: payload and ledger, and nothing else");
+        next.kill();
+        assert!(render::discard(&place.backend, name.location()).unwrap());
+        assert!(place.files_of(&name).is_empty(), "{step}");
+    }
+}
+
+fn painter_that_joins_before_the_replacer_keeps_its_buffer(place: &Place) {
+    let name = place.location("joins-before");
+    abandoned(place, &name);
+    // It has leased the payload, and not the ledger.
+    let mut painter = start(place, "step-render-begin", &name, "attach: leased");
+    replace(place, &name, "new").expect("\"steps\" Attached");
+    painter.resume();
+    painter.expect("1 painted");
+    painter.finish();
+}
+
+fn painter_that_joins_while_the_replacer_decides_keeps_its_buffer(place: &Place) {
+    let name = place.location("joins-while");
+    abandoned(place, &name);
+    let mut replacer = replace_until(place, &name, "new", LOCKED_OUT);
+    let mut painter = Child::start(place, "step-render-begin", &[name.as_str()]);
+    assert_eq!(
+        painter.line_within(Duration::from_millis(200)),
+        None,
+        "it has leased the payload, and waits for the ledger"
+    );
+    replacer.resume();
+    replacer.expect("\"steps\" Attached");
+    painter.expect("1 painted");
+}
+
+fn painter_that_comes_after_the_removal_begins_anew(place: &Place) {
+    let name = place.location("comes-after");
+    abandoned(place, &name);
+    let mut replacer = replace_until(place, &name, "new", LEDGER_REMOVED);
+    let mut painter = Child::start(place, "step-render-begin", &[name.as_str()]);
+    painter.expect("0 painted");
+    painter.finish();
+    replacer.resume();
+    replacer.expect("1 painted"); // the painter's buffer is abandoned too by now
+}
+
+fn stopped_painter_keeps_its_buffer(place: &Place) {
+    let name = place.location("stopped-painter");
+    abandoned(place, &name);
+    let mut painter = start(place, "step-render-finish", &name, "hold: granted");
+    replace(place, &name, "new").expect("\"steps\" Attached");
+    painter.kill();
+    let refused = place.render_options().create::<u8, _>(name.location(), 1 << 16, 1 << 14, "new").unwrap_err();
+    assert!(matches!(refused, Error::Mismatch { state: OtherWork::Idle, .. }), "{refused}");
+    replace(place, &name, "new").expect("1 painted");
+}
+
+/// The finisher is stopped, and then killed, when the array has its name and the ledger is still there.
+fn painter_that_accepts_waits_for_no_finisher(place: &Place) {
+    if !place.describes() {
+        return;
+    }
+    let name = place.location("accepts");
+    let mut finisher = start(place, "step-render-finish", &name, "render: array named");
+    for _ in 0..2 {
+        let mut late = Child::start(place, "step-render-accept", &[name.as_str()]);
+        late.expect("4 painted");
+        late.finish();
+        finisher.kill();
+    }
+    assert_eq!(place.files_of(&name), [name.as_str()], "the stale ledger is removed");
+}
+
+/// A buffer is finished between the look of another process and its begin.
+fn stopped_beginner_accepts_what_was_finished_meanwhile(place: &Place) {
+    if !place.describes() {
+        return;
+    }
+    let name = place.location("meanwhile");
+    let mut late = start(place, "step-render-accept", &name, "render: about to begin");
+    let mut quick = Child::start(place, "step-render-finish", &[name.as_str()]);
+    quick.expect("finished");
+    quick.finish();
+    late.resume();
+    late.expect("4 painted");
+    late.finish();
+    assert_eq!(place.files_of(&name), [name.as_str()]);
 }
 
 fn killed_finisher_with_a_viewer_blocks_no_beginner(place: &Place) {

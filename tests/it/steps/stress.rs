@@ -312,6 +312,14 @@ impl Worker {
                 if let Some(guard) = self.plain.as_ref().and_then(|array| array.try_read().ok()) {
                     check(&guard.view(), "an inherited array");
                 }
+                if let Some(mut guard) = self.plain.as_ref().and_then(|array| array.try_write().ok()) {
+                    guard.fill(rounds as u64);
+                    std::thread::yield_now();
+                    assert!(
+                        guard.iter().all(|element| *element == rounds as u64),
+                        "a forked child's guard was not exclusive"
+                    );
+                }
                 if let Some(guard) = self.counted.as_ref().and_then(|array| array.try_read().ok()) {
                     check(&guard.view(), "an inherited counted array");
                 }
@@ -323,7 +331,21 @@ impl Worker {
             true
         });
         self.forked.push(child);
+        self.freeze_recycled()?;
         self.turn_over()
+    }
+
+    /// Uses the memory of the array that children may have inherited for a frozen one.
+    fn freeze_recycled(&mut self) -> ndarray_shm::Result<()> {
+        let Some(array) = self.plain.take() else { return Ok(()) };
+        let value = self.random.number();
+        self.pool.put(array).map_err(|refused| refused.into_parts().0)?;
+        let mut draft = self.pool.take::<u64, _>(SHAPE)?;
+        draft.view_mut().fill(value);
+        let frozen = draft.into_draft().share(SharingStrategy::FileSystem).map_err(|refused| refused.into_parts().0)?;
+        frozen.freeze()?;
+        Self::watch(&frozen)?;
+        Self::watch(&frozen)
     }
 
     /// Finishes the buffer that children may have inherited, and uses its memory for another buffer of the same name with other

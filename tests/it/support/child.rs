@@ -69,6 +69,17 @@ pub struct Child {
     lines: Receiver<String>,
 }
 
+/// Whether a child of this process, which must not have ended, has stopped itself at its step.
+#[cfg(ndshm_steps)]
+pub fn is_stopped(process: u32) -> bool {
+    use rustix::process::{WaitId, WaitIdOptions, waitid};
+    let id = rustix::process::Pid::from_raw(process as i32).expect("a process");
+    let any = WaitIdOptions::STOPPED | WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+    let status = waitid(WaitId::Pid(id), any).expect("it is a child");
+    assert!(!status.as_ref().is_some_and(|status| status.exited() || status.killed()), "it ended before its step");
+    status.is_some_and(|status| status.stopped())
+}
+
 impl Child {
     /// Starts a role in a place.
     pub fn start(place: &Place, role: &str, arguments: &[&str]) -> Self {
@@ -162,12 +173,7 @@ impl Child {
     /// Whether the child, which must not have ended, has stopped itself at its step.
     #[cfg(ndshm_steps)]
     pub fn is_stopped(&self) -> bool {
-        use rustix::process::{WaitId, WaitIdOptions, waitid};
-        let id = rustix::process::Pid::from_raw(self.id() as i32).expect("a process");
-        let any = WaitIdOptions::STOPPED | WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
-        let status = waitid(WaitId::Pid(id), any).expect("it is a child");
-        assert!(!status.as_ref().is_some_and(|status| status.exited() || status.killed()), "it ended before its step");
-        status.is_some_and(|status| status.stopped())
+        is_stopped(self.id())
     }
 
     /// Lets a stopped child go on.

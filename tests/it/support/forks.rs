@@ -36,3 +36,9 @@ pub fn fork_until_input_ends() {
         true
     });
 }
+
+/// Ends this process, a forked child, after so many seconds.
+pub fn end_within(seconds: u32) {
+    // SAFETY: sets a timer.
+    unsafe { libc::alarm(seconds) };
+}

@@ -77,9 +77,3 @@ pub fn act_beside_step(act: impl FnOnce() + Send + 'static) {
     });
     mask(libc::SIG_UNBLOCK);
 }
-
-/// Ends this process, a forked child, after so many seconds.
-pub fn end_within(seconds: u32) {
-    // SAFETY: sets a timer.
-    unsafe { libc::alarm(seconds) };
-}

@@ -1,6 +1,7 @@
 //! The fingerprint of a download, in one line: the region, the order, the value of missing chunks, and the volume. It keeps two
 //! different downloads from painting under one name, and tells a worker process its job.
 
+use ndarray_shm::render::OtherWork;
 use ndarray_shm::{Location, Order};
 
 use crate::bbox::Bbox;
@@ -42,7 +43,8 @@ pub(crate) fn wanted(line: &str, source: &dyn ChunkSource, location: &Location) 
         .and_then(|(bbox, (missing, _))| Some((bbox, element(missing, source.meta().dtype.size())?)));
     let Some((bbox, missing)) = parts else {
         let (location, found) = (location.to_string(), line.to_owned());
-        return Err(ndarray_shm::Error::Mismatch { location, what: "volume", expected, found }.into());
+        let state = OtherWork::Attached; // the process that has started this worker is
+        return Err(ndarray_shm::Error::Mismatch { location, what: "volume", expected, found, state }.into());
     };
     let bbox = if bbox.is_empty() { Bbox::whole(&[]) } else { bbox.parse()? };
     bbox.check_within(&source.meta().domain())?;

@@ -4,9 +4,11 @@
 //! name, is discarded, or is kept for another run.
 
 mod budget;
+mod canvas;
 mod fingerprint;
 mod options;
 mod other_places;
+mod own_memory;
 mod paint;
 mod processes;
 mod report;
@@ -30,19 +32,23 @@ pub use self::options::{DownloadOptions, Workers};
 pub use self::other_places::{
     download, download_to_file, download_with_report, file_location, is_nameless_download, remove_nameless_download,
 };
+pub use self::own_memory::{Painted, download_counted, download_into};
 pub use self::processes::ProcessWorkers;
 pub use self::spent::Spent;
 use crate::bbox::{Bbox, to_usize};
 use crate::error::{Error, Result, StoreFailure};
+use crate::notes;
 
+use crate::download::canvas::SharedCanvas;
 use crate::download::fingerprint::Wanted;
 use crate::download::paint::PaintWork;
 use crate::download::report::ParentLink;
 use crate::download::spent::{DownloadTally, Totals};
-use crate::download::walk::{Walk, WalkEnd};
+use crate::download::walk::WalkEnd;
 use crate::download::watch::{PaintOutcome, Watch};
 use crate::progress::StopFlag;
-use crate::volume::ChunkSource;
+use crate::retries::Retries;
+use crate::volume::{ChunkSource, VolumeMeta};
 
 /// A finished download.
 #[derive(Debug, Clone)]
@@ -76,12 +82,19 @@ pub struct Downloaded {
     pub spent: Spent,
     /// Problems that did not stop the work, such as the loss of a worker.
     pub warnings: Vec<String>,
+    description: Description,
     backend: Directory,
     /// The array, if it returns to a pool when the last clone of this value is dropped.
     _pooled: Option<Arc<dyn Any + Send + Sync>>,
 }
 
 impl Downloaded {
+    /// Returns the array's description: type, shape, order, and notes on where it came from, which
+    /// [`VolumeNotes`](crate::VolumeNotes) reads. If the file system supports descriptions, the array's file has it too.
+    pub fn description(&self) -> &Description {
+        &self.description
+    }
+
     /// Opens the array.
     ///
     /// # Errors
@@ -112,7 +125,7 @@ impl Downloaded {
 ///
 /// - [`Bbox`](Error::Bbox): the region is empty or not in the volume.
 /// - [`Array`](Error::Array): the name is taken (`AlreadyExists`), another volume, region or order is being painted
-///   under it (`Mismatch`), another user began it and was not [chosen](DownloadOptions::shared_with) (`ForeignOwner`), there is no
+///   under it, or was and is unfinished and not to be [replaced](DownloadOptions::replace) (`Mismatch`), another user began it and was not [chosen](DownloadOptions::shared_with) (`ForeignOwner`), there is no
 ///   space (`NoSpace`), ..
 /// - [`Chunk`](Error::Chunk), [`ChunkDenied`](Error::ChunkDenied): a chunk cannot be read or decoded. Painted chunks are discarded,
 ///   unless [`keep_partial`](DownloadOptions::keep_partial).
@@ -171,7 +184,9 @@ fn download_as(
     let meta = source.meta();
     meta.check(&source.identity())?;
     bbox.check_within(&meta.domain())?;
-    let job = DownloadRun { source, bbox, location, options, backend, keep_partial };
+    let plain = Description::new(meta.dtype, &bbox.shape(), options.order)?;
+    let (description, left_out) = notes::written(source, bbox, plain);
+    let job = DownloadRun { source, bbox, location, options, backend, keep_partial, description, left_out };
     with_element!(meta.dtype, T => job.run::<T>(), else => Err(unsupported(source)))
 }
 
@@ -216,9 +231,11 @@ fn join<T: Element>(
     if buffer.fingerprint() != line {
         // Between reading the fingerprint and opening the buffer, that download ended and another began under the same name.
         let (location, expected, found) = (location.to_string(), line.to_owned(), buffer.fingerprint().to_owned());
-        return Err(ndarray_shm::Error::Mismatch { location, what: "fingerprint", expected, found }.into());
+        let state = ndarray_shm::render::OtherWork::Attached; // this process is
+        return Err(ndarray_shm::Error::Mismatch { location, what: "fingerprint", expected, found, state }.into());
     }
     let tally = DownloadTally::default();
+    let retries = Retries::of_thread();
     let work = PaintWork {
         source,
         bbox: &wanted.bbox,
@@ -227,15 +244,17 @@ fn join<T: Element>(
         in_flight: parent.in_flight(),
         stop,
         abort: &StopFlag::new(),
-        walk: &Walk::default(),
         tally: &tally,
+        retries: &retries,
         heard: &|| parent.tell(&tally),
     };
+    let canvas = SharedCanvas::new(&buffer);
     // One decoder for each process: the number of processes sets the parallelism.
     let ends = if source.is_remote() {
-        threads::run(&buffer, &work, 1, &mut |_| {})
+        let mut told = None;
+        threads::run(&canvas, &work, 1, &mut |_| parent.tell_retry(retries.current(), &mut told))
     } else {
-        vec![paint::paint(&buffer, &work)]
+        vec![paint::paint(&canvas, &work)]
     };
     parent.tell(&tally);
     let mut ended = WalkEnd::Complete;
@@ -253,14 +272,42 @@ fn join<T: Element>(
     }
 }
 
-/// The warning for a region that is only background: correct in a sparse volume, otherwise probably a mistake.
-fn nothing_stored(chunks: usize) -> String {
-    let those =
-        if chunks == 1 { "the only chunk of this region is not" } else { "none of the chunks of this region is" };
-    format!(
-        "{those} stored: every element is the fill value. If the region should not be empty: check the scale, region and path of \
-         the volume, and that its chunks have the names that its format gives them"
-    )
+/// Returns the job of the workers of this process.
+fn work_of<'a>(
+    source: &'a dyn ChunkSource,
+    bbox: &'a Bbox,
+    options: &'a DownloadOptions<'_>,
+    missing: Option<&'a [u8]>,
+    tally: &'a DownloadTally,
+    abort: &'a StopFlag,
+    retries: &'a Retries,
+) -> PaintWork<'a> {
+    PaintWork {
+        source,
+        bbox,
+        missing,
+        requests: options.requests,
+        in_flight: options.in_flight,
+        stop: &options.stop,
+        abort,
+        tally,
+        retries,
+        heard: &|| {},
+    }
+}
+
+/// Returns the shape of a chunk, and how many elements the first one lacks along each axis. An array has the volume's chunk boundaries,
+/// so that no chunk is decoded twice.
+fn chunks_of(meta: &VolumeMeta, bbox: &Bbox) -> (Vec<usize>, Vec<usize>) {
+    let lengths = &meta.chunk_shape;
+    let starts = bbox.ranges().iter().zip(&meta.origin).map(|(range, origin)| range.start.abs_diff(*origin));
+    let offset = starts.zip(lengths).map(|(start, length)| to_usize(start % length)).collect();
+    (lengths.iter().map(|length| to_usize(*length)).collect(), offset)
+}
+
+/// Returns the bytes of the array of a region.
+fn bytes_of<T>(bbox: &Bbox) -> u64 {
+    bbox.shape().iter().fold(size_of::<T>() as u64, |bytes, length| bytes.saturating_mul(*length as u64))
 }
 
 fn unsupported(source: &dyn ChunkSource) -> Error {
@@ -276,6 +323,10 @@ struct DownloadRun<'a> {
     options: &'a DownloadOptions<'a>,
     backend: &'a Directory,
     keep_partial: bool,
+    /// The array's description.
+    description: Description,
+    /// Keys of the notes that the description lacks because they are malformed or do not fit.
+    left_out: Vec<&'static str>,
 }
 
 impl DownloadRun<'_> {
@@ -284,23 +335,15 @@ impl DownloadRun<'_> {
         let start = Instant::now();
         let buffer = self.begin::<T>(missing.as_deref())?;
         let making = start.elapsed();
-        let (walk, tally, abort) = (Walk::default(), DownloadTally::default(), StopFlag::new());
-        let work = PaintWork {
-            source: self.source,
-            bbox: self.bbox,
-            missing: missing.as_deref(),
-            requests: self.options.requests,
-            in_flight: self.options.in_flight,
-            stop: &self.options.stop,
-            abort: &abort,
-            walk: &walk,
-            tally: &tally,
-            heard: &|| {},
-        };
-        let mut watch = Watch::new(self.options.progress, &buffer);
+        let (tally, abort, retries) = (DownloadTally::default(), StopFlag::new(), Retries::of_thread());
+        let missing = missing.as_deref();
+        let work = work_of(self.source, self.bbox, self.options, missing, &tally, &abort, &retries);
+        let begun = buffer.progress();
+        let mut watch = Watch::new(self.options.progress, begun, bytes_of::<T>(self.bbox));
+        watch.tell(begun, Totals::default());
         let outcome = match &self.options.workers {
-            _ if watch.tell(&buffer, Totals::default()).is_complete() => PaintOutcome::Complete,
-            Workers::Threads(count) => threads::paint(&buffer, &work, *count, &mut watch),
+            _ if begun.is_complete() => PaintOutcome::Complete,
+            Workers::Threads(count) => threads::paint(&SharedCanvas::new(&buffer), &work, *count, &mut watch),
             Workers::Processes(workers) => {
                 processes::paint(&buffer, &work, workers, &self.options.shared_with, &mut watch)
             }
@@ -309,19 +352,15 @@ impl DownloadRun<'_> {
             Workers::Threads(_) => tally.totals(),
             Workers::Processes(_) => watch.totals,
         };
-        watch.tell(&buffer, totals);
+        watch.tell(buffer.progress(), totals);
+        self.options.progress.retrying(None);
         watch.totals.spent.making = making;
         self.end(buffer, outcome, watch)
     }
 
     /// Creates the buffer, joins processes that paint the same region, or resumes an unfinished buffer.
     fn begin<T: Element>(&self, missing: Option<&[u8]>) -> Result<RenderBuffer<T, IxDyn>> {
-        let meta = self.source.meta();
-        let lengths = &meta.chunk_shape;
-        let chunk: Vec<usize> = lengths.iter().map(|length| to_usize(*length)).collect();
-        // The buffer has the volume's chunk boundaries, so that no chunk is decoded twice.
-        let starts = self.bbox.ranges().iter().zip(&meta.origin).map(|(range, origin)| range.start.abs_diff(*origin));
-        let offset: Vec<usize> = starts.zip(lengths).map(|(start, length)| to_usize(start % length)).collect();
+        let (chunk, offset) = chunks_of(self.source.meta(), self.bbox);
         let shape = IxDyn(&self.bbox.shape()).set_f(self.options.order == Order::F);
         let line = fingerprint::write(self.source, self.bbox, self.options.order, missing);
         let options = RenderOptions::new().replace(self.options.replace).shared_with(self.options.shared_with.clone());
@@ -330,24 +369,9 @@ impl DownloadRun<'_> {
             Some(pool) => options.pool(pool),
             None => options,
         };
-        let options = self.notes::<T>()?.into_iter().fold(options, |options, (key, text)| options.note(key, &text));
+        let options = self.description.notes().fold(options, |options, (key, text)| options.note(key, text));
         let options = options.backend(self.backend.clone());
         Ok(options.chunk_offset(&offset).create(self.location, shape, IxDyn(&chunk), &line)?)
-    }
-
-    /// Returns the notes about the array's origin. Leaves out notes that are invalid or do not fit.
-    fn notes<T: Element>(&self) -> Result<Vec<(&'static str, String)>> {
-        let mut description = Description::new(T::DTYPE, &self.bbox.shape(), self.options.order)?;
-        let mut notes = self.source.notes();
-        notes.push(("bbox", self.bbox.to_string()));
-        notes.retain(|(key, text)| match description.clone().with_note(key, text) {
-            Ok(longer) => {
-                description = longer;
-                true
-            }
-            Err(_) => false,
-        });
-        Ok(notes)
     }
 
     fn end<T: Element>(
@@ -373,11 +397,7 @@ impl DownloadRun<'_> {
                     Some(pool) => Some(pool.adopt(array).map_err(ndarray_shm::Error::from)?),
                     None => None,
                 };
-                let size = T::DTYPE.size() as u64;
-                let filled = usize::try_from(watch.totals.filled).unwrap_or(usize::MAX);
-                if filled == total {
-                    watch.warn(nothing_stored(total));
-                }
+                let filled = watch.check_end(total, &self.left_out);
                 Ok(Downloaded {
                     location: self.location.clone(),
                     dtype: T::DTYPE,
@@ -386,11 +406,12 @@ impl DownloadRun<'_> {
                     painted: usize::try_from(watch.totals.painted).unwrap_or(usize::MAX),
                     filled,
                     resumed: watch.resumed,
-                    bytes: shape.iter().map(|length| *length as u64).product::<u64>() * size,
+                    bytes: bytes_of::<T>(self.bbox),
                     shape,
                     fetched: watch.totals.fetched,
                     spent: watch.totals.spent,
                     warnings: watch.warnings,
+                    description: self.description.clone(),
                     backend: self.backend.clone(),
                     _pooled: pooled.map(|array| Arc::new(array) as Arc<dyn Any + Send + Sync>),
                 })

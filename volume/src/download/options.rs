@@ -91,7 +91,8 @@ impl<'a> DownloadOptions<'a> {
         self
     }
 
-    /// Allows the finished array to take the name of an existing array, which keeps the name until then.
+    /// Allows the finished array to take the name of an existing array, which keeps the name until then. An unfinished download of another
+    /// region, volume or order under this name is replaced at once, if no process is attached to it: a killed process leaves one.
     pub fn replace(mut self, replace: bool) -> Self {
         self.replace = replace;
         self

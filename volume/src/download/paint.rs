@@ -5,16 +5,16 @@
 
 use std::ops::Range;
 
-use ndarray::IxDyn;
-use ndarray_shm::render::ChunkClaim;
-use ndarray_shm::{Element, RenderBuffer};
+use ndarray_shm::Element;
 
 use crate::bbox::{Bbox, ranges_text};
 use crate::copy::Copier;
+use crate::download::canvas::{Canvas, CanvasChunk};
 use crate::download::spent::{DownloadTally, Phase, Stopwatch};
-use crate::download::walk::{Step, Walk, WalkEnd};
+use crate::download::walk::{Step, WalkEnd};
 use crate::error::{Error, Result};
 use crate::progress::StopFlag;
+use crate::retries::Retries;
 use crate::scratch::{Elements, Scratch};
 use crate::volume::{ChunkSource, Fetched};
 
@@ -38,8 +38,9 @@ pub(crate) struct PaintWork<'a> {
     pub(crate) stop: &'a StopFlag,
     /// Raised by a worker that failed, to stop the other workers.
     pub(crate) abort: &'a StopFlag,
-    pub(crate) walk: &'a Walk,
     pub(crate) tally: &'a DownloadTally,
+    /// The requests that are being retried.
+    pub(crate) retries: &'a Retries,
     /// Called after each chunk.
     pub(crate) heard: &'a (dyn Fn() + Sync),
 }
@@ -51,20 +52,20 @@ impl<'a> PaintWork<'a> {
 }
 
 /// Fetches, decodes and paints until no chunk is left or a flag is raised. All the work of one worker with a local source.
-pub(crate) fn paint<T: Element>(buffer: &RenderBuffer<T, IxDyn>, work: &PaintWork<'_>) -> Result<WalkEnd> {
+pub(crate) fn paint<T: Element>(canvas: &impl Canvas<T>, work: &PaintWork<'_>) -> Result<WalkEnd> {
     let mut painter = Painter::new(work);
     let mut watch = Stopwatch::start(work.tally);
     loop {
-        let claim = match work.walk.next(buffer, work.flags())? {
-            Step::Chunk(claim) => claim,
+        let chunk = match canvas.next(work.flags())? {
+            Step::Chunk(chunk) => chunk,
             Step::End(end) => return Ok(end),
         };
         watch.was(Phase::Claiming);
-        let region = in_volume(claim.region(), work.bbox);
+        let region = in_volume(chunk.region(), work.bbox);
         let fetched = work.source.fetch(&region)?;
         work.tally.fetched(fetched.len());
         watch.was(Phase::Fetching);
-        painter.paint(claim, &region, fetched, &mut watch)?;
+        painter.paint(chunk, &region, fetched, &mut watch)?;
     }
 }
 
@@ -80,11 +81,11 @@ impl<'a, T: Element> Painter<'a, T> {
         Self { work: *work, scratch: Scratch::new(), copier: Copier::new() }
     }
 
-    /// Paints a chunk and marks it as finished. A missing chunk is filled here too, under the claim: so the fill never overwrites
-    /// a chunk of another worker, and the memory's previous content never remains.
+    /// Paints a chunk and marks it as finished. A missing chunk is filled here too, by the worker that has it: so the fill never
+    /// overwrites a chunk of another worker, and the memory's previous content never remains.
     pub(crate) fn paint(
         &mut self,
-        mut claim: ChunkClaim<'_, T, IxDyn>,
+        mut chunk: impl CanvasChunk<T>,
         region: &[Range<i64>],
         fetched: Fetched,
         watch: &mut Stopwatch<'_>,
@@ -99,11 +100,11 @@ impl<'a, T: Element> Painter<'a, T> {
         match elements {
             Elements::Missing => return Err(missing(region)),
             Elements::Fill(value) => {
-                claim.view_mut().fill(value);
+                chunk.view_mut().fill(value);
             }
-            Elements::Block(block) => self.copier.copy(&block, claim.view_mut()),
+            Elements::Block(block) => self.copier.copy(&block, chunk.view_mut()),
         }
-        claim.commit()?;
+        chunk.commit()?;
         self.work.tally.painted(is_missing);
         (self.work.heard)();
         watch.was(Phase::Copying);

@@ -22,8 +22,9 @@ use crate::download::report::{self, TotalsReader};
 use crate::download::spent::Totals;
 use crate::download::watch::{PaintOutcome, Watch};
 use crate::error::Error;
+use crate::retries::Retry;
 use crate::scratch::Scratch;
-use crate::store::wanted::while_wanted;
+use crate::store::wanted::in_job;
 
 /// Longest time until the last chunk or the caller's stop flag is noticed. The end of a worker is noticed at once.
 const LOOK: Duration = Duration::from_millis(20);
@@ -121,7 +122,7 @@ pub(crate) fn paint<T: Element>(
         if crew.present == 0 {
             break;
         }
-        watch.tell_now_and_then(buffer, crew.totals());
+        watch.tell_now_and_then(buffer.progress(), crew.totals(), || crew.retry());
     }
     if gave_up && let Some(error) = broken_chunk(buffer, work) {
         return PaintOutcome::Failed(error);
@@ -135,7 +136,7 @@ fn broken_chunk<T: Element>(buffer: &RenderBuffer<T, IxDyn>, work: &PaintWork<'_
     let Ok(NextClaim::Chunk(claim)) = buffer.claim_next() else { return None };
     let region = in_volume(claim.region(), work.bbox);
     let mut scratch = Scratch::new();
-    match while_wanted([work.stop, work.stop], || work.source.read(&region, &mut scratch)) {
+    match in_job([work.stop, work.stop], work.retries, || work.source.read(&region, &mut scratch)) {
         Err(error) => Some(error),
         Ok(()) if scratch.is_missing() && work.missing.is_none() => Some(paint::missing(&region)),
         Ok(()) => None,
@@ -199,6 +200,11 @@ impl ProcessCrew {
         let mut totals = Totals::default();
         self.totals_readers.iter().for_each(|reader| totals.add(&reader.totals()));
         totals
+    }
+
+    /// Returns the request that a worker has been retrying for the longest time.
+    fn retry(&self) -> Option<Retry> {
+        self.totals_readers.iter().filter_map(TotalsReader::retry).max_by_key(|retry| retry.elapsed)
     }
 
     /// Dismisses the workers, waits up to [`DISMISSAL`], and returns their totals.

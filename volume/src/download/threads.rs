@@ -2,7 +2,7 @@
 //!
 //! The threads that decode a local source also read it: passing bytes from thread to thread costs more than reading them from
 //! the page cache. From a remote source, many waiting threads fetch for few computing threads; the bytes go through a bounded
-//! queue, together with the claim on their chunk.
+//! queue, together with their chunk.
 //!
 //! The first error ends the work: no thread begins another chunk. Chunks in progress and chunks already fetched are still
 //! painted, so that they need not be fetched again.
@@ -14,18 +14,18 @@ use std::sync::{Mutex, PoisonError};
 use std::thread::{self, ScopedJoinHandle};
 use std::time::Duration;
 
-use ndarray::IxDyn;
-use ndarray_shm::render::ChunkClaim;
-use ndarray_shm::{Element, RenderBuffer};
+use ndarray_shm::Element;
+use ndarray_shm::render::RenderProgress;
 
 use crate::download::budget::{Budget, Reserved};
+use crate::download::canvas::{Canvas, CanvasChunk};
 use crate::download::paint::{self, PaintWork, Painter, in_volume, worker_count};
 use crate::download::spent::{Phase, Stopwatch};
 use crate::download::walk::{Step, WalkEnd};
 use crate::download::watch::{PaintOutcome, Watch};
 use crate::error::{Error, Result, panic_message};
 use crate::progress::{StopFlag, StopOnDrop};
-use crate::store::wanted::while_wanted;
+use crate::store::wanted::in_job;
 use crate::volume::Fetched;
 
 /// Interval at which the waiting thread updates progress.
@@ -33,16 +33,16 @@ const PATIENCE: Duration = Duration::from_millis(50);
 
 /// Paints with `count` threads, 0 for one on each processor, and reports progress to `watch`.
 pub(crate) fn paint<T: Element>(
-    buffer: &RenderBuffer<T, IxDyn>,
+    canvas: &impl Canvas<T>,
     work: &PaintWork<'_>,
     count: usize,
     watch: &mut Watch<'_>,
 ) -> PaintOutcome {
-    let ends = run(buffer, work, count, &mut |event| match event {
-        CrewEvent::Time => watch.tell_now_and_then(buffer, work.tally.totals()),
+    let ends = run(canvas, work, count, &mut |event| match event {
+        CrewEvent::Time => watch.tell_now_and_then(canvas.progress(), work.tally.totals(), || work.retries.current()),
         CrewEvent::Warning(message) => watch.warn(message),
     });
-    outcome(buffer, ends)
+    outcome(canvas.progress(), ends)
 }
 
 /// An event for the thread that waits for the workers.
@@ -54,20 +54,20 @@ pub(crate) enum CrewEvent {
 }
 
 /// Paints with `count` threads. Returns how each of them ended.
-pub(crate) fn run<T: Element>(
-    buffer: &RenderBuffer<T, IxDyn>,
+pub(crate) fn run<T: Element, C: Canvas<T>>(
+    canvas: &C,
     work: &PaintWork<'_>,
     count: usize,
     tell: &mut dyn FnMut(CrewEvent),
 ) -> Vec<Result<WalkEnd>> {
-    let left = buffer.progress();
+    let left = canvas.progress();
     let left = (left.total - left.done).max(1);
     let count = worker_count(count).min(left);
     if !work.source.is_remote() {
         return thread::scope(|scope| {
             let mut crew = ThreadCrew::new(scope, work.abort);
             for number in 0..count {
-                crew.start("paint", number, tell, move || paint::paint(buffer, work));
+                crew.start("paint", number, tell, move || paint::paint(canvas, work));
             }
             crew.wait(tell)
         });
@@ -89,7 +89,7 @@ pub(crate) fn run<T: Element>(
         for number in 0..requests {
             let sender = sender.clone();
             crew.start("fetch", number, tell, move || {
-                while_wanted(work.flags(), || fetch(buffer, work, budget, &sender))
+                in_job(work.flags(), work.retries, || fetch(canvas, work, budget, &sender))
             });
         }
         drop(sender);
@@ -98,31 +98,31 @@ pub(crate) fn run<T: Element>(
 }
 
 /// A chunk on its way from a fetching thread to a decoding thread.
-struct FetchedChunk<'a, T: Element> {
-    claim: ChunkClaim<'a, T, IxDyn>,
+struct FetchedChunk<'a, Chunk> {
+    chunk: Chunk,
     region: Vec<Range<i64>>,
     fetched: Fetched,
     reserved: Reserved<'a>,
 }
 
 /// Fetches until nothing is left, or a flag is raised.
-fn fetch<'a, T: Element>(
-    buffer: &'a RenderBuffer<T, IxDyn>,
+fn fetch<'a, T: Element, C: Canvas<T>>(
+    canvas: &'a C,
     work: &PaintWork<'_>,
     budget: &'a Budget,
-    queue: &SyncSender<FetchedChunk<'a, T>>,
+    queue: &SyncSender<FetchedChunk<'a, C::Chunk<'a>>>,
 ) -> Result<WalkEnd> {
     let mut watch = Stopwatch::start(work.tally);
     loop {
-        // Reserve bytes before claiming: a claim held during that wait would keep other processes from painting the chunk.
+        // Reserve bytes before taking a chunk: during that wait no other process could paint it.
         let Some(mut reserved) = budget.reserve(work.flags()) else { return Ok(WalkEnd::Stopped) };
         watch.was(Phase::Waiting);
-        let claim = match work.walk.next(buffer, work.flags())? {
-            Step::Chunk(claim) => claim,
+        let chunk = match canvas.next(work.flags())? {
+            Step::Chunk(chunk) => chunk,
             Step::End(end) => return Ok(end),
         };
         watch.was(Phase::Claiming);
-        let region = in_volume(claim.region(), work.bbox);
+        let region = in_volume(chunk.region(), work.bbox);
         let fetched = match work.source.fetch(&region) {
             // A download that is stopped while a server is silent does not report the server.
             Err(Error::Store { .. }) if work.flags().iter().any(|flag| flag.is_stopped()) => {
@@ -133,7 +133,7 @@ fn fetch<'a, T: Element>(
         work.tally.fetched(fetched.len());
         reserved.correct(fetched.len() as u64);
         watch.was(Phase::Fetching);
-        if queue.send(FetchedChunk { claim, region, fetched, reserved }).is_err() {
+        if queue.send(FetchedChunk { chunk, region, fetched, reserved }).is_err() {
             return Ok(WalkEnd::Stopped);
         }
         watch.was(Phase::Waiting);
@@ -141,16 +141,19 @@ fn fetch<'a, T: Element>(
 }
 
 /// Decodes and paints the queued chunks, also after an error, so that they need not be fetched again.
-fn decode<T: Element>(queue: &Mutex<Receiver<FetchedChunk<'_, T>>>, work: &PaintWork<'_>) -> Result<WalkEnd> {
+fn decode<T: Element>(
+    queue: &Mutex<Receiver<FetchedChunk<'_, impl CanvasChunk<T>>>>,
+    work: &PaintWork<'_>,
+) -> Result<WalkEnd> {
     let mut painter = Painter::new(work);
     let mut watch = Stopwatch::start(work.tally);
     let mut first = None;
     loop {
         // No thread panics while it holds this lock.
-        let chunk = queue.lock().unwrap_or_else(PoisonError::into_inner).recv();
+        let next = queue.lock().unwrap_or_else(PoisonError::into_inner).recv();
         watch.was(Phase::Waiting);
-        let Ok(FetchedChunk { claim, region, fetched, reserved }) = chunk else { break };
-        if let Err(error) = painter.paint(claim, &region, fetched, &mut watch) {
+        let Ok(FetchedChunk { chunk, region, fetched, reserved }) = next else { break };
+        if let Err(error) = painter.paint(chunk, &region, fetched, &mut watch) {
             work.abort.stop();
             first.get_or_insert(error);
         }
@@ -220,8 +223,7 @@ impl<'scope, 'work: 'scope> ThreadCrew<'scope, '_, 'work> {
     }
 }
 
-fn outcome<T: Element>(buffer: &RenderBuffer<T, IxDyn>, ends: Vec<Result<WalkEnd>>) -> PaintOutcome {
-    let progress = buffer.progress();
+fn outcome(progress: RenderProgress, ends: Vec<Result<WalkEnd>>) -> PaintOutcome {
     if progress.is_complete() {
         return PaintOutcome::Complete;
     }

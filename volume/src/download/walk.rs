@@ -31,9 +31,10 @@ pub(crate) struct Walk {
 }
 
 /// The next step of a worker.
-pub(crate) enum Step<'a, T: Element> {
+#[allow(clippy::large_enum_variant)] // a claim is large on Windows, and moved once
+pub(crate) enum Step<Chunk> {
     /// A chunk to paint.
-    Chunk(ChunkClaim<'a, T, IxDyn>),
+    Chunk(Chunk),
     /// No chunk is left for this worker.
     End(WalkEnd),
 }
@@ -53,7 +54,7 @@ impl Walk {
         &self,
         buffer: &'a RenderBuffer<T, IxDyn>,
         flags: [&StopFlag; 2],
-    ) -> Result<Step<'a, T>> {
+    ) -> Result<Step<ChunkClaim<'a, T, IxDyn>>> {
         let mut pause = FIRST_PAUSE;
         loop {
             if flags.iter().any(|flag| flag.is_stopped()) {

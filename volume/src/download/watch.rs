@@ -3,13 +3,12 @@
 use std::fmt;
 use std::time::Instant;
 
-use ndarray::IxDyn;
 use ndarray_shm::render::RenderProgress;
-use ndarray_shm::{Element, RenderBuffer};
 
 use crate::download::spent::Totals;
 use crate::error::Error;
 use crate::progress::{DownloadProgress, PROGRESS_INTERVAL, Progress};
+use crate::retries::Retry;
 
 /// How the painting ended.
 #[derive(Debug)]
@@ -42,9 +41,9 @@ pub(crate) struct Watch<'a> {
 }
 
 impl<'a> Watch<'a> {
-    pub(crate) fn new<T: Element>(progress: &'a dyn Progress, buffer: &RenderBuffer<T, IxDyn>) -> Self {
-        let bytes_total = buffer.shape().iter().fold(size_of::<T>() as u64, |bytes, n| bytes.saturating_mul(*n as u64));
-        let RenderProgress { done, total } = buffer.progress();
+    /// `now` is how far the work is when it begins, and `bytes_total` the length of the array.
+    pub(crate) fn new(progress: &'a dyn Progress, now: RenderProgress, bytes_total: u64) -> Self {
+        let RenderProgress { done, total } = now;
         Self {
             progress,
             resumed: done,
@@ -58,8 +57,7 @@ impl<'a> Watch<'a> {
     }
 
     /// Reports the current progress.
-    pub(crate) fn tell<T: Element>(&mut self, buffer: &RenderBuffer<T, IxDyn>, totals: Totals) -> RenderProgress {
-        let now = buffer.progress();
+    pub(crate) fn tell(&mut self, now: RenderProgress, totals: Totals) {
         self.totals = totals;
         let mut progress = DownloadProgress {
             done: now.done,
@@ -73,13 +71,18 @@ impl<'a> Watch<'a> {
         progress.bytes = progress.share(now.done);
         self.progress.update(progress);
         self.last = Some(Instant::now());
-        now
     }
 
-    /// Reports the current progress, unless the last report is younger than [`PROGRESS_INTERVAL`].
-    pub(crate) fn tell_now_and_then<T: Element>(&mut self, buffer: &RenderBuffer<T, IxDyn>, totals: Totals) {
+    /// Reports the current progress and what is being retried, unless the last report is younger than [`PROGRESS_INTERVAL`].
+    pub(crate) fn tell_now_and_then(
+        &mut self,
+        now: RenderProgress,
+        totals: Totals,
+        retry: impl FnOnce() -> Option<Retry>,
+    ) {
         if self.last.is_none_or(|last| last.elapsed() >= PROGRESS_INTERVAL) {
-            self.tell(buffer, totals);
+            self.tell(now, totals);
+            self.progress.retrying(retry().as_ref());
         }
     }
 
@@ -90,11 +93,43 @@ impl<'a> Watch<'a> {
         self.totals.painted += kills.min(here.saturating_sub(self.totals.painted));
     }
 
+    /// Warns, at the end, of an array that is only background, and of notes that its description lacks. Returns the number of chunks that
+    /// are not stored.
+    pub(crate) fn check_end(&mut self, chunks: usize, left_out: &[&str]) -> usize {
+        let filled = usize::try_from(self.totals.filled).unwrap_or(usize::MAX);
+        if filled == chunks {
+            self.warn(nothing_stored(chunks));
+        }
+        if !left_out.is_empty() {
+            self.warn(notes_left_out(left_out));
+        }
+        filled
+    }
+
     /// Reports a problem that does not stop the work.
     pub(crate) fn warn(&mut self, message: String) {
         self.progress.warning(&message);
         self.warnings.push(message);
     }
+}
+
+/// The warning for a region that is only background: correct in a sparse volume, otherwise probably a mistake.
+fn nothing_stored(chunks: usize) -> String {
+    let those =
+        if chunks == 1 { "the only chunk of this region is not" } else { "none of the chunks of this region is" };
+    format!(
+        "{those} stored: every element is the fill value. If the region should not be empty: check the scale, region and path of \
+         the volume, and that its chunks have the names that its format gives them"
+    )
+}
+
+/// The warning for notes that the description lacks.
+fn notes_left_out(keys: &[&str]) -> String {
+    format!(
+        "the array's description lacks {} of the volume: a description has at most 3,500 bytes of text without control characters, \
+         and notes that come later in it are left out first",
+        keys.join(", ")
+    )
 }
 
 impl fmt::Debug for Watch<'_> {

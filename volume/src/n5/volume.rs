@@ -13,6 +13,7 @@ use super::block;
 use super::layout::DatasetLayout;
 use super::scales::AxesInfo;
 use crate::bbox::{ranges_text, to_usize};
+use crate::description::Encoding;
 use crate::error::{Cause, Error, Result};
 use crate::gzip;
 use crate::scratch::Scratch;
@@ -173,6 +174,8 @@ impl ChunkSource for N5Volume {
             notes.push(("resolution", store::resolution_note(&self.geometry.resolution)));
             notes.extend((!self.geometry.unit.is_empty()).then(|| ("unit", self.geometry.unit.clone())));
         }
+        let encoding = Encoding::named(&self.layout.packing_name);
+        notes.extend(encoding.map(|encoding| ("encoding", encoding.name().to_owned())));
         notes
     }
 

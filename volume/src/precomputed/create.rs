@@ -5,6 +5,7 @@ use std::sync::Arc;
 use ndarray_shm::DType;
 use serde_json::json;
 
+use super::UNIT;
 use super::encoding::ChunkEncoding;
 use super::info::{INFO, Info, name_of};
 use super::segmentation;
@@ -101,6 +102,9 @@ fn describe(new: &NewVolume) -> Result<serde_json::Value, String> {
     resolution.truncate(SPACE);
     if resolution.len() < SPACE || resolution.iter().any(|length| !length.is_finite() || *length <= 0.0) {
         return Err(format!("a resolution of {:?} is not three lengths", new.resolution));
+    }
+    if new.unit != UNIT && !new.resolution.is_empty() {
+        return Err(format!("the resolution of a Precomputed volume is in {UNIT}, not in `{}`", new.unit));
     }
     let data_type =
         name_of(new.dtype).ok_or_else(|| format!("Precomputed volumes have no elements of type {}", new.dtype))?;

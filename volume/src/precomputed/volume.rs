@@ -13,6 +13,7 @@ use super::key::{self, NameLayout};
 use super::names::{Names, OTHER_SUFFIXES};
 use super::shards::{ShardReader, numbers};
 use crate::bbox::{length, ranges_text, to_usize};
+use crate::description::Encoding;
 use crate::error::{Cause, Error, ErrorKind, Result};
 use crate::gzip;
 use crate::scratch::Scratch;
@@ -198,12 +199,14 @@ impl ChunkSource for PrecomputedVolume {
     }
 
     fn notes(&self) -> Vec<(&'static str, String)> {
-        vec![
+        let mut notes = vec![
             ("source", store::source(&*self.store, "precomputed", "")),
             ("scale", self.scale.key.clone()),
             ("resolution", store::resolution_note(&self.scale.resolution)),
             ("unit", "nm".to_owned()),
-        ]
+        ];
+        notes.extend(Encoding::named(&self.scale.encoding).map(|encoding| ("encoding", encoding.name().to_owned())));
+        notes
     }
 
     fn is_remote(&self) -> bool {

@@ -5,15 +5,22 @@
 use std::cell::RefCell;
 
 use crate::progress::StopFlag;
+use crate::retries::Retries;
 
 thread_local! {
     static HEEDED: RefCell<Vec<StopFlag>> = const { RefCell::new(Vec::new()) };
 }
 
 /// Runs `work`. While it runs, waits for a server end with an error soon after one of the flags is raised.
-pub(crate) fn while_wanted<R>(flags: [&StopFlag; 2], work: impl FnOnce() -> R) -> R {
+fn while_wanted<R>(flags: [&StopFlag; 2], work: impl FnOnce() -> R) -> R {
     let _before = Before(HEEDED.replace(flags.map(StopFlag::clone).to_vec()));
     work()
+}
+
+/// Runs `work` of a job. While it runs, waits for a server end with an error soon after one of the flags is raised, and requests that
+/// are retried are listed.
+pub(crate) fn in_job<R>(flags: [&StopFlag; 2], retries: &Retries, work: impl FnOnce() -> R) -> R {
+    while_wanted(flags, || retries.run(work))
 }
 
 impl StopFlag {

@@ -20,7 +20,8 @@ use crate::bbox::Bbox;
 use crate::error::{Error, Result, panic_message};
 use crate::grid::Cells;
 use crate::progress::{DownloadProgress, PROGRESS_INTERVAL, StopFlag, StopOnDrop};
-use crate::store::wanted::while_wanted;
+use crate::retries::Retries;
+use crate::store::wanted::in_job;
 use crate::upload::gather::FromArray;
 use crate::upload::locks::Locks;
 use crate::upload::options::UploadOptions;
@@ -64,6 +65,7 @@ pub(crate) struct UploadRun<'a, T> {
     abort: StopFlag,
     failure: Mutex<Option<Error>>,
     tally: UploadTally,
+    retries: Retries,
     begun: Instant,
 }
 
@@ -100,6 +102,7 @@ impl<'a, T: Element> UploadRun<'a, T> {
             abort: StopFlag::new(),
             failure: Mutex::new(None),
             tally: UploadTally::default(),
+            retries: Retries::of_thread(),
             begun: Instant::now(),
         }
     }
@@ -267,7 +270,7 @@ impl<'a, T: Element> UploadRun<'a, T> {
                     let heard = || {
                         let _ = sender.send(()); // only wakes the progress report
                     };
-                    let end = while_wanted([&self.abort, &self.options.stop], || (task.work)(&heard));
+                    let end = in_job([&self.abort, &self.options.stop], &self.retries, || (task.work)(&heard));
                     match end {
                         Ok(()) => alarm.disarm(),
                         Err(error) => self.fail(error),
@@ -315,6 +318,7 @@ impl<'a, T: Element> UploadRun<'a, T> {
             fetched: self.tally.stored_bytes.load(Ordering::Relaxed),
             elapsed: self.begun.elapsed(),
         });
+        self.options.progress.retrying(self.retries.current().as_ref());
     }
 
     /// Stops all threads, and keeps the first error, which the upload returns.

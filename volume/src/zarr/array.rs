@@ -10,6 +10,7 @@ use zarrs::plugin::PluginCreateError;
 use zarrs::storage::store::MemoryStore;
 
 use crate::bbox::{ranges_text, to_usize};
+use crate::description::Encoding;
 use crate::error::{Cause, Error, ErrorKind, Result, StoreFailure};
 use crate::gzip;
 use crate::scratch::Scratch;
@@ -28,6 +29,10 @@ pub(super) struct ZarrArray {
     identity: String,
     /// Size of one element along each axis, and its unit, if they are known.
     pub(super) resolution: (Vec<f64>, String),
+    /// Its name in the group of scales; empty if it was opened by itself.
+    pub(super) scale: String,
+    /// Encoding of the chunks, if a new volume can have it.
+    encoding: Option<Encoding>,
     pub(super) store: Arc<dyn Store>,
     prefix: String,
     /// Computes keys; its store is empty.
@@ -139,6 +144,8 @@ impl ZarrArray {
             meta,
             identity: document.identity(),
             resolution: Default::default(),
+            scale: String::new(),
+            encoding: document.encoding(),
             store: Arc::clone(store),
             prefix: document.prefix().to_owned(),
             array,
@@ -315,10 +322,12 @@ impl ChunkSource for ZarrArray {
     fn notes(&self) -> Vec<(&'static str, String)> {
         let mut notes = vec![("source", store::source(&*self.store, "zarr", &self.prefix))];
         let (resolution, unit) = &self.resolution;
-        if resolution.len() == self.meta.shape.len() && !resolution.is_empty() {
+        notes.extend((!self.scale.is_empty()).then(|| ("scale", self.scale.clone())));
+        if !resolution.is_empty() {
             notes.push(("resolution", store::resolution_note(resolution)));
             notes.extend((!unit.is_empty()).then(|| ("unit", unit.clone())));
         }
+        notes.extend(self.encoding.map(|encoding| ("encoding", encoding.name().to_owned())));
         notes.extend(self.chain.has_bools().then(|| ("elements", BOOL.to_owned())));
         notes
     }

@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 use crate::description::{Encoding, NewVolume, dtype_name};
 use crate::error::{Error, ErrorKind, Result};
 use crate::store::{self, Store};
+use crate::volume::is_channels;
 use crate::zarr::array::ZarrArray;
 use crate::zarr::document::{Document, DocumentKind, V2, V2_ATTRIBUTES, V2_GROUP, V3};
 
@@ -86,7 +87,11 @@ fn check(new: &NewVolume) -> Result<(), String> {
     if new.origin.iter().any(|origin| *origin != 0) {
         return Err(format!("Zarr volumes begin at 0, not at {:?}", new.origin));
     }
-    if !new.resolution.is_empty() && new.resolution.len() != axes {
+    if !new.axes.is_empty() && new.axes.len() != axes {
+        return Err(format!("the names of axes {:?} are not one for each of {axes} axes", new.axes));
+    }
+    let is_complete = new.resolution.len() == axes || (has_channels(new) && new.resolution.len() + 1 == axes);
+    if !new.resolution.is_empty() && !is_complete {
         return Err(format!("the resolution {:?} is not one number for each of {axes} axes", new.resolution));
     }
     if new.resolution.iter().any(|length| !length.is_finite()) {
@@ -147,7 +152,7 @@ fn metadata_v3(new: &NewVolume) -> Value {
     if new.shard_shape.is_some() {
         codecs = vec![sharding_codec(&new.chunk_shape, &codecs)];
     }
-    json!({
+    let mut document = json!({
         "zarr_format": 3,
         "node_type": "array",
         "shape": new.shape,
@@ -160,7 +165,16 @@ fn metadata_v3(new: &NewVolume) -> Value {
         "fill_value": fill_value(new.dtype),
         "codecs": codecs,
         "attributes": attributes(new).unwrap_or_else(|| json!({})),
-    })
+    });
+    if new.axes.iter().any(|name| !name.is_empty()) {
+        let names = new.axes.iter().map(|name| if name.is_empty() { Value::Null } else { json!(name) });
+        document["dimension_names"] = names.collect();
+    }
+    document
+}
+
+fn has_channels(new: &NewVolume) -> bool {
+    new.axes.last().is_some_and(|name| is_channels(name))
 }
 
 /// Returns the version 3 codec that groups chunks of this shape, encoded by these codecs, in shards.
@@ -173,17 +187,31 @@ pub(crate) fn sharding_codec(chunk_shape: &[u64], codecs: &[Value]) -> Value {
     }})
 }
 
-/// Returns the attributes in which tensorstore keeps the resolution; Zarr itself has none.
+/// Returns the attributes in which tensorstore keeps the resolution; Zarr itself has none. An axis of channels has no unit.
 fn attributes(new: &NewVolume) -> Option<Value> {
-    let units: Vec<String> = new.resolution.iter().map(|length| format!("{length} nm")).collect();
-    (!units.is_empty()).then(|| json!({"dimension_units": units}))
+    if new.resolution.is_empty() {
+        return None;
+    }
+    let unit = |axis: usize| {
+        let is_length = !new.axes.get(axis).is_some_and(|name| is_channels(name));
+        let length = new.resolution.get(axis).filter(|_| is_length);
+        length.map_or(Value::Null, |length| json!(format!("{length} {}", new.unit)))
+    };
+    Some(json!({"dimension_units": (0..new.shape.len()).map(unit).collect::<Value>()}))
 }
 
-/// Parses the attributes that [`attributes`] returns: lengths and their common unit.
-pub(super) fn resolution(attributes: &Value) -> Option<(Vec<f64>, String)> {
+/// Parses the attributes that [`attributes`] returns: lengths and their common unit. An axis without a unit has the length 1, and is
+/// left out at the end.
+pub(super) fn resolution(attributes: &Value, axes: usize) -> Option<(Vec<f64>, String)> {
     let mut common = None;
     let mut lengths = Vec::new();
-    for axis in attributes["dimension_units"].as_array()? {
+    let units = attributes["dimension_units"].as_array().filter(|units| units.len() == axes)?;
+    let last = units.iter().rposition(|unit| !unit.is_null())?;
+    for axis in &units[..=last] {
+        if axis.is_null() {
+            lengths.push(1.0);
+            continue;
+        }
         let text = axis.as_str()?.trim();
         let (number, unit) = text.split_once(' ').unwrap_or(("1", text));
         lengths.push(number.parse().ok()?);

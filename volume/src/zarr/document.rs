@@ -8,7 +8,7 @@ use zarrs::array::ArrayMetadata;
 use zarrs::convert::array_metadata_v2_to_v3;
 use zarrs::metadata::v3::MetadataV3;
 
-use crate::description::dtype_named;
+use crate::description::{Encoding, dtype_named};
 use crate::error::{Error, ErrorKind, Result};
 use crate::gzip;
 use crate::store::{Object, Store};
@@ -131,10 +131,11 @@ impl Document {
         parse(&unpacked(object.bytes, object.gzip, &name)?, &name)
     }
 
-    /// Returns the names of the axes, if all have one.
+    /// Returns the names of the axes, empty for an axis without one; nothing if no axis has one.
     pub(super) fn axes(&self) -> Vec<String> {
         let names = self.json["dimension_names"].as_array().map(Vec::as_slice).unwrap_or_default();
-        names.iter().map(|name| name.as_str().map(str::to_owned)).collect::<Option<_>>().unwrap_or_default()
+        let names: Vec<String> = names.iter().map(|name| name.as_str().unwrap_or_default().to_owned()).collect();
+        if names.iter().all(String::is_empty) { Vec::new() } else { names }
     }
 
     /// Returns the type of the elements.
@@ -244,15 +245,25 @@ impl Document {
 
     /// Returns a short description: version, compression, sharding.
     pub(super) fn describe(&self, sharded: bool) -> String {
-        let (version, packing) = match self.kind {
-            DocumentKind::ArrayV2 => {
-                ("Zarr v2", self.json["compressor"]["id"].as_str().and_then(spelling::packing_name).map(str::to_owned))
-            }
-            _ => ("Zarr v3", packing_v3(&self.json["codecs"])),
-        };
-        let packing = packing.unwrap_or_else(|| "uncompressed".to_owned());
+        let version = if self.kind == DocumentKind::ArrayV2 { "Zarr v2" } else { "Zarr v3" };
+        let packing = self.packing().unwrap_or_else(|| "uncompressed".to_owned());
         let elements = if self.is_bool() { ", elements of bool" } else { "" };
         format!("{version}, {packing}{}{elements}", if sharded { ", sharded" } else { "" })
+    }
+
+    /// Returns the encoding of the chunks, if a new volume can have it.
+    pub(super) fn encoding(&self) -> Option<Encoding> {
+        self.packing().map_or(Some(Encoding::Raw), |packing| Encoding::named(&packing))
+    }
+
+    /// Returns the name of the compression; `None` without one.
+    fn packing(&self) -> Option<String> {
+        match self.kind {
+            DocumentKind::ArrayV2 => {
+                self.json["compressor"]["id"].as_str().and_then(spelling::packing_name).map(str::to_owned)
+            }
+            _ => packing_v3(&self.json["codecs"]),
+        }
     }
 }
 

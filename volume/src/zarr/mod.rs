@@ -29,6 +29,8 @@ mod spelling;
 
 use std::sync::Arc;
 
+use serde_json::Value;
+
 use self::array::ZarrArray;
 pub(crate) use self::create::sharding_codec;
 use self::document::Document;
@@ -78,8 +80,8 @@ pub(crate) fn scales(store: &Arc<dyn Store>) -> Result<Vec<ScaleInfo>> {
     let document = root(store)?;
     if document.is_array() {
         let meta = ZarrArray::open(store, &document)?.meta;
-        let said = create::resolution(&document.attributes(store)?);
-        let (resolution, unit) = said.filter(|(said, _)| said.len() == meta.shape.len()).unwrap_or_default();
+        let said = create::resolution(&document.attributes(store)?, meta.shape.len());
+        let (resolution, unit) = said.unwrap_or_default();
         return Ok(vec![ScaleInfo { key: String::new(), meta, resolution, unit }]);
     }
     let scales = Multiscales::read(store, &document)?;
@@ -100,7 +102,9 @@ pub(crate) fn scales(store: &Arc<dyn Store>) -> Result<Vec<ScaleInfo>> {
 /// [`Source`](Error::Source): the place is not empty. [`NewVolume`](Error::NewVolume): Zarr does not support what is asked for.
 /// [`Store`](Error::Store): the metadata cannot be written.
 pub(crate) fn create(store: &Arc<dyn Store>, new: &NewVolume) -> Result<Box<dyn ChunkSink>> {
-    Ok(Box::new(create::create(store, new)?))
+    let mut array = create::create(store, new)?;
+    array.resolution = (new.resolution.clone(), new.unit.clone());
+    Ok(Box::new(array))
 }
 
 fn root(store: &Arc<dyn Store>) -> Result<Document> {
@@ -122,7 +126,13 @@ fn open_scale(store: &Arc<dyn Store>, mip: usize) -> Result<ZarrArray> {
             return Err(missing(1, document.volume()));
         }
         let mut array = ZarrArray::open(store, &document)?;
-        array.resolution = document.own_attributes().and_then(create::resolution).unwrap_or_default();
+        // No element depends on the attributes. On a server those of version 2 would cost a request.
+        let attributes = match document.own_attributes() {
+            Some(attributes) => attributes.clone(),
+            None if store.is_remote() => Value::Null,
+            None => document.attributes(store).unwrap_or_default(),
+        };
+        array.resolution = create::resolution(&attributes, array.meta.shape.len()).unwrap_or_default();
         return Ok(array);
     }
     let scales = Multiscales::read(store, &document)?;
@@ -140,6 +150,9 @@ fn open_dataset(
     if scales.axes.len() == array.meta.shape.len() {
         array.meta.axes.clone_from(&scales.axes);
     }
-    array.resolution = (dataset.resolution.clone(), scales.unit.clone());
+    if dataset.resolution.len() == array.meta.shape.len() {
+        array.resolution = (dataset.resolution.clone(), scales.unit.clone());
+    }
+    array.scale.clone_from(&dataset.path);
     Ok(array)
 }

@@ -154,6 +154,61 @@ fn different_work_under_the_same_name_is_a_mismatch() {
     assert_eq!((done.resumed, done.painted), (3, 22));
 }
 
+/// What a killed download left makes way, and a download that is running does not.
+#[test]
+fn abandoned_download_of_other_work_is_replaced() {
+    let place = Place::new();
+    let volume = place.volume(&spec());
+    begin(&place, &*volume, 3, Order::C, true);
+    let half: Bbox = "0:20,0:40".parse().expect("a region");
+    let replace = || place.options().replace(true);
+    let running = place.backend.clone();
+    let held =
+        ndarray_shm::render::RenderOptions::new().backend(running).open::<u16, Ix2>(&place.location).expect("it");
+    let error = place.download(&*volume, &half, &replace()).expect_err("another download is attached");
+    let Error::Array(ndarray_shm::Error::Mismatch { state, .. }) = error else { panic!("{error}") };
+    assert_eq!(state, ndarray_shm::render::OtherWork::Attached);
+    drop(held);
+    let error = place.download(&*volume, &half, &place.options()).expect_err("another region");
+    let Error::Array(ndarray_shm::Error::Mismatch { state, .. }) = error else { panic!("{error}") };
+    assert_eq!(state, ndarray_shm::render::OtherWork::Idle);
+    let done = place.download(&*volume, &half, &replace()).expect("the other region");
+    assert_eq!((done.resumed, done.shape.as_slice()), (0, &[20, 40][..]));
+    assert_eq!(place.left(), [EntryKind::Array]);
+}
+
+/// A volume with a note that fills the description.
+#[derive(Debug)]
+struct Noted<'a>(&'a dyn ChunkSource);
+
+impl ChunkSource for Noted<'_> {
+    fn meta(&self) -> &VolumeMeta {
+        self.0.meta()
+    }
+    fn identity(&self) -> String {
+        self.0.identity()
+    }
+    fn notes(&self) -> Vec<(&'static str, String)> {
+        vec![("long", "x".repeat(3440))]
+    }
+    fn decode(&self, region: &[Range<i64>], fetched: Fetched, scratch: &mut Scratch) -> Result<()> {
+        self.0.decode(region, fetched, scratch)
+    }
+}
+
+/// The note would fit alone, and not beside the others and the digest that the renderbuffer adds.
+#[test]
+fn note_without_room_is_left_out() {
+    let place = Place::new();
+    let volume = place.volume(&spec());
+    place.download(&Noted(&*volume), &all(), &place.options()).expect("the array");
+    if let Some(found) = place.backend.description(&place.location).expect("readable") {
+        let keys: Vec<_> = found.notes().map(|(key, _)| key).collect();
+        assert_eq!(keys[0], "work");
+        assert!(keys.contains(&"bbox") && !keys.contains(&"long"), "{keys:?}");
+    }
+}
+
 #[test]
 fn worker_needs_an_unfinished_download() {
     let place = Place::new();

@@ -19,4 +19,5 @@ mod python;
 mod refused;
 mod regions;
 mod remote;
+mod taken_over;
 mod zarr;

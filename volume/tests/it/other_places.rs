@@ -2,11 +2,17 @@
 
 use std::path::Path;
 
-use ndarray::{Ix1, Ix2, IxDyn};
+use std::process::Command;
+
+use ndarray::{Array2, Ix1, Ix2, IxDyn, s};
 use ndarray_shm::backend::EntryKind;
+use ndarray_shm::counted::SharingStrategy;
 use ndarray_shm::{DType, Order};
 use ndarray_shm_volume::demo::DemoSpec;
-use ndarray_shm_volume::{Bbox, DownloadOptions, Error, StopFlag, download, download_to_file};
+use ndarray_shm_volume::{
+    Bbox, DownloadOptions, Error, ProcessWorkers, StopFlag, VolumeNotes, Workers, download, download_counted,
+    download_into, download_to_file,
+};
 
 use crate::place::{Place, corrupt};
 
@@ -61,6 +67,81 @@ fn failed_private_download_leaves_nothing() {
     corrupt(&place.path("volume/c/2/1"));
     let options = place.options().keep_partial(true);
     download::<u16, IxDyn>(&*volume, &region(), &options).expect_err("a broken chunk");
+    assert_eq!(names(place.backend.path()), [""; 0]);
+}
+
+#[test]
+fn counted_array_is_painted_before_it_is_shared() {
+    for (place, order) in Place::of_each_kind().into_iter().zip([Order::C, Order::F]) {
+        let volume = place.volume(&spec());
+        let options = place.options().order(order);
+        let (array, painted) = download_counted::<u16, Ix2>(&*volume, &region(), &options).expect("a download");
+        let expected = spec().expected::<u16>(&region()).expect("the region");
+        assert_eq!(array.read().expect("a guard").view().into_dyn(), expected);
+        assert_eq!((array.order(), array.refcount(), array.backend().path()), (order, 1, place.backend.path()));
+        assert_eq!((painted.chunks, painted.bytes), (6, 39 * 29 * 2));
+        let notes = VolumeNotes::read(&painted.description, array.shape());
+        assert_eq!(notes.bbox, Some(region()));
+        if SharingStrategy::FileDescriptor.is_supported() {
+            assert_eq!(array.location(), None);
+            array.publish().expect("its name");
+        }
+        let location = array.location().expect("a name").clone();
+        assert!(names(place.backend.path()).contains(&location.to_string()));
+        drop(array);
+        assert!(!names(place.backend.path()).contains(&location.to_string()), "its last user removed it");
+    }
+}
+
+#[test]
+fn memory_of_the_caller_is_painted_whatever_its_strides() {
+    let place = Place::new();
+    let volume = place.volume(&spec());
+    let expected = spec().expected::<u16>(&region()).expect("the region");
+    let mut memory = Array2::<u16>::from_elem((60, 80), 7);
+    let view = memory.slice_mut(s![1..59;2, ..78;2]).reversed_axes();
+    assert_eq!(view.shape(), region().shape());
+    let painted = download_into(&*volume, &region(), view.into_dyn(), &DownloadOptions::new()).expect("a download");
+    assert_eq!(painted.chunks, 6);
+    assert_eq!(memory.slice(s![1..59;2, ..78;2]).reversed_axes().into_dyn(), expected);
+    memory.slice_mut(s![1..59;2, ..78;2]).fill(7);
+    assert!(memory.iter().all(|element| *element == 7), "nothing beside it was painted");
+}
+
+#[test]
+fn memory_of_this_process_alone_is_not_painted_by_processes_nor_with_another_type() {
+    let place = Place::new();
+    let volume = place.volume(&spec());
+    let none = || Workers::Processes(ProcessWorkers::new(2, || Command::new("/nowhere/a-worker")));
+    let mut memory = Array2::<u16>::from_elem((39, 29), 7);
+    for options in [place.options().workers(none()), DownloadOptions::new().workers(none())] {
+        let error = download_into(&*volume, &region(), memory.view_mut().into_dyn(), &options).expect_err("processes");
+        assert!(matches!(error, Error::Array(ndarray_shm::Error::InvalidSetting { .. })), "{error}");
+        let error = download_counted::<u16, Ix2>(&*volume, &region(), &options).expect_err("processes");
+        assert!(matches!(error, Error::Array(ndarray_shm::Error::InvalidSetting { .. })), "{error}");
+    }
+    let error = download_counted::<i16, Ix2>(&*volume, &region(), &place.options()).expect_err("another type");
+    assert!(matches!(error, Error::Array(ndarray_shm::Error::DTypeMismatch { .. })), "{error}");
+    let error = download_counted::<u16, Ix1>(&*volume, &region(), &place.options()).expect_err("other axes");
+    assert!(matches!(error, Error::Array(ndarray_shm::Error::ShapeMismatch { .. })), "{error}");
+    let other = "0:39,0:30".parse().expect("a region");
+    let error = download_into(&*volume, &other, memory.view_mut().into_dyn(), &place.options()).expect_err("a shape");
+    assert!(matches!(error, Error::Array(ndarray_shm::Error::ShapeMismatch { .. })), "{error}");
+    assert!(memory.iter().all(|element| *element == 7));
+}
+
+#[test]
+fn failed_counted_download_leaves_nothing() {
+    let place = Place::new();
+    let volume = place.volume(&spec().complete(true));
+    corrupt(&place.path("volume/c/2/1"));
+    let options = place.options();
+    let error = download_counted::<u16, IxDyn>(&*volume, &region(), &options).expect_err("a broken chunk");
+    assert!(matches!(error, Error::Chunk { .. }), "{error}");
+    let stop = StopFlag::new();
+    stop.stop();
+    let error = download_counted::<u16, IxDyn>(&*volume, &region(), &options.stop(&stop)).expect_err("stopped");
+    assert!(matches!(error, Error::Interrupted { done: 0, total: 6 }), "{error}");
     assert_eq!(names(place.backend.path()), [""; 0]);
 }
 

@@ -20,6 +20,7 @@ pub fn trials(place: &Place) -> Vec<Trial> {
             sole_holder_can_refill_its_array,
             many_small_arrays_are_held_in_two_processes,
             statistics_count_arrays_per_member,
+            statistics_count_the_memory_of_arrays_that_are_gone,
         ],
     )
 }
@@ -160,4 +161,26 @@ fn statistics_count_arrays_per_member(place: &Place) {
     drop(ours);
     child.tell("end");
     child.finish();
+}
+
+fn statistics_count_the_memory_of_arrays_that_are_gone(place: &Place) {
+    let name = place.location("stats-unused");
+    let arena = create(place, &name, MIB);
+    let all = arena.stats().unwrap().unused;
+    assert_eq!(all, arena.capacity());
+    let small: Vec<_> = (0..5).map(|_| arena.draft::<u8, _>(100).unwrap().share().unwrap()).collect();
+    let large = arena.draft::<u8, _>(200_000).unwrap().share().unwrap();
+    assert!(arena.stats().unwrap().unused < all - 200_000);
+    drop((small, large));
+    assert_eq!(arena.stats().unwrap().unused, all, "a new array can have what dropped ones had");
+
+    let mut child = peer_of(place, &name);
+    child.tell("make 100000");
+    child.line();
+    assert!(arena.stats().unwrap().unused < all);
+    child.kill();
+    let stats = arena.stats().unwrap();
+    assert_eq!((stats.unused, stats.arrays), (all, 1), "and what a dead member holds");
+    drop(arena.draft::<u8, _>(usize::try_from(all).unwrap() - 64).unwrap());
+    assert_eq!(arena.stats().unwrap().arrays, 0);
 }

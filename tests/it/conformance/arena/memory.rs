@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use libtest_mimic::Trial;
 use ndarray::{Array, ArrayD, Ix1, Ix2, IxDyn, ShapeBuilder};
-use ndarray_shm::{DType, Error, Order};
+use ndarray_shm::{Arena, DType, Error, Order, Pages};
 
 use super::{MIB, create};
 use crate::support::child::{Child, hear, say};
@@ -22,6 +22,7 @@ pub fn trials(place: &Place) -> Vec<Trial> {
             wrong_type_or_axes_are_refused,
             memory_is_used_again_for_other_sizes,
             full_arena_reports_no_space_and_recovers,
+            sparse_arena_is_joined_only_by_choice,
             threads_share_one_arena,
         ],
     )
@@ -167,4 +168,28 @@ fn threads_share_one_arena(place: &Place) {
     assert_eq!((shared.members(), arena.stats().unwrap().arrays), (1, 1));
     drop(shared);
     assert_eq!(arena.stats().unwrap().arrays, 0);
+}
+
+fn sparse_arena_is_joined_only_by_choice(place: &Place) {
+    let name = place.location("arena-sparse");
+    let options = || place.arena_options().pages(Pages::Sparse);
+    let arena = options().create(name.location(), MIB).unwrap();
+    assert_eq!(place.allocated(name.as_str()) < MIB / 4, place.has_holes());
+    for open in
+        [&|| Arena::open_in(&place.backend, name.location()) as _, &|| place.arena_options().open(name.location()) as _]
+            as [&dyn Fn() -> ndarray_shm::Result<Arena>; 2]
+    {
+        let refused = open().unwrap_err();
+        assert!(matches!(refused, Error::Unsupported { .. }), "{refused}");
+        assert!(refused.to_string().contains("ArenaOptions::pages(Pages::Sparse)"), "{refused}");
+    }
+    let handle = arena.from_array(&Array::from_elem(10, 1u8)).unwrap();
+    let joined = options().open(name.location()).unwrap();
+    assert_eq!(joined.get::<u8, Ix1>(&handle.handle()).unwrap().view().sum(), 10);
+    assert_eq!(place.allocated(name.as_str()) < MIB / 4, place.has_holes());
+    // The choice permits holes, and asks for none.
+    let name = place.location("arena-full");
+    let _full = create(place, &name, MIB);
+    options().open(name.location()).unwrap();
+    assert!(place.allocated(name.as_str()) >= MIB);
 }

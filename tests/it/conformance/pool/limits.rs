@@ -62,7 +62,13 @@ fn allocation_evicts_idle_memory_when_room_is_short(place: &Place) {
             return Ok(());
         }
         counted.store(left - 1, Ordering::Relaxed);
-        Err(Error::NoSpace { location: "here".into(), needed: 1, available: 0, advice: "make room" })
+        Err(Error::NoSpace {
+            location: "here".into(),
+            needed: 1,
+            available: 0,
+            in_flight: 0,
+            advice: "make room".into(),
+        })
     });
     let pool = PoolOptions::new().backend(backend).create().unwrap();
     let drafts: Vec<_> = (0..4).map(|_| pool.take::<u8, _>(1000).unwrap()).collect();

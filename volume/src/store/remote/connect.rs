@@ -6,12 +6,17 @@
 
 use std::sync::Arc;
 use std::time::Duration;
+#[cfg(feature = "s3")]
+use std::time::Instant;
 
 use object_store::http::HttpBuilder;
 use object_store::{BackoffConfig, ClientOptions, HeaderMap, HeaderValue, ObjectStore, RetryConfig};
 
 use super::failure::RequestFailure;
 use super::lengths::WithLengths;
+#[cfg(feature = "s3")]
+use super::reach;
+use super::reach::Answered;
 use crate::store::url::WebUrl;
 
 /// Timeout for making a connection. A server that is being restarted refuses at once.
@@ -25,6 +30,25 @@ pub(super) const FIRST_PAUSE: Duration = Duration::from_millis(100);
 
 /// The longest pause between two attempts, and so the longest delay until a server that is up again is noticed.
 pub(super) const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+
+/// How long requests are retried.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct RetryTimes {
+    pub(super) usual: Duration,
+    /// How long, if a server has never been reached; `None` if as long as usual.
+    pub(super) first: Option<Duration>,
+}
+
+impl RetryTimes {
+    /// Returns how long a request is retried after this failure.
+    pub(super) fn of(&self, failure: &RequestFailure) -> Duration {
+        self.first.filter(|_| failure.is_unreached()).unwrap_or(self.usual)
+    }
+
+    fn connector(&self, answered: &'static Answered) -> WithLengths {
+        WithLengths(self.first.map(|_| answered))
+    }
+}
 
 /// A client of a server.
 #[derive(Debug)]
@@ -76,18 +100,19 @@ impl Settings {
 pub(super) async fn connect(
     place: &str,
     settings: &Settings,
-    patience: Duration,
+    patience: RetryTimes,
+    answered: &'static Answered,
 ) -> Result<Option<Server>, RequestFailure> {
     let (scheme, rest) = place.split_once("://").unwrap_or(("", place));
     let (bucket, prefix) = rest.split_once('/').unwrap_or((rest, ""));
     Ok(Some(match scheme {
-        "http" | "https" => web(place, patience)?,
+        "http" | "https" => web(place, patience, answered)?,
         #[cfg(feature = "s3")]
-        "s3" => s3(bucket, prefix, settings, patience).await?,
+        "s3" => s3(bucket, prefix, settings, patience, answered).await?,
         #[cfg(feature = "gcs")]
-        "gs" => gcs(bucket, prefix, settings, patience)?,
+        "gs" => gcs(bucket, prefix, settings, patience, answered)?,
         #[cfg(feature = "azure")]
-        "az" => azure(bucket, prefix, settings, patience)?,
+        "az" => azure(bucket, prefix, settings, patience, answered)?,
         _ => return Ok(None),
     }))
 }
@@ -96,7 +121,8 @@ fn unusable(error: &object_store::Error) -> RequestFailure {
     RequestFailure::of_request(error, None, true)
 }
 
-fn retries(patience: Duration) -> RetryConfig {
+fn retries(patience: RetryTimes) -> RetryConfig {
+    let patience = patience.usual;
     // Must exceed the first pause, or the range from which the next pause is drawn would be empty.
     let max_backoff = patience.clamp(2 * FIRST_PAUSE, LONGEST_PAUSE);
     let backoff = BackoffConfig { init_backoff: FIRST_PAUSE, max_backoff, base: 2.0 };
@@ -106,15 +132,15 @@ fn retries(patience: Duration) -> RetryConfig {
 
 #[cfg(any(feature = "s3", feature = "gcs", feature = "azure"))]
 /// `accept_encoding` keeps servers from packing or unpacking objects in transit: the bytes must arrive as stored.
-fn client(accept_encoding: &'static str, patience: Duration) -> ClientOptions {
+fn client(accept_encoding: &'static str, patience: RetryTimes) -> ClientOptions {
     let mut headers = HeaderMap::new();
     headers.insert("accept-encoding", HeaderValue::from_static(accept_encoding));
     client_with(headers, patience)
 }
 
-fn client_with(headers: HeaderMap, patience: Duration) -> ClientOptions {
+fn client_with(headers: HeaderMap, patience: RetryTimes) -> ClientOptions {
     // A single attempt must not take longer than all attempts together may.
-    let at_most = patience.max(Duration::from_secs(1));
+    let at_most = patience.usual.max(Duration::from_secs(1));
     ClientOptions::new()
         .with_timeout_disabled()
         .with_connect_timeout(CONNECT.min(at_most))
@@ -123,7 +149,7 @@ fn client_with(headers: HeaderMap, patience: Duration) -> ClientOptions {
         .with_default_headers(headers)
 }
 
-fn web(place: &str, patience: Duration) -> Result<Server, RequestFailure> {
+fn web(place: &str, patience: RetryTimes, answered: &'static Answered) -> Result<Server, RequestFailure> {
     let url = WebUrl::split(place);
     let mut headers = HeaderMap::new();
     // Google's servers unpack objects stored with gzip for clients that do not accept gzip.
@@ -136,7 +162,7 @@ fn web(place: &str, patience: Duration) -> Result<Server, RequestFailure> {
     }
     let objects = HttpBuilder::new()
         .with_url(url.without_user())
-        .with_http_connector(WithLengths)
+        .with_http_connector(patience.connector(answered))
         .with_client_options(client_with(headers, patience).with_allow_http(true))
         .with_retry(retries(patience))
         .build()
@@ -156,7 +182,13 @@ fn bucket_server<B: ObjectStore>(
 }
 
 #[cfg(feature = "s3")]
-async fn s3(bucket: &str, prefix: &str, settings: &Settings, patience: Duration) -> Result<Server, RequestFailure> {
+async fn s3(
+    bucket: &str,
+    prefix: &str,
+    settings: &Settings,
+    patience: RetryTimes,
+    answered: &'static Answered,
+) -> Result<Server, RequestFailure> {
     use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey as Key, resolve_bucket_region};
 
     let mut builder = AmazonS3Builder::new().with_client_options(client("identity", patience));
@@ -178,17 +210,34 @@ async fn s3(bucket: &str, prefix: &str, settings: &Settings, patience: Duration)
         builder = builder.with_allow_http(true);
     }
     if endpoint.is_none() && !has(&builder, Key::Region) && !has(&builder, Key::DefaultRegion) {
-        let region =
-            resolve_bucket_region(bucket, &client("identity", patience)).await.map_err(|error| unusable(&error))?;
+        let begin = Instant::now();
+        let region = loop {
+            match resolve_bucket_region(bucket, &client("identity", patience)).await {
+                Ok(region) => break region,
+                Err(error) => {
+                    let may_pass = reach::resolver_says_again(format!("{bucket}.s3.amazonaws.com")).await;
+                    if !may_pass || begin.elapsed() >= patience.usual {
+                        return Err(unusable(&error));
+                    }
+                }
+            }
+            tokio::time::sleep(LONGEST_PAUSE).await;
+        };
         builder = builder.with_region(region);
     }
     let builder = builder.with_bucket_name(bucket).with_skip_signature(is_anonymous).with_retry(retries(patience));
-    let builder = builder.with_http_connector(WithLengths);
+    let builder = builder.with_http_connector(patience.connector(answered));
     bucket_server(builder.build(), prefix, is_anonymous)
 }
 
 #[cfg(feature = "gcs")]
-fn gcs(bucket: &str, prefix: &str, settings: &Settings, patience: Duration) -> Result<Server, RequestFailure> {
+fn gcs(
+    bucket: &str,
+    prefix: &str,
+    settings: &Settings,
+    patience: RetryTimes,
+    answered: &'static Answered,
+) -> Result<Server, RequestFailure> {
     use object_store::gcp::{GoogleCloudStorageBuilder, GoogleConfigKey as Key};
 
     // Without accepting gzip, Google's servers unpack objects stored with gzip, and send no length.
@@ -201,12 +250,18 @@ fn gcs(bucket: &str, prefix: &str, settings: &Settings, patience: Duration) -> R
             .into_iter()
             .all(|key| builder.get_config_value(&key).is_none());
     let builder = builder.with_bucket_name(bucket).with_skip_signature(is_anonymous).with_retry(retries(patience));
-    let builder = builder.with_http_connector(WithLengths);
+    let builder = builder.with_http_connector(patience.connector(answered));
     bucket_server(builder.build(), prefix, is_anonymous)
 }
 
 #[cfg(feature = "azure")]
-fn azure(container: &str, prefix: &str, settings: &Settings, patience: Duration) -> Result<Server, RequestFailure> {
+fn azure(
+    container: &str,
+    prefix: &str,
+    settings: &Settings,
+    patience: RetryTimes,
+    answered: &'static Answered,
+) -> Result<Server, RequestFailure> {
     use object_store::azure::{AzureConfigKey as Key, MicrosoftAzureBuilder};
 
     let mut builder = MicrosoftAzureBuilder::new().with_client_options(client("identity", patience));
@@ -216,6 +271,6 @@ fn azure(container: &str, prefix: &str, settings: &Settings, patience: Duration)
         .all(|key| builder.get_config_value(&key).is_none());
     let builder =
         builder.with_container_name(container).with_skip_signature(is_anonymous).with_retry(retries(patience));
-    let builder = builder.with_http_connector(WithLengths);
+    let builder = builder.with_http_connector(patience.connector(answered));
     bucket_server(builder.build(), prefix, is_anonymous)
 }

@@ -6,6 +6,7 @@ use std::fmt;
 use object_store::client::HttpError;
 
 use super::lengths::Endless;
+use super::reach::Unreached;
 use crate::error::{StoreFailure, StoreFault};
 
 /// The status for a range that begins behind the end of an object.
@@ -65,11 +66,13 @@ impl RequestFailure {
     /// A failure before the body. `object_store` has already retried every status that is worth it, so that only broken connections
     /// are retried here. `status` is that of the last answer, if there was one.
     pub(super) fn of_request(error: &object_store::Error, status: Option<u16>, is_anonymous: bool) -> Self {
-        let again = is_broken_connection(error);
+        let unreached = is_unreached(error);
+        let again = unreached || is_broken_connection(error);
         // A refused range, an answer that is not a part, or another part: `object_store` has no error kind for these, but one for
         // most other failures.
         let about_range = !again && matches!(error, object_store::Error::Generic { .. });
         let failure = match (error, status) {
+            _ if unreached => StoreFailure::NotReached,
             _ if again => StoreFailure::NoAnswer,
             _ if is_endless(error) => StoreFailure::Damaged,
             (object_store::Error::PermissionDenied { .. } | object_store::Error::Unauthenticated { .. }, _)
@@ -82,8 +85,8 @@ impl RequestFailure {
             }
             (_, Some(RANGE_NOT_SATISFIABLE)) => StoreFailure::Damaged,
             // `object_store` retried these until its time limit.
-            (_, None | Some(408 | 429 | 500..)) => StoreFailure::NoAnswer,
-            (_, Some(_)) => StoreFailure::Unserved,
+            (_, Some(status)) if !is_retried(status) => StoreFailure::Unserved,
+            _ => StoreFailure::NoAnswer,
         };
         Self { text: words(error), again, about_range, failure }
     }
@@ -103,6 +106,11 @@ impl RequestFailure {
         self.again
     }
 
+    /// Whether the server has never been reached.
+    pub(super) fn is_unreached(&self) -> bool {
+        self.failure == StoreFailure::NotReached
+    }
+
     /// Whether the requested range may be the cause.
     pub(super) fn is_about_range(&self) -> bool {
         self.about_range
@@ -115,10 +123,18 @@ impl RequestFailure {
     }
 }
 
-fn chain(error: &object_store::Error) -> impl Iterator<Item = &(dyn StdError + 'static)> {
-    std::iter::successors(Some(error as &(dyn StdError + 'static)), |error: &&(dyn StdError + 'static)| {
-        (*error).source()
-    })
+/// Whether `object_store` repeats a request with this status.
+pub(super) fn is_retried(status: u16) -> bool {
+    matches!(status, 408 | 429 | 500..)
+}
+
+fn chain<'error>(error: &'error (dyn StdError + 'static)) -> impl Iterator<Item = &'error (dyn StdError + 'static)> {
+    std::iter::successors(Some(error), |error| (*error).source())
+}
+
+/// Whether the server of a request has never been reached.
+fn is_unreached(error: &object_store::Error) -> bool {
+    chain(error).any(|error| error.downcast_ref::<Unreached>().is_some())
 }
 
 /// Whether an answer without a length exceeded the limit.
@@ -132,7 +148,7 @@ fn is_broken_connection(error: &object_store::Error) -> bool {
 
 /// Joins the texts of the error chain, without errors that repeat their source, and without the one that prints the URL with
 /// password and signature. The caller names the object.
-fn words(error: &object_store::Error) -> String {
+fn words(error: &(dyn StdError + 'static)) -> String {
     let texts: Vec<String> = chain(error).map(ToString::to_string).collect();
     let mut parts: Vec<&str> = Vec::new();
     for (index, text) in texts.iter().enumerate() {
@@ -147,6 +163,11 @@ fn words(error: &object_store::Error) -> String {
         text.push('…');
     }
     text
+}
+
+/// Returns why an attempt failed, for the list of retries.
+pub(super) fn reason(error: &HttpError) -> String {
+    words(error)
 }
 
 /// Whether an S3 server denied access, which it also does for a missing object if the client may not list the bucket. The error

@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::Semaphore;
 
+use super::reach::Answered;
 use crate::store::wanted;
 
 /// Number of I/O threads; a few gigabits per second need less than one.
@@ -29,6 +30,8 @@ pub(super) struct IoThreads {
     process: u32,
     runtime: Runtime,
     requests: Semaphore,
+    /// The servers that have answered one of them.
+    answered: Answered,
 }
 
 /// Never dropped: dropping a runtime waits for its threads, which do not exist in a forked child that inherits this value.
@@ -61,9 +64,19 @@ impl IoThreads {
         }
         let runtime =
             Builder::new_multi_thread().worker_threads(THREADS).thread_name("ndshm-io").enable_all().build()?;
-        let threads: &'static Self = Box::leak(Box::new(Self { process, runtime, requests: Semaphore::new(REQUESTS) }));
+        let threads: &'static Self = Box::leak(Box::new(Self {
+            process,
+            runtime,
+            requests: Semaphore::new(REQUESTS),
+            answered: Answered::default(),
+        }));
         *current = Some(threads);
         Ok(threads)
+    }
+
+    /// Returns the servers that have answered a request of this process.
+    pub(super) fn answered(&self) -> &Answered {
+        &self.answered
     }
 
     /// Waits for a request. The calling thread polls it and sleeps in between. The caller may be a thread of another asynchronous
@@ -110,20 +123,21 @@ impl Wake for Unpark {
 mod tests {
     use super::*;
     use crate::progress::StopFlag;
+    use crate::retries::Retries;
 
     #[test]
     fn stopped_job_does_not_wait_for_an_answer() {
         let (stop, never) = (StopFlag::new(), StopFlag::new());
         let io = IoThreads::current().expect("threads");
         thread::scope(|scope| {
-            let waiting =
-                scope.spawn(|| wanted::while_wanted([&never, &stop], || io.wait(std::future::pending::<()>())));
+            let waiting = scope
+                .spawn(|| wanted::in_job([&never, &stop], &Retries::new(), || io.wait(std::future::pending::<()>())));
             thread::sleep(2 * LOOK);
             assert!(!waiting.is_finished());
             stop.stop();
             assert!(matches!(waiting.join().expect("no panic"), Err(NoAnswer::Unwanted)));
         });
-        assert_eq!(wanted::while_wanted([&stop, &stop], || io.wait(async { 7 }).expect("it is there at once")), 7);
+        assert_eq!(stop.run(|| io.wait(async { 7 }).expect("it is there at once")), 7);
         assert_eq!(wanted::heeds(), (false, false), "only while it works");
     }
 
@@ -131,7 +145,12 @@ mod tests {
     fn forked_child_gets_an_error_instead_of_waiting() {
         let runtime = Builder::new_current_thread().build().expect("a runtime");
         // Another process id: so these threads look inherited from a parent.
-        let parent = IoThreads { process: std::process::id() + 1, runtime, requests: Semaphore::new(1) };
+        let parent = IoThreads {
+            process: std::process::id() + 1,
+            runtime,
+            requests: Semaphore::new(1),
+            answered: Answered::default(),
+        };
         assert!(matches!(parent.wait(std::future::pending::<()>()), Err(NoAnswer::Forked)));
         let own = IoThreads::current().expect("threads");
         assert_eq!(own.wait(async { 7 }).expect("an answer"), 7);

@@ -1,6 +1,7 @@
 //! An HTTP client that adds `Content-Length` to answers without it: `object_store` needs the length before it reads.
 //!
-//! It also records the status of the last answer, which `object_store` reports for few errors only.
+//! It also records the status of the last answer, which `object_store` reports for few errors only, notes why an attempt failed, and
+//! keeps `object_store` from retrying for long when a server has never been reached.
 //!
 //! Servers that generate their answers send them in pieces (chunked). Such an answer is read whole before it is passed on, with its
 //! length. All other answers are streamed.
@@ -17,20 +18,51 @@ use object_store::client::{
 };
 use object_store::{ClientOptions, HeaderValue};
 
+use super::failure;
+use super::reach::{Answered, Reach};
+use crate::retries;
 use crate::store::LARGEST_OBJECT;
 
-/// Connects with clients that add missing lengths.
+/// Connects with clients that add missing lengths. With servers that have answered, if they doubt those that have not.
 #[derive(Debug)]
-pub(super) struct WithLengths;
+pub(super) struct WithLengths(pub(super) Option<&'static Answered>);
 
 impl HttpConnector for WithLengths {
     fn connect(&self, options: &ClientOptions) -> object_store::Result<HttpClient> {
-        ReqwestConnector::default().connect(options).map(|client| HttpClient::new(Measured(client)))
+        let client = ReqwestConnector::default().connect(options)?;
+        let reach = self.0.map(|answered| Reach::new(answered, options));
+        Ok(HttpClient::new(Measured { client, reach }))
     }
 }
 
 #[derive(Debug)]
-struct Measured(HttpClient);
+struct Measured {
+    client: HttpClient,
+    reach: Option<Reach>,
+}
+
+impl Measured {
+    /// Makes one attempt. An error that is not worth another one soon has a kind that `object_store` does not retry.
+    async fn attempt(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
+        let doubted = self.reach.as_ref().map(|reach| (reach, reach.peer(&request)));
+        let answer = self.client.execute(request).await;
+        match (&answer, doubted) {
+            (Ok(_), Some((reach, peer))) => reach.answered(&peer),
+            (Err(error), Some((reach, peer))) => {
+                if let Some(unreached) = reach.unreached(peer, error).await {
+                    return Err(HttpError::new(HttpErrorKind::Unknown, unreached));
+                }
+            }
+            (_, None) => {}
+        }
+        match &answer {
+            Ok(answer) if failure::is_retried(answer.status().as_u16()) => retries::failed(answer.status()),
+            Ok(_) => retries::answered(),
+            Err(error) => retries::failed(failure::reason(error)),
+        }
+        answer
+    }
+}
 
 /// Maximum length of the answer in bytes. An extension of the request.
 #[derive(Debug, Clone, Copy)]
@@ -69,7 +101,7 @@ impl HttpService for Measured {
             let most = request.extensions().get().map_or(LARGEST_OBJECT, |Most(most)| *most);
             let last = request.extensions().get().cloned().unwrap_or_else(LastStatus::default);
             last.set(0);
-            let answer = self.0.execute(request).await?;
+            let answer = self.attempt(request).await?;
             last.set(answer.status().as_u16());
             if !is_get || !answer.status().is_success() || answer.headers().contains_key("content-length") {
                 return Ok(answer);

@@ -2,12 +2,14 @@
 //!
 //! Temporary failures are retried: refused and broken connections, silence, status 429 and 5xx, bodies that end too early (the
 //! rest is requested if the entity tag says that it is still the same object, otherwise all of it). A failure that lasts becomes an
-//! error after [`PATIENCE`]. Bytes arrive as they are stored: nothing here unpacks them.
+//! error after [`RETRY_SECONDS`]; sooner if nothing was ever reached under the address. Bytes arrive as they are stored: nothing here
+//! unpacks them.
 
 mod connect;
 mod failure;
 mod io_threads;
 mod lengths;
+mod reach;
 #[cfg(test)]
 mod tests;
 
@@ -22,14 +24,15 @@ use object_store::{
     PutMode, PutMultipartOptions, PutOptions, PutPayload,
 };
 
-use self::connect::{FIRST_PAUSE, LONGEST_PAUSE, Server, Settings};
+use self::connect::{FIRST_PAUSE, LONGEST_PAUSE, RetryTimes, Server, Settings};
 use self::failure::RequestFailure;
 use self::io_threads::IoThreads;
 use crate::error::{Error, Result};
+use crate::retries::{self, RETRY_SECONDS};
 use crate::store::{LARGEST_OBJECT, Object, Store, key, not_built_in, too_long, url};
 
-/// The environment variable for the retry time in seconds, and its default: two minutes, enough for a restart of a server.
-const PATIENCE: (&str, Duration) = ("NDSHM_RETRY_SECONDS", Duration::from_mins(2));
+/// How long a server is tried that has never answered: enough for a restart that takes a moment, and for nothing else.
+const FIRST_PATIENCE: Duration = Duration::from_secs(3);
 
 /// Objects longer than this are sent in parts, so that a lost part costs little and no part takes longer than the limit for
 /// silence.
@@ -42,7 +45,7 @@ struct RemoteStore {
     server: Server,
     /// The URL for messages, without secrets.
     shown: String,
-    patience: Duration,
+    patience: RetryTimes,
 }
 
 /// Opens the store of a URL.
@@ -53,16 +56,17 @@ pub(crate) fn open(place: &str) -> Result<Arc<dyn Store>> {
 fn open_with(place: &str, settings: &Settings) -> Result<Arc<dyn Store>> {
     let shown = url::shown(place);
     let unusable = |reason: String| Error::Url { url: shown.clone(), reason };
-    let patience = match settings.get(PATIENCE.0) {
+    let (variable, usual) = RETRY_SECONDS;
+    let patience = match settings.get(variable) {
         Some(text) => match text.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok()) {
-            Some(patience) => patience,
-            None => return Err(unusable(format!("{} is `{text}`, which is no number of seconds", PATIENCE.0))),
+            Some(chosen) => RetryTimes { usual: chosen, first: None },
+            None => return Err(unusable(format!("{variable} is `{text}`, which is no number of seconds"))),
         },
-        None => PATIENCE.1,
+        None => RetryTimes { usual, first: (!retries::waits_for_servers()).then_some(FIRST_PATIENCE) },
     };
     let io = IoThreads::current().map_err(|error| unusable(format!("cannot start threads for requests: {error}")))?;
     let server = io
-        .wait(connect::connect(place, settings, patience))
+        .wait(connect::connect(place, settings, patience, io.answered()))
         .map_err(|forked| unusable(forked.to_string()))?
         .map_err(|failure| unusable(failure.to_string()))?
         .ok_or_else(|| not_built_in(&shown))?;
@@ -88,8 +92,13 @@ impl RemoteStore {
             return Err(failed(RequestFailure::last(complaint)));
         }
         let path = self.path(key).map_err(failed)?;
-        let forked = |error: io_threads::NoAnswer| failed(RequestFailure::no_answer(error.to_string()));
-        self.io.wait(self.again_and_again(&path, request)).map_err(forked)?.map_err(failed)
+        self.answer(key, &path, request).map_err(failed)
+    }
+
+    /// Waits for the answer to a request for a key.
+    fn answer<T>(&self, key: &str, path: &Path, request: impl AsyncFnMut(&Path) -> Answer<T>) -> Answer<T> {
+        retries::during(self.locate(key), || self.io.wait(self.again_and_again(path, request)))
+            .map_err(|forked| RequestFailure::no_answer(forked.to_string()))?
     }
 
     fn path(&self, key: &str) -> std::result::Result<Path, RequestFailure> {
@@ -103,16 +112,20 @@ impl RemoteStore {
         let begin = Instant::now();
         let mut pause = FIRST_PAUSE;
         loop {
-            match request(path).await {
-                Err(failure) if failure.may_pass() && begin.elapsed() < self.patience => {
-                    tokio::time::sleep(pause).await;
-                    pause = (pause * 2).min(LONGEST_PAUSE);
-                }
-                Err(failure) if begin.elapsed() >= self.patience => {
-                    return Err(failure.after(format!("tried for {:.0?}", begin.elapsed())));
-                }
-                other => return other,
+            let failure = match request(path).await {
+                Ok(answer) => return Ok(answer),
+                Err(failure) => failure,
+            };
+            let patience = self.patience.of(&failure);
+            if begin.elapsed() >= patience {
+                return Err(failure.after(format!("tried for {:.0?}", begin.elapsed())));
             }
+            if !failure.may_pass() {
+                return Err(failure);
+            }
+            retries::failed(&failure);
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(LONGEST_PAUSE);
         }
     }
 
@@ -306,7 +319,7 @@ impl Store for RemoteStore {
                 // Not every server supports ranges that count from the end, and some refuse them if the object is shorter. Then a
                 // range from the beginning is tried below; if the cause is another one, that request fails with it too. After the
                 // patience is over there is no further request.
-                Err(failure) if failure.is_about_range() && begin.elapsed() < self.patience => Ok(Some(None)),
+                Err(failure) if failure.is_about_range() && begin.elapsed() < self.patience.usual => Ok(Some(None)),
                 other => Ok(other?.map(Some)),
             }
         })?;
@@ -374,9 +387,7 @@ impl Store for RemoteStore {
             };
             Ok(Some(found.iter().filter_map(key).collect::<Vec<String>>()))
         };
-        let listed = self.io.wait(self.again_and_again(&path, request));
-        let forked = |error: io_threads::NoAnswer| failed(RequestFailure::no_answer(error.to_string()));
-        Ok(listed.map_err(forked)?.map_err(failed)?.unwrap_or_default())
+        Ok(self.answer(prefix, &path, request).map_err(failed)?.unwrap_or_default())
     }
 
     fn list(&self, prefix: &str) -> Result<Vec<String>> {
@@ -398,8 +409,6 @@ impl Store for RemoteStore {
             names.sort();
             Ok(Some(names))
         };
-        let listed = self.io.wait(self.again_and_again(&path, request));
-        let listed = listed.map_err(|forked| failed(RequestFailure::no_answer(forked.to_string())))?.map_err(failed)?;
-        Ok(listed.unwrap_or_default())
+        Ok(self.answer(prefix, &path, request).map_err(failed)?.unwrap_or_default())
     }
 }

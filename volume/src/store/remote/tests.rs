@@ -12,6 +12,8 @@ use std::time::{Duration, Instant};
 use self::servers::{Fault, FaultyProxy, HttpServer, S3Server, python};
 use super::connect::Settings;
 use super::open_with;
+use crate::error::StoreFailure;
+use crate::retries::{Retries, Retry};
 use crate::store::conformance::{self, noise, samples};
 use crate::store::{Store, local};
 
@@ -290,5 +292,122 @@ fn caller_in_another_runtime_gets_answers() {
         for _ in 0..30 {
             assert!(web(&server.url(), "5").get("info").expect("reading").is_some());
         }
+    });
+}
+
+/// Returns a port of the loopback on which nothing listens.
+fn closed_port() -> std::net::SocketAddr {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    listener.local_addr().expect("an address")
+}
+
+/// Opens a web server without a retry time, as most users do.
+fn usual(url: &str) -> Arc<dyn Store> {
+    open_with(url, &Settings::default()).expect("a web server")
+}
+
+#[test]
+fn refused_first_request_is_an_error_soon() {
+    let place = format!("http://{}/v", closed_port());
+    let begin = Instant::now();
+    let error = usual(&place).get("info").expect_err("nothing listens");
+    // Two minutes are the retry time of later requests.
+    assert!(begin.elapsed() < Duration::from_mins(1), "{:?}", begin.elapsed());
+    assert_eq!(error.store_failure(), Some(StoreFailure::NotReached), "{error:?}");
+    let text = words(&error);
+    for part in ["/v/info` failed", "host `127.0.0.1` refuses connections", "check the address", "NDSHM_RETRY_SECONDS"]
+    {
+        assert!(text.contains(part), "{text}");
+    }
+}
+
+#[test]
+fn unknown_host_is_an_error_soon() {
+    let host = "mistyped.invalid";
+    let code = dns_lookup::lookup_host(host).err().map(|error| error.kind());
+    if !matches!(code, Some(dns_lookup::LookupErrorKind::NoName | dns_lookup::LookupErrorKind::NoData)) {
+        eprintln!("NOT RUN: unknown_host_is_an_error_soon needs a resolver that answers, not {code:?}");
+        return;
+    }
+    let begin = Instant::now();
+    let error = usual(&format!("https://{host}/v")).get("info").expect_err("no such host");
+    assert!(begin.elapsed() < Duration::from_mins(1), "{:?}", begin.elapsed());
+    assert_eq!(error.store_failure(), Some(StoreFailure::NotReached), "{error:?}");
+    assert!(words(&error).contains("host `mistyped.invalid` is unknown"), "{error:?}");
+}
+
+/// Waits until a request has been retried for so long.
+fn retried(retries: &Retries, at_least: Duration) -> Retry {
+    let begin = Instant::now();
+    loop {
+        if let Some(retry) = retries.current().filter(|retry| retry.elapsed >= at_least) {
+            return retry;
+        }
+        assert!(begin.elapsed() < Duration::from_mins(2), "nothing is retried");
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn retry_time_holds_for_the_first_request_if_it_is_set() {
+    if python("retry_time_holds_for_the_first_request_if_it_is_set").is_none() {
+        return;
+    }
+    let directory = tempfile::tempdir().expect("a directory");
+    fill(directory.path());
+    let server = HttpServer::start(directory.path());
+    let mut proxy = FaultyProxy::counting(&server.url());
+    proxy.go_down();
+    let (store, retries) = (web(&proxy.url(), "600"), Retries::new());
+    thread::scope(|scope| {
+        let reading = scope.spawn(|| retries.run(|| store.get("info")));
+        let retry = retried(&retries, super::FIRST_PATIENCE + Duration::from_secs(1));
+        assert_eq!(retry.object, format!("{}/info", proxy.url()));
+        assert!(retry.reason.contains("onnect"), "{retry}");
+        assert!(!reading.is_finished(), "it waits");
+        proxy.come_up();
+        assert!(reading.join().expect("no panic").expect("it has started").is_some());
+    });
+    assert_eq!(retries.current(), None, "nothing is retried any more");
+}
+
+#[test]
+fn server_that_has_answered_is_waited_for() {
+    if python("server_that_has_answered_is_waited_for").is_none() {
+        return;
+    }
+    let directory = tempfile::tempdir().expect("a directory");
+    fill(directory.path());
+    let server = HttpServer::start(directory.path());
+    let mut proxy = FaultyProxy::counting(&server.url());
+    assert!(usual(&proxy.url()).get("info").expect("it answers").is_some());
+    proxy.go_down();
+    // Another store of the same server: the process knows the server.
+    let (store, retries) = (usual(&proxy.url()), Retries::new());
+    thread::scope(|scope| {
+        let reading = scope.spawn(|| retries.run(|| store.get("info")));
+        retried(&retries, super::FIRST_PATIENCE + Duration::from_secs(1));
+        assert!(!reading.is_finished(), "it waits");
+        proxy.come_up();
+        assert!(reading.join().expect("no panic").expect("it is back").is_some());
+    });
+}
+
+#[test]
+fn status_that_is_retried_is_listed() {
+    if python("status_that_is_retried_is_listed").is_none() {
+        return;
+    }
+    let directory = tempfile::tempdir().expect("a directory");
+    fill(directory.path());
+    let server = HttpServer::start(directory.path());
+    let proxy = FaultyProxy::start(&server.url(), |_| Some(Fault::Status(503)));
+    let (store, retries) = (usual(&format!("{}?signature=secret", proxy.url())), Retries::new());
+    thread::scope(|scope| {
+        let reading = scope.spawn(|| retries.run(|| store.get("info")));
+        let retry = retried(&retries, Duration::ZERO).to_string();
+        assert!(retry.contains("/info") && retry.contains("503") && !retry.contains("secret"), "{retry}");
+        proxy.decide(|_| None);
+        assert!(reading.join().expect("no panic").expect("it answers").is_some());
     });
 }

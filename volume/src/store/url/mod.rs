@@ -7,6 +7,7 @@ mod web;
 
 use std::ffi::OsString;
 use std::fmt;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
@@ -84,6 +85,37 @@ impl VolumeUrl {
             StorePlace::Local(path) => format!("{}{}", self.prefix(), local_text(path)),
             StorePlace::Remote(url) => format!("{}{url}", self.prefix()),
         }
+    }
+
+    /// Returns whether two addresses lead to the same directory, or to the same place on a server, whatever format they name.
+    ///
+    /// Paths are the same if they lead to one directory: relative, through symbolic links, or as a `file://` URL. A query, a user
+    /// and a default port make no difference, and `https://storage.googleapis.com/BUCKET` is `gs://BUCKET`.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use ndarray_shm_volume::VolumeUrl;
+    ///
+    /// let url: VolumeUrl = "precomputed://file:///data/em/".parse()?;
+    /// assert!(url.is_same_place(&"/data/./em".parse()?));
+    /// assert!(!url.is_same_place(&"/data/other".parse()?));
+    /// # Ok::<(), ndarray_shm_volume::Error>(())
+    /// ```
+    pub fn is_same_place(&self, other: &Self) -> bool {
+        match (&self.place, &other.place) {
+            (StorePlace::Local(one), StorePlace::Local(other)) => match (resolved(one), resolved(other)) {
+                (Ok(one), Ok(other)) => one == other,
+                _ => one == other,
+            },
+            (StorePlace::Remote(one), StorePlace::Remote(other)) => comparable(one) == comparable(other),
+            _ => false,
+        }
+    }
+
+    /// Whether it is a path that depends on the working directory.
+    pub(crate) fn is_relative(&self) -> bool {
+        matches!(&self.place, StorePlace::Local(path) if path.is_relative())
     }
 
     pub(crate) fn place(&self) -> &StorePlace {
@@ -215,6 +247,43 @@ impl fmt::Debug for StorePlace {
             Self::Remote(url) => write!(f, "Remote({})", shown(url)),
         }
     }
+}
+
+/// Returns the absolute path without symbolic links. Resolves the part of the path that exists; the rest may not exist yet.
+pub(crate) fn resolved(path: &Path) -> io::Result<PathBuf> {
+    let path = std::path::absolute(path)?;
+    let mut root = path.as_path();
+    let mut missing = Vec::new();
+    // `dunce` leaves out the `\\?\` prefix of Windows, which would appear in messages.
+    while let (Err(_), Some(parent), Some(name)) = (dunce::canonicalize(root), root.parent(), root.file_name()) {
+        missing.push(name);
+        root = parent;
+    }
+    let mut found = dunce::canonicalize(root)?;
+    found.extend(missing.iter().rev());
+    Ok(found)
+}
+
+/// Returns a remote place in a form that is equal for equal places: without user, query, default port and percent-encoding.
+fn comparable(url: &str) -> (String, Vec<u8>) {
+    let (scheme, rest) = url.split_once("://").unwrap_or(("", url));
+    let is_web = matches!(scheme, "http" | "https");
+    let rest = if is_web { rest.split_once('?').map_or(rest, |(rest, _)| rest) } else { rest };
+    let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));
+    let path = path.trim_end_matches('/');
+    if !is_web {
+        return (format!("{scheme}://{authority}"), path.as_bytes().to_vec());
+    }
+    let host = without_user(authority).to_ascii_lowercase();
+    let host = host.strip_suffix(if scheme == "http" { ":80" } else { ":443" }).unwrap_or(&host);
+    let path = percent_decoded(path);
+    // Public buckets are read as web pages, and written as buckets.
+    if host == "storage.googleapis.com" {
+        let end = path.iter().position(|byte| *byte == b'/').unwrap_or(path.len());
+        let key = path.get(end + 1..).unwrap_or_default().to_vec();
+        return (format!("gs://{}", String::from_utf8_lossy(&path[..end])), key);
+    }
+    (format!("{scheme}://{host}"), path)
 }
 
 /// Splits off the scheme: letters and digits in front of `://`. A single letter is a drive, not a scheme.

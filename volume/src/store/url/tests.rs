@@ -173,3 +173,45 @@ fn users_and_passwords_become_a_header() {
     assert_eq!(WebUrl::split("https://me:1@host:80/p?q").without_user(), "https://host:80/p?q");
     assert_eq!(WebUrl::split("https://me:1@host:80/p?q").host(), "host");
 }
+
+#[test]
+fn places_are_compared_and_not_texts() {
+    let same = |one: &str, other: &str| url(one).is_same_place(&url(other)) && url(other).is_same_place(&url(one));
+    let here = std::env::current_dir().expect("a directory");
+    let here = here.to_str().expect("a text");
+    assert!(same("nowhere/em", &format!("{here}/nowhere/em/")));
+    assert!(same("./nowhere/em", &format!("precomputed://{here}/./nowhere//em")));
+    assert!(same("zarr://file://./nowhere/e%6D", "nowhere/em"));
+    assert!(!same("nowhere/em", "nowhere/em2") && !same("/em", "s3://em/em"));
+    for (one, other) in [
+        ("https://Host/em/", "precomputed://https://me:secret@host:443/e%6d?key=1"),
+        ("http://host:80/em", "http://host/em"),
+        ("s3://bucket/em/", "zarr://s3://bucket/em"),
+        ("https://storage.googleapis.com/bucket/deep/em", "gs://bucket/deep/em"),
+    ] {
+        assert!(same(one, other), "{one} is {other}");
+    }
+    for (one, other) in [
+        ("https://host/em", "http://host/em"),
+        ("https://host/em", "https://host:8443/em"),
+        ("https://host/em", "https://host/EM"),
+        ("s3://bucket/em", "gs://bucket/em"),
+        ("s3://bucket/em", "s3://bucket/e%6d"),
+        ("https://storage.googleapis.com/bucket/em", "gs://bucket/em2"),
+    ] {
+        assert!(!same(one, other), "{one} is not {other}");
+    }
+}
+
+#[cfg(unix)]
+#[test]
+fn links_to_one_directory_are_the_same_place() {
+    let root = std::env::temp_dir().join(format!("same-place-{}", std::process::id()));
+    std::fs::create_dir_all(root.join("real/em")).expect("made");
+    std::os::unix::fs::symlink(root.join("real"), root.join("link")).expect("a link");
+    let at = |path: &str| VolumeUrl::local(root.join(path));
+    assert!(at("real/em").is_same_place(&at("link/em")));
+    assert!(at("real/em").is_same_place(&at("link/../real/em/")));
+    assert!(!at("real/em").is_same_place(&at("link")));
+    std::fs::remove_dir_all(&root).expect("ours");
+}

@@ -1,0 +1,186 @@
+//! Arrays that a forked child inherits, while its parent's pool recycles their memory.
+
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+
+use libtest_mimic::Trial;
+use ndarray::Ix1;
+use ndarray_shm::counted::SharingStrategy;
+use ndarray_shm::pool::{Pool, PoolOptions};
+use ndarray_shm::{ArrayReader, ArrayWriter, AttachOptions, CreateOptions, RefcountedArray, SharedArray};
+
+use crate::support::child::{Child, Role, say};
+use crate::support::forks::{fork, in_forked_child, wait};
+use crate::support::{Place, backend_of_child};
+use crate::tests;
+
+pub fn trials(place: &Place) -> Vec<Trial> {
+    place.trials(
+        "linux",
+        "inherited",
+        tests![
+            forked_child_is_refused_recycled_memory,
+            forked_child_uses_what_it_inherited,
+            guard_of_a_forked_child_keeps_memory_from_the_pool,
+        ],
+    )
+}
+
+pub const ROLES: &[(&str, Role)] =
+    &[("inherited-recycled", recycled), ("inherited-used", used), ("inherited-guarded", guarded)];
+
+pub const LENGTH: usize = 5000;
+
+/// How long a lock may take that is to be granted.
+pub const SOON: Duration = Duration::from_secs(60);
+
+/// Takes recycled memory for another array, which is filled with 7: a frozen counted array, or a plain one.
+pub fn successor(pool: &Pool, frozen: bool, name: &str) -> Box<dyn Fn() -> bool> {
+    let mut draft = pool.take::<u8, _>(LENGTH).unwrap();
+    assert!(draft.is_recycled(), "this is about recycled memory");
+    draft.view_mut().fill(7);
+    if !frozen {
+        let array = draft.publish(name).unwrap();
+        return Box::new(move || array.read().unwrap().iter().all(|element| *element == 7));
+    }
+    let array = draft.into_draft().share(SharingStrategy::FileSystem).unwrap();
+    array.freeze().unwrap();
+    Box::new(move || array.refcount() == 1 && array.view().unwrap().iter().all(|element| *element == 7))
+}
+
+/// A process that forks, and recycles the memory of the array that the child has inherited.
+fn recycled(arguments: &[String]) {
+    let backend = backend_of_child();
+    for kind in ["pooled", "kept"] {
+        for frozen in [true, false] {
+            let pool = PoolOptions::new().backend(backend.clone()).create().unwrap();
+            let name = format!("{}-{kind}", arguments[0]);
+            let options = CreateOptions::<SharedArray<u8, Ix1>>::new().backend(backend.clone()).keep_fd(true);
+            let pooled =
+                (kind == "pooled").then(|| pool.take::<u8, _>(LENGTH).unwrap().publish(name.as_str()).unwrap());
+            let kept = (kind == "kept").then(|| options.create(name.as_str(), LENGTH).unwrap());
+            let (reader, mut writer) = UnixStream::pair().unwrap();
+            let child = fork(|| {
+                let _ = (&reader).read_exact(&mut [0]); // until the parent writes, or is dead
+                let array = pooled.as_deref().or(kept.as_ref()).unwrap();
+                let refused = [
+                    array.write_timeout(SOON).map(drop).unwrap_err(),
+                    array.try_write().map(drop).unwrap_err(),
+                    array.read().map(drop).unwrap_err(),
+                    array.lock_cell(3, SOON).map(drop).unwrap_err(),
+                ];
+                // Without a descriptor the guard goes by the name, which has gone. A kept one leads to the memory under any name.
+                refused.iter().all(|error| if kind == "kept" { error.is_unsupported() } else { error.is_unlinked() })
+            });
+            drop(pooled);
+            if let Some(array) = kept {
+                pool.put(array).unwrap();
+            }
+            let unchanged = successor(&pool, frozen, &format!("{name}-next"));
+            writer.write_all(b"x").unwrap();
+            wait(child);
+            assert!(unchanged(), "{kind}, frozen: {frozen}");
+        }
+    }
+    say("done");
+}
+
+fn forked_child_is_refused_recycled_memory(place: &Place) {
+    let place = &place.private();
+    let name = place.location("recycled");
+    let mut child = Child::start(place, "inherited-recycled", &[name.as_str()]);
+    child.expect("done");
+    child.finish();
+    assert_eq!(place.everything(), [] as [&str; 0]);
+}
+
+/// A process with a forked child, which uses arrays that it inherited and that still exist.
+fn used(arguments: &[String]) {
+    let name = |label: &str| format!("{}-{label}", arguments[0]);
+    let backend = backend_of_child();
+    let pool = PoolOptions::new().backend(backend.clone()).create().unwrap();
+    let pooled = pool.take_zeroed::<u8, _>(LENGTH).unwrap().publish(name("pooled")).unwrap();
+    let options = CreateOptions::<SharedArray<u8, Ix1>>::new().backend(backend.clone());
+    let plain = options.create(name("plain"), LENGTH).unwrap();
+    let kept = options.clone().keep_fd(true).create(name("kept"), LENGTH).unwrap();
+    let counted: [RefcountedArray<u8, Ix1>; 2] = [SharingStrategy::FileDescriptor, SharingStrategy::FileSystem]
+        .map(|strategy| CreateOptions::new().backend(backend.clone()).share(strategy, LENGTH).unwrap());
+    for label in ["written", "read"] {
+        drop(options.create(name(label), LENGTH).unwrap());
+    }
+    let writer = AttachOptions::<ArrayWriter<u8, Ix1>>::new().backend(backend.clone());
+    let writer = writer.open(name("written"), LENGTH).unwrap();
+    let reader = AttachOptions::<ArrayReader<u8, Ix1>>::new().backend(backend.clone());
+    let reader = reader.open(name("read"), LENGTH).unwrap();
+    in_forked_child(|| {
+        for array in [&*pooled, &plain] {
+            array.write().unwrap()[1] += 1;
+            assert_eq!(array.read_timeout(SOON).unwrap()[1], 1);
+            drop(array.lock_cell(2, SOON).unwrap());
+            assert!(array.is_sparse().is_ok());
+        }
+        assert!(kept.read().unwrap_err().is_unsupported());
+        for array in &counted {
+            array.write().unwrap()[1] += 1;
+            assert_eq!(array.read().unwrap()[1], 1);
+        }
+        assert_eq!((writer.view()[0], reader.view()[0]), (0, 0));
+        true
+    });
+    assert_eq!((pooled.read().unwrap()[1], plain.read().unwrap()[1]), (1, 1));
+    assert!(counted.iter().all(|array| array.read().unwrap()[1] == 1 && array.refcount() == 1));
+    // The child's end has released nothing of the parent's.
+    let same = AttachOptions::<SharedArray<u8, Ix1>>::new().backend(backend.clone());
+    assert!(same.open(name("written"), LENGTH).unwrap().try_read().is_err());
+    assert!(same.open(name("read"), LENGTH).unwrap().try_write().is_err());
+    for label in ["plain", "kept", "written", "read"] {
+        backend.unlink(name(label)).unwrap();
+    }
+    say("done");
+}
+
+fn forked_child_uses_what_it_inherited(place: &Place) {
+    let place = &place.private();
+    let name = place.location("used");
+    let mut child = Child::start(place, "inherited-used", &[name.as_str()]);
+    child.expect("done");
+    child.finish();
+    assert_eq!(place.everything(), [] as [&str; 0]);
+}
+
+/// A process that drops a pooled array while a forked child reads it under a guard.
+fn guarded(arguments: &[String]) {
+    let pool = PoolOptions::new().backend(backend_of_child()).create().unwrap();
+    let mut array = Some(pool.take_zeroed::<u8, _>(LENGTH).unwrap().publish(arguments[0].as_str()).unwrap());
+    let (mut parent, mut child_end) = UnixStream::pair().unwrap();
+    let child = fork(|| {
+        let guard = array.as_ref().unwrap().read().unwrap();
+        child_end.write_all(b"r").unwrap();
+        child_end.read_exact(&mut [0]).unwrap();
+        let unchanged = guard.iter().all(|element| *element == 0);
+        drop(guard);
+        child_end.write_all(b"e").unwrap();
+        unchanged
+    });
+    parent.read_exact(&mut [0]).unwrap();
+    drop(array.take());
+    let mut other = pool.take::<u8, _>(LENGTH).unwrap();
+    assert!(!other.is_recycled(), "the child's guard has a lease of its own");
+    other.view_mut().fill(7);
+    parent.write_all(b"x").unwrap();
+    parent.read_exact(&mut [0]).unwrap();
+    wait(child);
+    pool.maintain();
+    assert_eq!((pool.stats().draining.arrays, pool.stats().idle.arrays), (0, 1));
+    say("done");
+}
+
+fn guard_of_a_forked_child_keeps_memory_from_the_pool(place: &Place) {
+    let place = &place.private();
+    let name = place.location("guarded");
+    let mut child = Child::start(place, "inherited-guarded", &[name.as_str()]);
+    child.expect("done");
+    child.finish();
+    assert_eq!(place.everything(), [] as [&str; 0]);
+}
