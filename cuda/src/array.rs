@@ -12,14 +12,15 @@ use cudarc::driver::sys::CUdeviceptr;
 use ndarray::{Array, ArrayRef, Axis, Dimension, RemoveAxis, ShapeBuilder};
 use ndarray_shm::{DType, Element, Order};
 
+use crate::context::all_has_ended;
 use crate::copies;
 use crate::device::Device;
-use crate::driver::functions;
+use crate::driver::{functions, functions_in_drop};
 use crate::error::{Error, Result};
 use crate::layout::DeviceLayout;
 use crate::memory::DeviceMapping;
 use crate::pending::Pending;
-use crate::stream::Stream;
+use crate::stream::{DeviceEvent, Stream};
 
 /// A typed n-dimensional array in the memory of a GPU, contiguous in C or Fortran order.
 ///
@@ -61,6 +62,8 @@ pub(crate) struct DeviceMemory {
     pub(crate) mapping: DeviceMapping,
     /// Whether other code may read it: it was sent, received, exported or split.
     shared: AtomicBool,
+    /// Whether another library of this process has its address. That library need not say what it does with it.
+    exported: AtomicBool,
     /// Work that still writes to it.
     pending: Mutex<Pending>,
     /// Work that still reads it.
@@ -69,20 +72,49 @@ pub(crate) struct DeviceMemory {
 
 impl DeviceMemory {
     pub(crate) fn new(mapping: DeviceMapping, shared: bool) -> Self {
-        Self { mapping, shared: AtomicBool::new(shared), pending: Mutex::default(), reading: Mutex::default() }
+        Self {
+            mapping,
+            shared: AtomicBool::new(shared),
+            exported: AtomicBool::new(false),
+            pending: Mutex::default(),
+            reading: Mutex::default(),
+        }
     }
 
-    /// Returns the work that still writes to it.
+    /// Returns the work that is said to write to it still.
     ///
     /// # Errors
     ///
     /// [`Error::ForkedChild`]: a thread of the parent may have had the lock at the fork, and the child would wait for it for ever.
-    pub(crate) fn pending(&self) -> Result<MutexGuard<'_, Pending>> {
+    pub(crate) fn said(&self) -> Result<MutexGuard<'_, Pending>> {
         functions()?;
         Ok(self.pending.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Returns the work that still reads it. As [`pending`](Self::pending).
+    /// Returns the work that may write to it still. If another library has its address, that includes what the legacy default stream has to do
+    /// now: libraries use that stream unless told otherwise, and do not say so.
+    ///
+    /// # Errors
+    ///
+    /// As [`said`](Self::said), and [`Error::Unsupported`] if a stream that the legacy stream waits for is captured.
+    pub(crate) fn pending(&self) -> Result<MutexGuard<'_, Pending>> {
+        let mut pending = self.said()?;
+        if self.is_exported() {
+            pending.add(&self.legacy_stream())?;
+        }
+        Ok(pending)
+    }
+
+    /// Waits for the work that another library may have enqueued without saying so. As [`pending`](Self::pending).
+    pub(crate) fn finish_unsaid(&self) -> Result<()> {
+        if self.is_exported() { DeviceEvent::recorded(&self.legacy_stream())?.synchronize() } else { Ok(()) }
+    }
+
+    fn legacy_stream(&self) -> Stream {
+        Stream::legacy_of(self.mapping.device().context())
+    }
+
+    /// Returns the work that still reads it. As [`said`](Self::said).
     pub(crate) fn reading(&self) -> Result<MutexGuard<'_, Pending>> {
         functions()?;
         Ok(self.reading.lock().unwrap_or_else(PoisonError::into_inner))
@@ -91,6 +123,16 @@ impl DeviceMemory {
     pub(crate) fn share(&self) {
         self.shared.store(true, Ordering::Relaxed);
     }
+
+    /// Notes that another library of this process gets the address.
+    pub(crate) fn export(&self) {
+        self.share();
+        self.exported.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn is_exported(&self) -> bool {
+        self.exported.load(Ordering::Relaxed)
+    }
 }
 
 impl Drop for DeviceMemory {
@@ -98,6 +140,9 @@ impl Drop for DeviceMemory {
         // Unmapping under work that still uses it would be an error of the GPU, for the whole context.
         for pending in [&mut self.pending, &mut self.reading] {
             pending.get_mut().unwrap_or_else(PoisonError::into_inner).settle();
+        }
+        if self.is_exported() && functions_in_drop().is_some() && !all_has_ended(self.mapping.device().context()) {
+            self.mapping.keep();
         }
     }
 }
@@ -211,7 +256,7 @@ impl<T: Element, D: Dimension> DeviceArray<T, D> {
     ///
     /// # Errors
     ///
-    /// Failures of the driver.
+    /// [`Unsupported`](Error::Unsupported): the array was exported, and a stream that the legacy stream waits for is captured. Failures of the driver.
     pub fn to_host(&self) -> Result<Array<T, D>> {
         self.ready()?;
         copies::download(self.device(), self.start(), &self.layout)
@@ -283,9 +328,10 @@ impl<T: Element, D: Dimension> DeviceArray<T, D> {
     ///
     /// # Errors
     ///
-    /// Failures of the driver. The caller must then wait for the work before the array is read or dropped.
+    /// [`Unsupported`](Error::Unsupported): the stream is captured. Failures of the driver. The caller must then wait for the work before the array is
+    /// read or dropped.
     pub fn written_on(&self, stream: &Stream) -> Result<()> {
-        self.memory.pending()?.add(stream).map(drop)
+        self.memory.said()?.add(stream).map(drop)
     }
 
     /// Says that the work that the stream has now reads the array. Work that [waits](Self::wait_on) comes after it; so does the end of the
@@ -293,7 +339,8 @@ impl<T: Element, D: Dimension> DeviceArray<T, D> {
     ///
     /// # Errors
     ///
-    /// Failures of the driver. The caller must then wait for the work before the array is written or dropped.
+    /// [`Unsupported`](Error::Unsupported): the stream is captured. Failures of the driver. The caller must then wait for the work before the array is
+    /// written or dropped.
     pub fn used_on(&self, stream: &Stream) -> Result<()> {
         self.memory.reading()?.add(stream).map(drop)
     }

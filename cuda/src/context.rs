@@ -2,17 +2,23 @@
 
 #![allow(unsafe_code)]
 
+use std::ffi::c_int;
 use std::marker::PhantomData;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use cudarc::driver::sys::CUcontext;
 
-use crate::driver::{Functions, call, functions};
+use crate::driver::{Functions, call, code, functions};
 use crate::error::Result;
 
-/// A context that is current in this thread. Dropping it restores the one before.
+/// `CU_STREAM_CAPTURE_MODE_RELAXED`: the thread's calls end no graph capture of another thread, except those that wait for a whole context.
+const RELAXED: c_int = 2;
+
+/// A context that is current in this thread, which is in relaxed capture mode. Dropping it restores what was before.
 pub(crate) struct Current {
     pub(crate) functions: &'static Functions,
+    /// The thread's capture mode before.
+    mode: c_int,
     /// The current context belongs to the thread.
     of_thread: PhantomData<*mut ()>,
 }
@@ -22,12 +28,18 @@ impl Current {
         let functions = functions()?;
         // SAFETY: the context is a primary one, which is never released.
         unsafe { call!(functions, cuCtxPushCurrent_v2(context)) }?;
-        Ok(Self { functions, of_thread: PhantomData })
+        let mut mode = RELAXED;
+        // SAFETY: `mode` is valid for reads and writes.
+        let exchanged = unsafe { call!(functions, cuThreadExchangeStreamCaptureMode(&raw mut mode)) };
+        let current = Self { functions, mode, of_thread: PhantomData };
+        exchanged.map(|()| current)
     }
 }
 
 impl Drop for Current {
     fn drop(&mut self) {
+        // SAFETY: `mode` is valid for reads and writes. A failure leaves the thread relaxed, which harms no capture.
+        let _ = unsafe { call!(self.functions, cuThreadExchangeStreamCaptureMode(&raw mut self.mode)) };
         let mut context = std::ptr::null_mut();
         // SAFETY: the stack of contexts is not empty: `of` has pushed one. A failure leaves the context current, which harms no later call.
         let _ = unsafe { call!(self.functions, cuCtxPopCurrent_v2(&raw mut context)) };
@@ -55,4 +67,20 @@ pub(crate) fn ended(context: CUcontext, answer: Result<()>) -> Result<()> {
             MAY_RUN.store(true, Ordering::Relaxed);
         }
     })
+}
+
+/// Waits for all work of the context, also of other libraries. Returns whether it has ended.
+///
+/// A graph capture of any thread of the context is lost by this. If that is why the driver refuses, the answer is no for this time only; after
+/// other errors [`may_still_run`] returns true from then on.
+pub(crate) fn all_has_ended(context: CUcontext) -> bool {
+    let all = Current::of(context).and_then(|current| {
+        // SAFETY: a context is current.
+        unsafe { call!(current.functions, cuCtxSynchronize()) }
+    });
+    let Err(error) = all else { return true };
+    if !error.driver_code().is_some_and(|code| code::CAPTURE.contains(&code)) {
+        MAY_RUN.store(true, Ordering::Relaxed);
+    }
+    false
 }

@@ -101,8 +101,10 @@ functions! {
     cuPointerGetAttribute(*mut c_void, CUpointer_attribute, CUdeviceptr);
     cuStreamCreate(*mut CUstream, c_uint);
     cuStreamDestroy_v2(CUstream);
+    cuStreamIsCapturing(CUstream, *mut c_int);
     cuStreamSynchronize(CUstream);
     cuStreamWaitEvent(CUstream, CUevent, c_uint);
+    cuThreadExchangeStreamCaptureMode(*mut c_int);
 }
 
 /// Numbers of errors that this crate treats specially.
@@ -121,6 +123,9 @@ pub(crate) mod code {
     pub(crate) const HOST_MEMORY_NOT_REGISTERED: u32 = 713;
     pub(crate) const NOT_PERMITTED: u32 = 800;
     pub(crate) const NOT_SUPPORTED: u32 = 801;
+    pub(crate) const CAPTURE_IMPLICIT: u32 = 906;
+    /// The errors of calls that a graph capture forbids.
+    pub(crate) const CAPTURE: std::ops::RangeInclusive<u32> = 900..=908;
 }
 
 /// Calls a function of the driver. A failure names the function.

@@ -40,9 +40,13 @@ impl<T: Element, D: Dimension> DeviceArray<T, D> {
     /// Gives the array to another library of this process, which counts as [sharing](Self::is_shared) it. Nothing is copied.
     ///
     /// The other library's work must come after earlier writes: [`wait_on`](Self::wait_on) brings it in order. What that work writes must
-    /// be [said](Self::written_on).
+    /// be [said](Self::written_on), unless it is in the legacy default stream: from now on copies come after what that stream has to do, and parcels
+    /// wait for it.
+    ///
+    /// The memory ends after all work of the context, said or not. That ends a graph capture that runs meanwhile; if the driver refuses to wait because of
+    /// one, the memory stays until the process ends.
     pub fn export(&self) -> ExportedArray {
-        self.memory().share();
+        self.memory().export();
         ExportedArray {
             memory: Arc::clone(self.memory()),
             pointer: self.device_pointer(),

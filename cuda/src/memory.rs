@@ -7,7 +7,7 @@
 
 use std::ffi::{c_int, c_void};
 use std::mem::ManuallyDrop;
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use cudarc::driver::sys::{
     CUdevice_attribute, CUdeviceptr, CUmemAccess_flags, CUmemAccessDesc, CUmemAllocationGranularity_flags,
@@ -27,6 +27,8 @@ pub(crate) const DESCRIPTOR: CUmemAllocationHandleType =
 #[derive(Debug)]
 pub(crate) struct Physical {
     raw: CUmemGenericAllocationHandle,
+    /// The descriptor by which it was received. A driver exports only what it has created.
+    received: Option<OwnedFd>,
 }
 
 impl Physical {
@@ -36,7 +38,7 @@ impl Physical {
         let (properties, mut raw) = (properties(device), 0);
         // SAFETY: `raw` is valid for the write of a handle, `properties` for reads.
         match unsafe { call!(current.functions, cuMemCreate(&raw mut raw, bytes, &raw const properties, 0)) } {
-            Ok(()) => Ok(Self { raw }),
+            Ok(()) => Ok(Self { raw, received: None }),
             Err(error) if error.driver_code() == Some(code::OUT_OF_MEMORY) => {
                 Err(Error::NoSpace { device: device.uuid(), bytes: bytes as u64 })
             }
@@ -51,24 +53,28 @@ impl Physical {
         let pointer = std::ptr::without_provenance_mut::<c_void>(usize::try_from(address).unwrap_or(0));
         // SAFETY: `raw` is valid for the write of a handle; the driver looks the address up, and does not read there.
         match unsafe { call!(functions()?, cuMemRetainAllocationHandle(&raw mut raw, pointer)) } {
-            Ok(()) => Ok(Some(Self { raw })),
+            Ok(()) => Ok(Some(Self { raw, received: None })),
             Err(error) if matches!(error.driver_code(), Some(code::INVALID_VALUE | code::NOT_SUPPORTED)) => Ok(None),
             Err(error) => Err(error),
         }
     }
 
-    /// Takes a handle of memory that was received as a descriptor.
+    /// Takes a handle of memory that was received as a descriptor, and keeps a duplicate of that.
     fn import(descriptor: BorrowedFd<'_>) -> Result<Self> {
         let mut raw = 0;
+        let received = duplicate(descriptor)?;
         // The driver wants the number of the descriptor in place of a pointer.
         let number = std::ptr::without_provenance_mut::<c_void>(descriptor.as_raw_fd().cast_unsigned() as usize);
         // SAFETY: `raw` is valid for the write of a handle; the driver checks the descriptor.
         unsafe { call!(functions()?, cuMemImportFromShareableHandle(&raw mut raw, number, DESCRIPTOR)) }?;
-        Ok(Self { raw })
+        Ok(Self { raw, received: Some(received) })
     }
 
     /// Returns a descriptor of the memory. It keeps the memory until it is closed.
     pub(crate) fn export(&self) -> Result<OwnedFd> {
+        if let Some(received) = &self.received {
+            return duplicate(received.as_fd());
+        }
         let mut number: c_int = -1;
         let to = (&raw mut number).cast();
         // SAFETY: for this type of handle the driver writes an int.
@@ -120,6 +126,8 @@ pub(crate) struct DeviceMapping {
     /// Dropped by this type's `Drop`, which first ends the mapping in it.
     reservation: ManuallyDrop<Reservation>,
     physical: Physical,
+    /// Whether it stays mapped until the process ends.
+    kept: bool,
 }
 
 impl DeviceMapping {
@@ -147,7 +155,7 @@ impl DeviceMapping {
         let reservation = Reservation::new(bytes)?;
         // SAFETY: the range is reserved and unused, and the handle is one of physical memory.
         unsafe { call!(functions()?, cuMemMap(reservation.start, bytes, 0, physical.raw, 0)) }?;
-        let mapping = Self { device, reservation: ManuallyDrop::new(reservation), physical };
+        let mapping = Self { device, reservation: ManuallyDrop::new(reservation), physical, kept: false };
         mapping.allow(device)?;
         Ok(mapping)
     }
@@ -169,6 +177,11 @@ impl DeviceMapping {
         self.physical.export()
     }
 
+    /// Keeps the memory mapped until the process ends.
+    pub(crate) fn keep(&mut self) {
+        self.kept = true;
+    }
+
     pub(crate) fn device(&self) -> Device {
         self.device
     }
@@ -186,7 +199,7 @@ impl DeviceMapping {
 
 impl Drop for DeviceMapping {
     fn drop(&mut self) {
-        if may_still_run() {
+        if self.kept || may_still_run() {
             return;
         }
         if let Some(functions) = functions_in_drop() {
@@ -200,6 +213,11 @@ impl Drop for DeviceMapping {
             }
         }
     }
+}
+
+fn duplicate(descriptor: BorrowedFd<'_>) -> Result<OwnedFd> {
+    let copy = descriptor.try_clone_to_owned();
+    copy.map_err(|error| Error::Os { op: "keep a descriptor of received memory", error })
 }
 
 /// Returns the unit of physical memory: 2 MiB on today's GPUs.

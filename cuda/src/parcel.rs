@@ -39,7 +39,8 @@ impl<T: Element, D: Dimension> DeviceArray<T, D> {
     /// Packs the array for a message of a [`Channel`](ndarray_shm::counted::Channel).
     ///
     /// The parcel holds a descriptor, and with it the memory, until it is dropped; so does a message that was not received yet. It can be sent
-    /// any number of times. Received arrays can be sent on.
+    /// any number of times. Received arrays can be sent on. If another library has the array, this waits for what the legacy default stream has
+    /// to do.
     ///
     /// Work that still [writes](Self::written_on) to the array is named in the parcel, and the receiver waits for it. The process that enqueued it
     /// must then live until the array is attached and the work is done. A parcel that is made after [`synchronize`](Self::synchronize) names no
@@ -50,7 +51,8 @@ impl<T: Element, D: Dimension> DeviceArray<T, D> {
     /// Failures of the driver.
     pub fn parcel(&self) -> Result<Foreign> {
         let memory = self.memory();
-        let events = memory.pending()?.notes()?;
+        memory.finish_unsaid()?;
+        let events = memory.said()?.notes()?;
         let note = ArrayNote {
             version: VERSION,
             device: self.device().uuid().to_string(),
@@ -91,7 +93,7 @@ impl<T: Element, D: Dimension> DeviceArray<T, D> {
         layout.require_within::<T>(note.offset, note.bytes)?;
         let mapping = DeviceMapping::import(device, parcel.descriptor().as_fd(), note.bytes)?;
         let array = Self::of_parts(Arc::new(DeviceMemory::new(mapping, true)), note.offset, layout);
-        *array.memory().pending()? = Pending::open(device.context(), &note.events)?;
+        *array.memory().said()? = Pending::open(device.context(), &note.events)?;
         Ok(array)
     }
 }

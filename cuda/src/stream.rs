@@ -47,6 +47,28 @@ impl Stream {
         Self { context, raw, owned: false }
     }
 
+    /// Returns the legacy default stream of a context, `CU_STREAM_LEGACY`.
+    pub(crate) fn legacy_of(context: CUcontext) -> Self {
+        Self::borrowed_in(context, std::ptr::without_provenance_mut(1))
+    }
+
+    /// Fails if the stream is captured, or waits for one that is: then its work does not run now, but whenever the graph is launched.
+    fn require_no_capture(&self) -> Result<()> {
+        let current = Current::of(self.context)?;
+        let mut state = 0;
+        // SAFETY: `state` is valid for the write of a status; the stream exists as long as this value does.
+        match unsafe { call!(current.functions, cuStreamIsCapturing(self.raw, &raw mut state)) } {
+            Ok(()) if state == 0 => return Ok(()),
+            Err(error) if error.driver_code() != Some(code::CAPTURE_IMPLICIT) => return Err(error),
+            _ => {}
+        }
+        Err(Error::Unsupported {
+            what: "waiting for work of a stream that is captured",
+            reason: "a graph does its work when it is launched: say what it uses after the launch, and use arrays before or after the capture"
+                .to_owned(),
+        })
+    }
+
     /// Returns the driver's handle.
     pub fn as_raw(&self) -> *mut c_void {
         self.raw.cast()
@@ -199,6 +221,7 @@ impl DeviceEvent {
     /// Returns an event that has recorded the work that the stream has now.
     pub(crate) fn recorded(stream: &Stream) -> Result<Arc<Self>> {
         let context = stream.context;
+        stream.require_no_capture()?;
         let _current = Current::of(context)?; // refuses forked children, which must not take the lock
         let mut events = RECORDED.lock().unwrap_or_else(PoisonError::into_inner);
         let is_free = |event: &Arc<Self>| event.context == context && Arc::strong_count(event) == 1;

@@ -53,9 +53,14 @@ class Array(_core.RawDeviceArray):
 
     Each array takes a multiple of 2 MiB.
 
-    No lock protects the elements. The work of a GPU is brought in order by its streams: `written_on` says that a stream writes to the array,
-    and `wait_on` lets a stream wait. Streams are given by their address, such as ``torch.cuda.Stream.cuda_stream`` or
-    ``cupy.cuda.Stream.ptr``; 0 and 1 are the legacy default stream, 2 is that of the thread.
+    No lock protects the elements. The work of a GPU is brought in order by its streams. Once another library has the array, copies and pickles
+    come after what the legacy default stream has to do, and after the calling thread's current stream of torch: a `Queue` pickles in a thread
+    of its own, where that is the default stream. Of other streams, `written_on` says that one writes to the array, `used_on` that one reads it,
+    and `wait_on` lets one wait. Streams are given by their address, such as ``torch.cuda.Stream.cuda_stream`` or ``cupy.cuda.Stream.ptr``; 0 and 1
+    are the legacy default stream, 2 is that of the thread.
+
+    Another library may use the array in any stream, and drop it at any time: the memory ends after all work that the GPU has then. A graph of CUDA
+    that uses the array must not be launched after its end. Dropping the last use of an exported array ends a graph capture that runs meanwhile.
 
     A pickle of an array leads to the same memory. Only multiprocessing can send it: as an argument of a Process or Pool, or through a Queue,
     Pipe or ``ProcessPoolExecutor``. Sending does not wait for the GPU: the receiver's GPU waits for what was said to be written. The sender
@@ -77,8 +82,17 @@ class Array(_core.RawDeviceArray):
 
     def numpy(self) -> numpy.ndarray[Any, Any]:
         """Copy the elements to the host, after everything that is known to write to them."""
+        self._say_torch()
         copy: numpy.ndarray[Any, Any] = require_numpy("numpy()").asarray(memoryview(self.download()))
         return copy.view(self.dtype)
+
+    def _say_torch(self) -> None:
+        """Say that the current stream of torch writes to the array, if torch may have it. Its default stream is the legacy one."""
+        cuda = getattr(sys.modules.get("torch"), "cuda", None)
+        if cuda is not None and self.is_shared and cuda.is_initialized():
+            stream = cuda.current_stream(self.device).cuda_stream
+            if stream:
+                self.written_on(stream)
 
     def write(self, x: ArrayLike) -> None:
         """Replace the elements by those of an array of the same shape and dtype. Nothing may write to `x` meanwhile.
@@ -200,6 +214,7 @@ def from_numpy(x: Any, device: int = 0) -> Array:
 
 
 def _reduce(array: Array) -> tuple[Any, ...]:
+    array._say_torch()
     if get_spawning_popen() is not None:
         # A process that is being started gets descriptors by their numbers after everything was pickled. The array keeps its own open
         # until then: a Process has its arguments until it has started.

@@ -198,6 +198,10 @@ impl RawDeviceArray {
         self.run(py, |memory| memory.written_on(&self.stream(stream)))
     }
 
+    fn used_on(&self, py: Python<'_>, stream: usize) -> PyResult<()> {
+        self.run(py, |memory| memory.used_on(&self.stream(stream)))
+    }
+
     fn synchronize(&self, py: Python<'_>) -> PyResult<()> {
         self.run(py, |memory| memory.synchronize())
     }

@@ -29,6 +29,7 @@ pub(crate) trait DeviceMemory: Send + Sync {
     fn part(&self, range: Range<usize>) -> Result<Arc<dyn DeviceMemory>>;
     fn wait_on(&self, stream: &Stream) -> Result<()>;
     fn written_on(&self, stream: &Stream) -> Result<()>;
+    fn used_on(&self, stream: &Stream) -> Result<()>;
     fn ready_stream(&self) -> Result<Option<&'static Stream>>;
     fn synchronize(&self) -> Result<()>;
     fn export(&self) -> ExportedArray;
@@ -80,6 +81,10 @@ impl<T: Element> DeviceMemory for DeviceArray<T, IxDyn> {
 
     fn written_on(&self, stream: &Stream) -> Result<()> {
         DeviceArray::written_on(self, stream)
+    }
+
+    fn used_on(&self, stream: &Stream) -> Result<()> {
+        DeviceArray::used_on(self, stream)
     }
 
     fn ready_stream(&self) -> Result<Option<&'static Stream>> {

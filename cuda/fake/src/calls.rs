@@ -9,7 +9,7 @@
 #![allow(unsafe_code)]
 
 use std::any::Any;
-use std::ffi::{CStr, c_char, c_uint};
+use std::ffi::{CStr, c_char, c_int, c_uint};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, Once, PoisonError};
@@ -20,7 +20,7 @@ use cudarc::driver::sys::CUresult::{
     CUDA_ERROR_UNKNOWN,
 };
 
-use crate::{machine, streams, watch};
+use crate::{captures, machine, streams, watch};
 
 /// What the body of a function answers.
 pub(crate) type Answer<T = ()> = Result<T, CUresult>;
@@ -90,7 +90,8 @@ pub(crate) fn answer(call: &Call, stage: Stage, body: impl FnOnce() -> Answer) -
         if stage == Stage::Ready && machine::machine().is_err() {
             return CUDA_ERROR_NOT_INITIALIZED as c_uint;
         }
-        match body() {
+        let allowed = if stage == Stage::Ready { captures::allow(call.name) } else { Ok(()) };
+        match allowed.and_then(|()| body()) {
             Ok(()) => CUresult::CUDA_SUCCESS as c_uint,
             Err(code) => code as c_uint,
         }
@@ -160,6 +161,14 @@ impl<T: Copy> Out<T> {
         self.0.is_null()
     }
 
+    /// Reads what the caller has there, for results that replace a value. Null is an invalid value.
+    pub(crate) fn read(self) -> Answer<T>
+    where
+        T: Plain,
+    {
+        In(self.0.cast_const()).get()
+    }
+
     /// Writes the result. Null is an invalid value.
     pub(crate) fn give(self, value: T) -> Answer {
         self.give_at(0, value)
@@ -187,6 +196,7 @@ pub(crate) struct In<T>(*const T);
 /// Types that are valid in every bit pattern.
 pub(crate) trait Plain: Copy {}
 
+impl Plain for c_int {}
 impl Plain for c_uint {}
 impl Plain for usize {}
 

@@ -12,13 +12,14 @@
 //! - [`physical`], [`addresses`], [`regions`]: memory of a GPU, address ranges, and which memory lies at which address.
 //! - [`memory`], [`legacy`], [`pools`], [`host`]: the calls about virtual memory, `cuMemAlloc`, pools, and page-locked host memory.
 //! - [`pointers`]: what an address is.
+//! - [`captures`]: calls that a graph capture forbids.
 //! - [`streams`], [`events`], [`shared_event`], [`copies`]: work in order.
 //! - [`remote`], [`maps`]: descriptors of other processes, and the mappings of this one.
 //! - [`watch`]: functions for tests, named `fakeCuda...`.
 //!
 //! # Environment
-//! `FAKE_CUDA_DEVICES`, `FAKE_CUDA_TAG`, `FAKE_CUDA_MEMORY`, `FAKE_CUDA_DELAY_US`, `FAKE_CUDA_PEER`, `FAKE_CUDA_LACKS` and
-//! `CUDA_VISIBLE_DEVICES` are described at [`machine::Machine`]; `FAKE_CUDA_REFUSE` and `FAKE_CUDA_FAIL` at [`calls`].
+//! `FAKE_CUDA_DEVICES`, `FAKE_CUDA_TAG`, `FAKE_CUDA_MEMORY`, `FAKE_CUDA_DELAY_US`, `FAKE_CUDA_PEER`, `FAKE_CUDA_LACKS`,
+//! `FAKE_CUDA_CAPTURE` and `CUDA_VISIBLE_DEVICES` are described at [`machine::Machine`]; `FAKE_CUDA_REFUSE` and `FAKE_CUDA_FAIL` at [`calls`].
 //!
 //! # Differences from a driver
 //! - Device memory can be read and written by the CPU where a GPU has access to it, so that a test can play a kernel.
@@ -28,6 +29,7 @@
 
 mod addresses;
 mod calls;
+mod captures;
 mod contexts;
 mod copies;
 mod devices;
@@ -52,6 +54,7 @@ use calls::Call;
 /// Every function of the driver that this library has.
 fn all_calls() -> impl Iterator<Item = &'static Call> {
     [
+        captures::CALLS,
         contexts::CALLS,
         copies::CALLS,
         devices::CALLS,

@@ -37,6 +37,8 @@ pub(crate) struct Machine {
     peer: bool,
     /// `FAKE_CUDA_LACKS`: numbers of device attributes, separated by commas, that are 0.
     lacks: Vec<c_uint>,
+    /// `FAKE_CUDA_CAPTURE`: whether another thread of the program captures a stream all the time; 1 is yes.
+    pub(crate) captures: bool,
 }
 
 static MACHINE: OnceLock<Machine> = OnceLock::new();
@@ -104,6 +106,7 @@ fn init(flags: c_uint) -> Answer {
         delay: Duration::from_micros(number("FAKE_CUDA_DELAY_US")?.unwrap_or(0)),
         peer: number("FAKE_CUDA_PEER")? != Some(0),
         lacks: lacks()?,
+        captures: number("FAKE_CUDA_CAPTURE")? == Some(1),
     };
     if machine.gpus.is_empty() {
         return Err(CUDA_ERROR_NO_DEVICE);

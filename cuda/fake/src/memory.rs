@@ -275,8 +275,12 @@ fn map(pointer: usize, size: usize, offset: usize, handle: u64, flags: u64) -> A
     no_flags(flags)?;
     let physical = physical(handle, "cuMemMap")?;
     // The driver documents that the offset has to be 0 at present.
-    if offset != 0 || size > physical.size {
+    if offset != 0 {
         return Err(CUDA_ERROR_INVALID_VALUE);
+    }
+    // Memory is mapped as a whole (measured with driver 580).
+    if size != physical.size {
+        return Err(CUDA_ERROR_NOT_SUPPORTED);
     }
     in_reservation(pointer, size, |addresses| {
         if !regions::within(&(pointer..pointer + size)).is_empty() {

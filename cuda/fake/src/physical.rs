@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use cudarc::driver::sys::CUresult::{
     CUDA_ERROR_ILLEGAL_ADDRESS, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_OPERATING_SYSTEM, CUDA_ERROR_OUT_OF_MEMORY,
+    CUDA_ERROR_UNKNOWN,
 };
 use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
 
@@ -48,14 +49,15 @@ impl Physical {
         Ok(Arc::new(Self { file, size, gpu, inode, exportable }))
     }
 
-    /// Takes memory that came as a descriptor. Descriptors of anything else, or of another tag, are invalid values.
+    /// Takes memory that came as a descriptor, and cannot be exported again. Descriptors of anything else, or of another tag, are an unknown
+    /// error, as a driver answers (580, on an H100).
     pub(crate) fn import(machine: &Machine, file: OwnedFd) -> Answer<Arc<Self>> {
-        let link = fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd())).or(Err(CUDA_ERROR_INVALID_VALUE))?;
-        let gpu = gpu_of(&link.to_string_lossy(), &machine.tag).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+        let link = fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd())).or(Err(CUDA_ERROR_UNKNOWN))?;
+        let gpu = gpu_of(&link.to_string_lossy(), &machine.tag).ok_or(CUDA_ERROR_UNKNOWN)?;
         machine.ordinal(gpu)?;
         let status = rustix::fs::fstat(&file).or(Err(CUDA_ERROR_INVALID_VALUE))?;
         let size = usize::try_from(status.st_size).or(Err(CUDA_ERROR_INVALID_VALUE))?;
-        Ok(Arc::new(Self { file, size, gpu, inode: status.st_ino, exportable: true }))
+        Ok(Arc::new(Self { file, size, gpu, inode: status.st_ino, exportable: false }))
     }
 
     /// The descriptor's number in this process.

@@ -1,7 +1,10 @@
 //! Arrays of which another library of the process has the address.
 
+use std::ffi::c_void;
+
+use cudarc::driver::sys;
 use libtest_mimic::Trial;
-use ndarray::{Array1, IxDyn, ShapeBuilder, array};
+use ndarray::{Array1, Ix1, IxDyn, ShapeBuilder, array};
 use ndarray_shm::counted::Channel;
 use ndarray_shm_cuda::{Device, DeviceArray, Error, ExportedArray};
 
@@ -9,7 +12,16 @@ use crate::named;
 use crate::order::{LENGTH, SLOW, enqueue_write};
 use crate::support::{Actor, Role, double, is_real, make_current, trials as tests};
 
-pub const ROLES: &[(&str, Role)] = named![export_and_drop, write_and_export, find_and_fork];
+pub const ROLES: &[(&str, Role)] = named![
+    export_and_drop,
+    write_and_export,
+    find_and_fork,
+    end_under_unsaid_work,
+    copy_after_unsaid_work,
+    work_beside_a_capture,
+    end_beside_a_capture,
+    use_what_is_captured,
+];
 
 pub fn trials() -> Vec<Trial> {
     let mut trials = tests(
@@ -18,13 +30,21 @@ pub fn trials() -> Vec<Trial> {
             exported_array_counts_as_shared,
             strides_are_those_of_the_order,
             array_without_axes_has_no_parts,
-            ready_stream_comes_after_writes,
+            copies_and_parcels_come_after_unsaid_work,
         ],
     );
     if !is_real() {
         trials.extend(tests(
             "export",
-            named![exported_memory_outlives_its_array, looking_for_the_driver_leaves_fork_alone],
+            named![
+                ready_stream_comes_after_writes,
+                exported_memory_outlives_its_array,
+                exported_memory_outlives_unsaid_work,
+                arrays_leave_a_graph_capture_alone,
+                exported_memory_stays_if_a_capture_forbids_waiting,
+                captured_work_is_refused,
+                looking_for_the_driver_leaves_fork_alone,
+            ],
         ));
     }
     trials
@@ -98,6 +118,109 @@ fn exported_memory_outlives_its_array() {
     let child = Actor::start("export_and_drop");
     assert_eq!(child.hear::<(u64, u64)>(), (1, 0));
     child.join();
+}
+
+/// Fills an exported array in a stream, and says nothing, as libraries that got it by DLPack.
+fn fill_unsaid(array: &DeviceArray<u8, Ix1>, stream: *mut c_void, value: u8) -> ExportedArray {
+    let exported = array.export();
+    // SAFETY: the exported array keeps the memory until the work is done, as the test shows.
+    let answer = unsafe { sys::cuMemsetD8Async(exported.device_pointer(), value, LENGTH, stream.cast()) };
+    assert_eq!(answer, sys::CUresult::CUDA_SUCCESS);
+    exported
+}
+
+fn end_under_unsaid_work(_: Channel) {
+    make_current();
+    let stream = gpu().new_stream().expect("a stream");
+    let array = DeviceArray::<u8, _>::zeroed(gpu(), LENGTH).expect("an array");
+    let exported = fill_unsaid(&array, stream.as_raw(), 7);
+    drop(array);
+    drop(exported);
+    double::assert_no_violation();
+    assert_eq!(double::live("mapping"), 0);
+}
+
+fn exported_memory_outlives_unsaid_work() {
+    Actor::start_with("end_under_unsaid_work", SLOW).join();
+}
+
+fn copy_after_unsaid_work(_: Channel) {
+    make_current();
+    let legacy = std::ptr::without_provenance_mut(1);
+    let array = DeviceArray::<u8, _>::zeroed(gpu(), LENGTH).expect("an array");
+    let _first = fill_unsaid(&array, legacy, 7);
+    assert_eq!(array.to_host().expect("a copy"), Array1::from_elem(LENGTH, 7));
+    let _second = fill_unsaid(&array, legacy, 8);
+    let parcel = array.parcel().expect("a parcel");
+    let received = DeviceArray::<u8, Ix1>::attach(&parcel).expect("an array");
+    assert_eq!(received.to_host().expect("a copy"), Array1::from_elem(LENGTH, 8));
+}
+
+fn copies_and_parcels_come_after_unsaid_work() {
+    Actor::start_with("copy_after_unsaid_work", SLOW).join();
+}
+
+const CAPTURE: &[(&str, &str)] = &[("FAKE_CUDA_CAPTURE", "1"), ("FAKE_CUDA_DELAY_US", "2000")];
+
+fn work_beside_a_capture(_: Channel) {
+    make_current();
+    let stream = gpu().new_stream().expect("a stream");
+    let array = DeviceArray::<u8, _>::zeroed(gpu(), LENGTH).expect("an array");
+    enqueue_write(&array, &stream, 7);
+    assert_eq!(array.to_host().expect("a copy"), Array1::from_elem(LENGTH, 7));
+    enqueue_write(&array, &stream, 8);
+    array.used_on(&stream).expect("an event");
+    let received = DeviceArray::<u8, Ix1>::attach(&array.parcel().expect("a parcel")).expect("an array");
+    drop(array);
+    received.synchronize().expect("the work ends");
+    drop(received);
+    stream.synchronize().expect("the work ends");
+    double::assert_no_violation();
+    assert_eq!(double::live("mapping"), 0);
+}
+
+fn arrays_leave_a_graph_capture_alone() {
+    Actor::start_with("work_beside_a_capture", CAPTURE).join();
+}
+
+fn end_beside_a_capture(_: Channel) {
+    let array = DeviceArray::from_host(gpu(), &array![1u8, 2, 3]).expect("an array");
+    drop(array.export());
+    drop(array);
+    assert_eq!(double::live("mapping"), 1, "work may use it");
+    // That is so for this memory alone.
+    drop(DeviceArray::from_host(gpu(), &array![1u8, 2, 3]).expect("an array"));
+    assert_eq!(double::live("mapping"), 1);
+}
+
+fn exported_memory_stays_if_a_capture_forbids_waiting() {
+    Actor::start_with("end_beside_a_capture", CAPTURE).join();
+}
+
+fn use_what_is_captured(_: Channel) {
+    const CAPTURE_IMPLICIT: u32 = 906;
+    let array = DeviceArray::from_host(gpu(), &array![1u8, 2, 3]).expect("an array");
+    let stream = gpu().new_stream().expect("a stream");
+    let _exported = array.export();
+    let is_refused = |answer: Result<(), Error>| {
+        assert!(matches!(&answer, Err(Error::Unsupported { .. })), "{answer:?}");
+    };
+    for use_it in [
+        &|| array.to_host().map(drop) as Result<(), Error>,
+        &|| array.parcel().map(drop),
+        &|| array.written_on(&stream),
+        &|| array.used_on(&stream),
+        &|| array.wait_on(&stream),
+    ] as [&dyn Fn() -> Result<(), Error>; 5]
+    {
+        double::fail("cuStreamIsCapturing", 1, CAPTURE_IMPLICIT);
+        is_refused(use_it());
+        use_it().expect("nothing is captured any more");
+    }
+}
+
+fn captured_work_is_refused() {
+    Actor::start("use_what_is_captured").join();
 }
 
 /// Looks for the driver, and uses it in a forked child.

@@ -156,6 +156,8 @@ impl Tensor {
     /// Writes elements to the start.
     pub fn with(self, elements: &[u32]) -> Self {
         must!(sys::cuMemcpyHtoD_v2(self.pointer, elements.as_ptr().cast(), size_of_val(elements)));
+        // A driver returns as soon as it has read the elements: its GPU may write them later.
+        must!(sys::cuStreamSynchronize(std::ptr::null_mut()));
         self
     }
 
