@@ -223,6 +223,7 @@ impl From<volume::Error> for Failure {
             | volume::Error::Alignment { .. }
             | volume::Error::Scale { .. }
             | volume::Error::OtherScale { .. }
+            | volume::Error::OtherAxes { .. }
             | volume::Error::NewVolume { .. }
             | volume::Error::FillValue { .. }
             | volume::Error::Shard { .. }

@@ -33,6 +33,12 @@ pub(crate) fn run(args: &UploadArgs, out: &mut dyn Write) -> Result<Exit, Failur
         })?;
         (sink, None)
     };
+    if let Some(notes) = source.notes().filter(|_| !args.ignore_description) {
+        notes.check_axes(&*sink).map_err(|error| {
+            Failure::from(error)
+                .advice("in Python, numpy.transpose does; a new Zarr volume keeps the order of the array's axes")
+        })?;
+    }
     let meta = sink.meta();
     let bbox = match &args.bbox {
         None if !args.create => source.region_in(&*sink)?,

@@ -379,7 +379,7 @@ def upload(
     ------
     InvalidArgument
         An argument is not valid. All other errors are raised by `Upload.result`: `InvalidArgument` if there is no `bbox` and the array is
-        from another scale of this volume, and `Mismatch` if it has not the shape of the region.
+        from another scale of this volume, or if its axes have the names of the volume's in another order, and `Mismatch` if it has not the shape of the region.
     WouldDeadlock
         This thread itself has a write guard of the array.
     """

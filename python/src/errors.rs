@@ -63,6 +63,9 @@ pub(crate) fn volume_exception(py: Python<'_>, error: &volume::Error) -> PyErr {
     if let volume::Error::OtherScale { .. } = error {
         text.push_str(": open the scale that the array is from (mip=), or give its region in this scale (bbox=)");
     }
+    if let volume::Error::Alignment { .. } = error {
+        text.push_str(", with partial=True");
+    }
     named(py, class_of_volume_error(error), &text)
 }
 
@@ -109,6 +112,7 @@ fn class_of_volume_error(error: &volume::Error) -> &'static str {
         Error::Source { .. } => "NotAVolume",
         Error::Scale { .. }
         | Error::OtherScale { .. }
+        | Error::OtherAxes { .. }
         | Error::NewVolume { .. }
         | Error::FillValue { .. }
         | Error::Url { .. }

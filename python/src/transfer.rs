@@ -252,6 +252,7 @@ struct UploadRequest {
 impl UploadRequest {
     fn run(&self, mut elements: Elements, state: &JobState) -> Result<Uploaded> {
         let sink = self.target.sink(self.encoding.as_deref().and_then(Encoding::named))?;
+        self.notes.check_axes(&*sink)?;
         let meta = sink.meta();
         // With a cutout, the region of the array may reach beyond the volume.
         let bbox = match (&self.region, &self.cutout) {

@@ -201,7 +201,7 @@ impl NewVolumeRequest {
             None => (DType::U8, Vec::new(), VolumeNotes::default()),
         };
         // What the caller says is not taken over, so that nothing is said about it either. A volume of another shape begins elsewhere.
-        if self.origin.is_some() || self.shape.as_ref().is_some_and(|wanted| *wanted != shape) {
+        if self.origin.is_some() || self.shape.as_ref().is_some_and(|wanted| !is_same_extent(wanted, &shape)) {
             notes.bbox = None;
         }
         if self.resolution.is_some() {
@@ -236,6 +236,12 @@ impl NewVolumeRequest {
         }
         Ok((new, said))
     }
+}
+
+/// Whether two shapes are the same, apart from a last axis of one channel.
+fn is_same_extent(one: &[u64], other: &[u64]) -> bool {
+    let plain = |shape: &[u64]| shape.strip_suffix(&[1]).filter(|rest| rest.len() == 3).unwrap_or(shape).to_vec();
+    plain(one) == plain(other)
 }
 
 /// Starts to create a volume, like an array or a volume if one is given. With `exist_ok`, one that exists and has the same description is

@@ -293,6 +293,29 @@ def test_array_knows_the_axes_of_its_volume(tmp_path: Path, name: str, order: st
 
 
 @pytest.mark.filterwarnings("ignore:none of the chunks")
+def test_array_with_exchanged_axes_is_not_stored_transposed(tmp_path: Path, name: str) -> None:
+    array = ndshm.download(zarr3(tmp_path / "zyx", ["z", "y", "x"]), name=name).result()
+    there = ndshm.create_volume(tmp_path / "xyz", SHAPE, CHUNK, "uint8", format="precomputed", resolution=(4, 4, 40))
+    with pytest.raises(ndshm.InvalidArgument, match=r"z, y, x.*x, y, z.*transpose"):
+        ndshm.upload(there, array).result()
+    with pytest.raises(ndshm.InvalidArgument, match="transpose"):
+        ndshm.create_volume(tmp_path / "copy", like=array, format="precomputed")
+    assert not (tmp_path / "copy").exists()
+    assert ndshm.upload(there, np.asarray(array)).result().bytes == array.nbytes  # numpy's have no names
+    same = ndshm.create_volume(tmp_path / "zarr", like=array, format="zarr3")
+    assert ndshm.upload(same, array).result().bytes == array.nbytes
+
+
+def test_volume_like_an_array_begins_where_it_does_with_the_same_shape(tmp_path: Path) -> None:
+    volume = volume_of(tmp_path / "em", elements("uint8"), format="precomputed", origin=(100, -7, 3))
+    array = ndshm.download(volume).result()
+    for number, (shape, origin) in enumerate([(SHAPE, (100, -7, 3)), ((*SHAPE, 1), (100, -7, 3)), ((5, 5, 5), (0, 0, 0))]):
+        url = tmp_path / str(number)
+        ndshm.create_volume(url, shape, like=array, format="precomputed")
+        assert ndshm.info(url).scales[0].origin[:3] == origin
+
+
+@pytest.mark.filterwarnings("ignore:none of the chunks")
 def test_axis_without_a_name_of_its_own_is_its_number(tmp_path: Path) -> None:
     for number, (names, axes) in enumerate(
         [

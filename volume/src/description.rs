@@ -152,7 +152,8 @@ pub struct NewVolume {
     /// Unit of the resolution; Precomputed volumes have nanometres, "nm".
     pub unit: String,
     /// Names of the axes, in the order of `shape`; empty if they have none, and an empty text for an axis without a name. Zarr
-    /// records them from version 3 on; the axes of Precomputed volumes are always x, y, z and channel. If the last one is called `c`,
+    /// records them from version 3 on; the axes of Precomputed volumes are always x, y, z and channel, and creating one with these names in another
+    /// order fails. If the last one is called `c`,
     /// `channel` or `channels`, it may be left out where the fields above say so.
     pub axes: Vec<String>,
 }

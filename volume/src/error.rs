@@ -172,6 +172,18 @@ pub enum Error {
         /// Its name of the scale that was opened.
         scale: String,
     },
+    /// The array's axes have the names of the volume's in another order, so that its elements would be stored at exchanged coordinates.
+    #[error(
+        "the axes of the array are {}, and those of {volume:?} are {}: transpose the array first", array.join(", "), axes.join(", ")
+    )]
+    OtherAxes {
+        /// The volume: a path or a URL.
+        volume: String,
+        /// The names of the array's axes.
+        array: Vec<String>,
+        /// The names of the volume's axes.
+        axes: Vec<String>,
+    },
     /// The [`StopFlag`](crate::StopFlag) was raised.
     #[error("interrupted after {done} of {total} chunks")]
     Interrupted {
@@ -318,7 +330,7 @@ impl fmt::Debug for Error {
         let name = variant_name! {
             self;
             Source, Scale, NewVolume, UnsupportedDType, Chunk, ChunkDenied, ChunkUnserved, Missing, FillValue, Store, Url, Alignment, Bbox,
-            OtherScale, Interrupted, Worker, Painting, Writing, Shard, Array, Io,
+            OtherScale, OtherAxes, Interrupted, Worker, Painting, Writing, Shard, Array, Io,
         };
         if let Self::Array(error) = self {
             return write!(f, "{name}: {error:?}");

@@ -10,7 +10,7 @@ use crate::description::{Encoding, NewVolume};
 use crate::error::{Error, Result};
 use crate::notes::{self, VolumeNotes};
 use crate::store::url::{VolumeFormat, VolumeUrl};
-use crate::volume::{ChunkSource, VolumeKind, is_channels};
+use crate::volume::{ChunkSource, VolumeKind, VolumeMeta, is_channels};
 
 /// Number of spatial axes of a Precomputed volume, and their names.
 const SPACE: [&str; 3] = ["x", "y", "z"];
@@ -113,7 +113,9 @@ impl NewVolume {
                     None => is_channels(name),
                 };
                 let is_moved = names.iter().enumerate().any(|named| !named.1.is_empty() && !is_same(named));
-                if is_moved {
+                if is_moved && is_in_other_order(&names, &["x", "y", "z", "channel"].map(str::to_owned)) {
+                    self.axes = names; // such a volume is refused
+                } else if is_moved {
                     left_out.push(format!(
                         "the axes {} of the array are stored as x, y, z and channel of the Precomputed volume, in this order",
                         words()
@@ -271,6 +273,38 @@ impl VolumeNotes {
     }
 }
 
+impl VolumeNotes {
+    /// Fails if the array's axes have the names of the volume's in another order. Names that differ otherwise say nothing.
+    ///
+    /// # Errors
+    ///
+    /// [`OtherAxes`](Error::OtherAxes).
+    pub fn check_axes(&self, volume: &(impl ChunkSource + ?Sized)) -> Result<()> {
+        let array: Vec<String> = self.axes.iter().map(|name| name.clone().unwrap_or_default()).collect();
+        let VolumeMeta { axes, .. } = volume.meta();
+        if !is_in_other_order(&array, axes) {
+            return Ok(());
+        }
+        let volume = volume.notes().into_iter().find(|(key, _)| *key == "source").map(|(_, source)| source);
+        Err(Error::OtherAxes { volume: volume.unwrap_or_default(), array, axes: axes.clone() })
+    }
+}
+
+/// Whether an axis of the first list has the name of an axis of the second one that stands elsewhere. Case does not count, and an axis of channels
+/// has several names. The first list may lack a last axis of channels; lists of other numbers of axes are not compared.
+pub(crate) fn is_in_other_order(names: &[String], others: &[String]) -> bool {
+    let plain = |name: &String| if is_channels(name) { "c".to_owned() } else { name.to_lowercase() };
+    let others: Vec<String> = others.iter().map(plain).collect();
+    let is_without_channels = others.last().is_some_and(|last| is_channels(last)) && names.len() + 1 == others.len();
+    if names.len() != others.len() && !is_without_channels {
+        return false;
+    }
+    names.iter().map(plain).enumerate().any(|(axis, name)| {
+        let place = others.iter().position(|other| *other == name);
+        !name.is_empty() && place.is_some_and(|place| place != axis)
+    })
+}
+
 /// Returns the place of the volume that has the scales. For an array of a Zarr group, the source is the place of that array.
 fn group<'a>(source: &'a str, scale: &str) -> &'a str {
     let parent = source.strip_suffix(scale).and_then(|parent| parent.strip_suffix(['/', '\\']));
@@ -295,7 +329,7 @@ fn is_integer(dtype: DType) -> bool {
 }
 
 /// Returns how many nanometres a unit has.
-fn nanometres(unit: &str) -> Option<f64> {
+pub(crate) fn nanometres(unit: &str) -> Option<f64> {
     Some(match unit {
         "nm" | "nanometer" | "nanometre" => 1.0,
         "Å" | "angstrom" => 0.1,
@@ -308,7 +342,7 @@ fn nanometres(unit: &str) -> Option<f64> {
 }
 
 /// Removes the error of a conversion, so that 0.0041 µm are 4.1 nm.
-fn rounded(length: f64) -> f64 {
+pub(crate) fn rounded(length: f64) -> f64 {
     let near = (length * 1e6).round() / 1e6;
     if (length - near).abs() < 1e-9 * length.abs() { near } else { length }
 }

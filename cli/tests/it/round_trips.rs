@@ -323,3 +323,29 @@ fn copy_of_a_jpeg_volume_is_lossless_and_labels_stay_labels() {
     assert!(upload(&scene, "labels", text(&refused), &typed).expect_code(2).err.contains("Zarr has no member"));
     assert!(!refused.exists());
 }
+
+/// An array of z, y, x in a volume of x, y, z would be another picture.
+#[test]
+fn exchanged_axes_are_refused() {
+    let scene = Scene::new();
+    let to = volume(&scene, &[]);
+    let zarr = scene.volume().with_extension("zarr");
+    fs::create_dir(&zarr).expect("a directory");
+    let document = json!({
+        "zarr_format": 3, "node_type": "array", "shape": [40, 34, 20], "data_type": "uint16", "fill_value": 7,
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [16, 16, 8]}},
+        "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
+        "codecs": [{"name": "bytes", "configuration": {"endian": "little"}}], "dimension_names": ["z", "y", "x"],
+    });
+    fs::write(zarr.join("zarr.json"), document.to_string()).expect("written");
+    download(&scene, &zarr, "zyx", &[]);
+    for more in [&[][..], &["--bbox", "100:140,205:239,7:27"]] {
+        let refused = upload(&scene, "zyx", text(&to), more).expect_code(2);
+        assert!(refused.err.contains("z, y, x") && refused.err.contains("numpy.transpose"), "{}", refused.err);
+    }
+    let new = scene.volume().with_extension("new");
+    let refused = upload(&scene, "zyx", text(&new), &["--create", "--format", "precomputed"]).expect_code(2);
+    assert!(refused.err.contains("x, y, z") && !new.exists(), "{}", refused.err);
+    upload(&scene, "zyx", text(&new), &["--create", "--format", "zarr3"]).expect_code(0);
+    upload(&scene, "zyx", text(&to), &["--ignore-description", "--order", "c"]).expect_code(0);
+}

@@ -13,6 +13,7 @@ use super::volume::PrecomputedVolume;
 use crate::description::{Encoding, NewVolume};
 use crate::error::{Error, ErrorKind, Result};
 use crate::store::{self, Store};
+use crate::take_over::is_in_other_order;
 use crate::volume::{ChunkSink, VolumeKind};
 
 /// The format's name for the encoding of labels.
@@ -79,6 +80,13 @@ fn describe(new: &NewVolume) -> Result<serde_json::Value, String> {
     let axes = new.shape.len();
     if axes != SPACE && axes != SPACE + 1 {
         return Err(format!("a Precomputed volume has x, y, z and, behind them, channels: not {axes} axes"));
+    }
+    if is_in_other_order(&new.axes, &["x", "y", "z", "channel"].map(str::to_owned)) {
+        return Err(format!(
+            "the axes are {}, and a Precomputed volume has x, y, z and channels in this order: transpose the array, or choose Zarr, which keeps the \
+             order of the axes",
+            new.axes.join(", ")
+        ));
     }
     if new.chunk_shape.len() < SPACE || new.chunk_shape.len() > axes || new.chunk_shape.contains(&0) {
         return Err(format!("chunks of shape {:?} do not divide a volume of shape {:?}", new.chunk_shape, new.shape));

@@ -187,13 +187,13 @@ pub(crate) fn sharding_codec(chunk_shape: &[u64], codecs: &[Value]) -> Value {
     }})
 }
 
-/// Returns the attributes in which tensorstore keeps the resolution; Zarr itself has none. An axis of channels has no unit.
+/// Returns the attributes in which tensorstore keeps the resolution; Zarr itself has none. Axes of channels and of time have no unit of length.
 fn attributes(new: &NewVolume) -> Option<Value> {
     if new.resolution.is_empty() {
         return None;
     }
     let unit = |axis: usize| {
-        let is_length = !new.axes.get(axis).is_some_and(|name| is_channels(name));
+        let is_length = !new.axes.get(axis).is_some_and(|name| is_channels(name) || matches!(&**name, "t" | "time"));
         let length = new.resolution.get(axis).filter(|_| is_length);
         length.map_or(Value::Null, |length| json!(format!("{length} {}", new.unit)))
     };

@@ -8,6 +8,7 @@ use serde_json::Value;
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::store::Store;
+use crate::take_over::{nanometres, rounded};
 use crate::zarr::document::{Document, group, join};
 
 /// Attribute of a group that contains images, each of which is a group of scales.
@@ -18,7 +19,7 @@ const LAYOUT: &str = "bioformats2raw.layout";
 pub(super) struct Multiscales {
     /// Names of the axes; empty if they are not given.
     pub(super) axes: Vec<String>,
-    /// Unit of the axes that have one.
+    /// Unit of the lengths; several units, separated by commas, if one of them is not known.
     pub(super) unit: String,
     /// The finest first.
     pub(super) datasets: Vec<Dataset>,
@@ -64,13 +65,7 @@ impl Multiscales {
         let axes = picture["axes"].as_array().map(Vec::as_slice).unwrap_or_default();
         let names: Option<Vec<String>> =
             axes.iter().map(|axis| axis["name"].as_str().or(axis.as_str()).map(str::to_owned)).collect();
-        let mut units: Vec<&str> = axes
-            .iter()
-            .filter(|axis| !matches!(axis["type"].as_str(), Some("time" | "channel")))
-            .filter_map(|axis| axis["unit"].as_str())
-            .map(abbreviated)
-            .collect();
-        units.dedup();
+        let (unit, factors) = common_unit(axes);
         let common = scale(picture);
         let mut scales = Vec::new();
         for dataset in datasets {
@@ -84,9 +79,10 @@ impl Multiscales {
             } else if resolution.is_empty() {
                 resolution.clone_from(&common);
             }
+            resolution.iter_mut().zip(&factors).for_each(|(own, factor)| *own = rounded(*own * factor));
             scales.push(Dataset { path: path.to_owned(), resolution });
         }
-        Ok(Self { axes: names.unwrap_or_default(), unit: units.join(", "), datasets: scales })
+        Ok(Self { axes: names.unwrap_or_default(), unit, datasets: scales })
     }
 
     /// Returns the document of one scale.
@@ -139,6 +135,31 @@ fn scale(described: &Value) -> Vec<f64> {
 /// Whether the path of a dataset stays in its group, on every platform.
 fn is_within(path: &str) -> bool {
     path.split('/').all(|part| !matches!(part, "" | "." | "..") && !part.contains(['\\', ':', '\0']))
+}
+
+/// Returns one unit for all lengths, and for each axis the factor from its own unit: the unit of most axes, or the first of these. If one of several
+/// units is not known, returns all of them.
+fn common_unit(axes: &[Value]) -> (String, Vec<f64>) {
+    let unit = |axis: &Value| {
+        let is_length = !matches!(axis["type"].as_str(), Some("time" | "channel"));
+        axis["unit"].as_str().filter(|_| is_length).map(|unit| abbreviated(unit).to_owned())
+    };
+    let units: Vec<Option<String>> = axes.iter().map(unit).collect();
+    let named: Vec<&String> = units.iter().flatten().collect();
+    let count = |unit: &String| named.iter().filter(|other| **other == unit).count();
+    let most = named.iter().map(|unit| count(unit)).max().unwrap_or(0);
+    let Some(common) = named.iter().find(|unit| count(unit) == most) else { return (String::new(), Vec::new()) };
+    let factor = |unit: &Option<String>| match unit {
+        Some(unit) if unit != *common => Some(nanometres(unit)? / nanometres(common)?),
+        _ => Some(1.0),
+    };
+    if let Some(factors) = units.iter().map(factor).collect() {
+        ((*common).clone(), factors)
+    } else {
+        let mut all: Vec<&str> = named.iter().map(|unit| unit.as_str()).collect();
+        all.dedup();
+        (all.join(", "), Vec::new())
+    }
 }
 
 fn abbreviated(unit: &str) -> &str {

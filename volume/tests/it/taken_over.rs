@@ -77,7 +77,8 @@ fn what_a_format_cannot_keep_is_said() {
     };
     says(Zarr, 2, DType::U16, &[], "version 2 does not record the names");
     says(Zarr, 3, DType::U16, &[("kind", "segmentation")], "labels");
-    let new = says(Precomputed, 1, DType::U16, &[("axes", "c z y x"), ("kind", "")], "c, z, y, x");
+    let new =
+        says(Precomputed, 1, DType::U16, &[("axes", "plane row column c"), ("kind", "")], "plane, row, column, c");
     assert_eq!(new.axes, [""; 0]);
     let new = says(Precomputed, 1, DType::U16, &[("unit", "parsec")], "parsec cannot be recorded");
     assert!(new.resolution.is_empty());
@@ -92,6 +93,63 @@ fn what_a_format_cannot_keep_is_said() {
     assert_eq!(new.encoding, Encoding::Raw);
     let new = says(Precomputed, 1, DType::U16, &[("encoding", "blosc")], "cannot have the blosc");
     assert_eq!(new.encoding, Encoding::Raw);
+}
+
+#[test]
+fn axes_in_another_order_are_refused() {
+    let place = Place::new();
+    let axes = |words| VolumeNotes::read(&described(DType::U8, &[8, 8, 8], &[("axes", words)]), &[8, 8, 8]);
+    let new = NewVolume::new(VolumeFormat::Precomputed, &[8, 8, 8, 1], &[8, 8, 8], DType::U8);
+    let sink = create_volume(VolumeUrl::local(place.path("xyz")), &new).expect("a volume");
+    let error = axes("z y x").check_axes(&*sink).expect_err("x would become z");
+    let Error::OtherAxes { array, axes: names, .. } = &error else { panic!("{error}") };
+    assert_eq!((array.join(" "), names.join(" ")), ("z y x".to_owned(), "x y z channel".to_owned()));
+    assert!(error.to_string().contains("z, y, x") && error.to_string().contains("transpose"), "{error}");
+    for fits in ["x y z", "X Y Z", "row column plane", "0 1 2"] {
+        axes(fits).check_axes(&*sink).expect(fits);
+    }
+
+    // A Zarr volume keeps the order of an array; a Precomputed one has an order of its own.
+    for words in ["z y x", "x z y", "c y x", "t z y"] {
+        let array = described(DType::U8, &[8, 8, 8], &[("axes", words), ("chunk", "8 8 8")]);
+        let (new, _) = NewVolume::like(VolumeFormat::Precomputed, &array);
+        let error = create_volume(VolumeUrl::local(place.path("refused")), &new).expect_err(words);
+        assert!(matches!(&error, Error::NewVolume { .. }) && error.to_string().contains("transpose"), "{error}");
+        assert!(!place.path("refused").exists(), "{words}");
+        let (new, _) = NewVolume::like(VolumeFormat::Zarr, &array);
+        let sink = create_volume(VolumeUrl::local(place.path(words)), &new).expect("a volume");
+        axes(words).check_axes(&*sink).expect("the same order");
+    }
+}
+
+#[test]
+fn lengths_of_an_ome_zarr_have_one_unit() {
+    let place = Place::new();
+    let new = NewVolume::new(VolumeFormat::Zarr, &[4, 20, 30, 40], &[1, 16, 16, 16], DType::U8);
+    create_volume(VolumeUrl::local(place.path("em/0")), &new).expect("an array");
+    let read = |units: [&str; 3]| {
+        let length = |(name, unit)| json!({"name": name, "type": "space", "unit": unit});
+        let mut axes = vec![json!({"name": "t", "type": "time", "unit": "second"})];
+        axes.extend(["z", "y", "x"].into_iter().zip(units).map(length));
+        let scale =
+            json!({"path": "0", "coordinateTransformations": [{"type": "scale", "scale": [0.5, 0.04, 4.1, 4.0]}]});
+        let group = json!({"zarr_format": 3, "node_type": "group", "attributes": {"ome": {"version": "0.5", "multiscales": [
+            {"axes": axes, "datasets": [scale]}]}}});
+        fs::write(place.path("em/zarr.json"), group.to_string()).expect("written");
+        let scale = VolumeOptions::new().scales(VolumeUrl::local(place.path("em"))).expect("scales").remove(0);
+        (scale.resolution[1..].to_vec(), scale.unit)
+    };
+    assert_eq!(read(["micrometer", "nanometer", "nanometer"]), (vec![40.0, 4.1, 4.0], "nm".to_owned()));
+    assert_eq!(read(["micrometer"; 3]), (vec![0.04, 4.1, 4.0], "µm".to_owned()));
+    assert_eq!(read(["parsec", "nanometer", "nanometer"]), (vec![0.04, 4.1, 4.0], "parsec, nm".to_owned()));
+
+    // The time step is no length, and a new volume has nothing to record it in.
+    read(["nanometer"; 3]);
+    let source = VolumeOptions::new().open(VolumeUrl::local(place.path("em"))).expect("a scale");
+    let (new, _) = NewVolume::like_volume(VolumeFormat::Zarr, &*source).expect("it can be counted");
+    create_volume(VolumeUrl::local(place.path("copy")), &new).expect("a volume");
+    let written: Value = serde_json::from_slice(&fs::read(place.path("copy/zarr.json")).expect("it")).expect("JSON");
+    assert_eq!(written["attributes"]["dimension_units"], json!([null, "0.04 nm", "4.1 nm", "4 nm"]));
 }
 
 #[test]
