@@ -154,6 +154,24 @@ def read_in_the_stream_of_the_interface() -> bool:
     return is_seven(consumer.read(array.ptr, SIZE))
 
 
+def copy_after_unsaid_work() -> bool:
+    array = ndshm.cuda.zeros(SIZE, "u1")
+    library = driver.Stream()
+    library.number = 1  # the legacy default stream, of which no library says what it does
+    library.fill(array.ptr, 7, SIZE)
+    return is_seven(array.numpy().tobytes())
+
+
+def end_under_a_read() -> bool:
+    array, stream = ndshm.cuda.zeros(SIZE, "u1"), driver.Stream()
+    stream.fill(array.ptr, 7, SIZE)
+    array.used_on(stream.number)
+    array.close()
+    del array
+    gc.collect()
+    return driver.memory_in_use() == 0
+
+
 def copy_to_the_host() -> bool:
     array, _stream = filled_late()
     return is_seven(array.numpy().tobytes())
@@ -162,7 +180,7 @@ def copy_to_the_host() -> bool:
 def synchronize() -> bool:
     array, _stream = filled_late()
     array.synchronize()
-    return is_seven(driver.Stream().read(array.ptr, SIZE)) and array.__cuda_array_interface__["stream"] is None
+    return is_seven(driver.Stream().read(array.ptr, SIZE))
 
 
 def close() -> bool:
@@ -180,6 +198,8 @@ CASES: list[Callable[[], bool]] = [
     read_in_the_default_stream,
     read_in_the_stream_of_the_interface,
     copy_to_the_host,
+    copy_after_unsaid_work,
+    end_under_a_read,
     synchronize,
     close,
 ]

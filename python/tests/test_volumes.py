@@ -301,9 +301,9 @@ def test_array_with_exchanged_axes_is_not_stored_transposed(tmp_path: Path, name
     with pytest.raises(ndshm.InvalidArgument, match="transpose"):
         ndshm.create_volume(tmp_path / "copy", like=array, format="precomputed")
     assert not (tmp_path / "copy").exists()
-    assert ndshm.upload(there, np.asarray(array)).result().bytes == array.nbytes  # numpy's have no names
+    assert ndshm.upload(there, np.asarray(array)).result().nbytes == array.nbytes  # numpy's have no names
     same = ndshm.create_volume(tmp_path / "zarr", like=array, format="zarr3")
-    assert ndshm.upload(same, array).result().bytes == array.nbytes
+    assert ndshm.upload(same, array).result().nbytes == array.nbytes
 
 
 def test_volume_like_an_array_begins_where_it_does_with_the_same_shape(tmp_path: Path) -> None:
