@@ -158,14 +158,21 @@ def create(
 
 
 def from_array(name: str, x: Any, *, replace: bool = False, permissions: int = 0o600, keep_fd: bool = False) -> Array:
-    """Create a copy of an array. Fortran order is kept; every other order of axes becomes C. An `Array` is copied under its read lock.
+    """Create a copy of an array. Fortran order is kept; every other order of axes becomes C. An `Array` is copied under its read lock, and
+    its notes, such as the axes, are the copy's.
 
     The name leads to the array only once all elements are there. Other threads run while numpy copies; the caller ensures that none of them
     writes to `x`. The parameters and errors are those of `create`.
     """
     if isinstance(x, Array):
         with x.read() as view:
-            return from_array(name, view, replace=replace, permissions=permissions, keep_fd=keep_fd)
+            # The digest of a renderbuffer's work is not the copy's: it would be taken for finished work.
+            notes = {key: text for key, text in x.notes_to_keep.items() if key != "work"}
+            return _from_array(name, view, notes, replace, permissions, keep_fd)
+    return _from_array(name, x, {}, replace, permissions, keep_fd)
+
+
+def _from_array(name: str, x: Any, notes: dict[str, str], replace: bool, permissions: int, keep_fd: bool) -> Array:
     x, order, source = to_copy(x)
     bits, made = permissions_of(permissions), _core.Made()
     try:
@@ -180,6 +187,7 @@ def from_array(name: str, x: Any, *, replace: bool = False, permissions: int = 0
                 replace=replace,
                 permissions=bits,
                 keep_fd=keep_fd,
+                notes=notes,
             )
         )
     except BaseException:

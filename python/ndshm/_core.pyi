@@ -167,6 +167,7 @@ def create(
     sparse: bool = False,
     permissions: int = 0o600,
     keep_fd: bool = False,
+    notes: dict[str, str] = ...,
 ) -> Attachment: ...
 def open(
     name: str,

@@ -148,6 +148,8 @@ class RenderBuffer:
         ------
         TimedOut, WouldBlock
             The time has passed. `WouldBlock` if the timeout is 0.
+        WouldDeadlock
+            Only ``with`` blocks of this thread itself paint the unfinished chunks, or that one.
         Unlinked
             The buffer was discarded.
         InvalidArgument

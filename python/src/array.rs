@@ -636,7 +636,8 @@ impl Made {
 /// unless it replaces another one.
 #[pyfunction]
 #[pyo3(signature = (
-    name, lengths, dtype, order, *, made=None, source=None, beginning=None, directory=None, replace=false, sparse=false, permissions=0o600, keep_fd=false
+    name, lengths, dtype, order, *, made=None, source=None, beginning=None, directory=None, replace=false, sparse=false, permissions=0o600,
+    keep_fd=false, notes=BTreeMap::new()
 ))]
 #[allow(clippy::too_many_arguments, clippy::needless_pass_by_value)] // Python gives them by name, as objects of its own
 pub(crate) fn create(
@@ -653,6 +654,7 @@ pub(crate) fn create(
     sparse: bool,
     permissions: u32,
     keep_fd: bool,
+    notes: BTreeMap<String, String>,
 ) -> PyResult<Attachment> {
     let element = ElementType::parse(dtype).map_err(|error| exception(py, &error))?;
     let shape = Shape { element, lengths: lengths_of(py, lengths)?, order: order_of(order)? };
@@ -662,6 +664,7 @@ pub(crate) fn create(
         sparse,
         permissions,
         keep_fd,
+        notes,
     };
     let memory = interruptibly(py, || {
         memory::create(&name, &shape, &how, |bytes| match (&source, &beginning) {

@@ -23,7 +23,8 @@ pub(crate) fn listing(
         let directory = default_backend()?;
         let mut rows = Vec::new();
         for entry in directory.list()? {
-            let Some(location) = entry.location() else { continue };
+            // The parts of a renderbuffer have its name for a location, and with it the description of the array that it replaces.
+            let Some(location) = entry.location().filter(|_| entry.kind == EntryKind::Array) else { continue };
             let row = match directory.description(&location) {
                 Ok(Some(found)) => (
                     entry.name,

@@ -255,6 +255,8 @@ pub(crate) struct Creation {
     pub(crate) sparse: bool,
     pub(crate) permissions: u32,
     pub(crate) keep_fd: bool,
+    /// Notes of its description, by their keys.
+    pub(crate) notes: BTreeMap<String, String>,
 }
 
 /// Creates an array. `fill` writes the zeroed bytes before other processes can see them.
@@ -277,6 +279,9 @@ pub(crate) fn create<E: From<Error>>(
         }
         if shape.element.is_bool {
             options = options.note(BOOL_NOTE.0, BOOL_NOTE.1);
+        }
+        for (key, text) in how.notes.iter().filter(|(key, _)| *key != BOOL_NOTE.0) {
+            options = options.note(key, text);
         }
         let array = options.try_create_with(name, lengths, |mut view| match view.as_slice_memory_order_mut() {
             Some(elements) => fill(bytemuck::cast_slice_mut(elements)),

@@ -1,6 +1,7 @@
 //! Renderbuffers: arrays that many processes paint at once, chunk by chunk.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, ThreadId};
 
 use ndarray::{IxDyn, ShapeBuilder};
 use ndarray_shm::array::with_element;
@@ -279,6 +280,31 @@ pub(crate) struct RawBuffer {
     buffer: Arc<dyn Painted>,
     shape: Shape,
     name: String,
+    entered: Entered,
+}
+
+/// The chunks for which a `with` block of a claim runs: of which process and thread, and their numbers.
+#[derive(Clone, Default)]
+struct Entered(Arc<Mutex<Vec<(u32, ThreadId, usize)>>>);
+
+impl Entered {
+    fn list(&self) -> MutexGuard<'_, Vec<(u32, ThreadId, usize)>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn add(&self, number: usize) {
+        self.list().push((std::process::id(), thread::current().id(), number));
+    }
+
+    fn remove(&self, number: usize) {
+        self.list().retain(|(pid, _, entered)| *pid != std::process::id() || *entered != number);
+    }
+
+    /// Returns the numbers of the chunks that this thread itself paints.
+    fn of_thread(&self) -> Vec<usize> {
+        let (pid, thread) = (std::process::id(), thread::current().id());
+        self.list().iter().filter(|(of, by, _)| (*of, *by) == (pid, thread)).map(|(.., number)| *number).collect()
+    }
 }
 
 impl RawBuffer {
@@ -290,6 +316,7 @@ impl RawBuffer {
             state: Mutex::new(ClaimState::Idle(claim)),
             element: self.shape.element,
             pid: std::process::id(),
+            entered: self.entered.clone(),
         })))
     }
 
@@ -341,6 +368,8 @@ impl RawBuffer {
 
     /// Claims any chunk, or the one with this number, without waiting. Returns None if all are, or it is, finished or claimed. The second
     /// value is whether all are, or it is, finished.
+    ///
+    /// Fails if only blocks of this thread itself could end what the caller would wait for.
     #[pyo3(signature = (index=None))]
     fn claim(&self, py: Python<'_>, index: Option<usize>) -> PyResult<(Option<FreshClaim>, bool)> {
         let buffer = Arc::clone(&self.buffer);
@@ -350,7 +379,18 @@ impl RawBuffer {
         };
         Ok(match py.detach(claim).map_err(|refused| self.refused(py, &refused))? {
             Next::Chunk(claim) => (Some(self.fresh(claim)), false),
-            Next::Busy => (None, false),
+            Next::Busy => {
+                let own = self.entered.of_thread();
+                let (done, total) = self.progress(py)?;
+                if index.map_or(own.len() == total - done, |index| own.contains(&index)) {
+                    let text = format!(
+                        "this thread itself paints what is left of `{}`: leave that `with` block first",
+                        self.name
+                    );
+                    return Err(named(py, "WouldDeadlock", &text));
+                }
+                (None, false)
+            }
             Next::AllDone => (None, true),
         })
     }
@@ -400,6 +440,7 @@ pub(crate) struct RawClaim {
     element: ElementType,
     /// The process that claimed.
     pid: u32,
+    entered: Entered,
 }
 
 enum ClaimState {
@@ -470,6 +511,9 @@ impl RawClaim {
             Ok(view) => {
                 let value = view.value(py);
                 *self.state() = ClaimState::InUse(view, claim);
+                if is_writable {
+                    self.entered.add(self.number);
+                }
                 Ok(value)
             }
             Err(error) => {
@@ -495,6 +539,7 @@ impl RawClaim {
                 return Ok(());
             }
         };
+        let is_claim = claim.is_writable();
         let ended = view.end(py, error.is_none());
         let is_own = self.check_process(py);
         let commits = error.is_none() && ended.is_ok() && is_own.is_ok();
@@ -505,6 +550,9 @@ impl RawClaim {
             drop(claim); // releases the chunk
             Ok(())
         });
+        if is_claim {
+            self.entered.remove(self.number);
+        }
         is_own?;
         done.map_err(|error| exception(py, &error))?;
         ended?.report(py, &self.name, error)
@@ -558,7 +606,7 @@ pub(crate) fn render(
             Ok(Slot::new(options.create::<T, IxDyn>(&*name, lengths, IxDyn(&chunk), fingerprint)?) as Arc<dyn Painted>)
         }, else => unreachable!("all features of elements are enabled"))
     })?;
-    Ok(RawBuffer { buffer, shape, name: name.into() })
+    Ok(RawBuffer { buffer, shape, name: name.into(), entered: Entered::default() })
 }
 
 /// Joins a renderbuffer that another process began. Shape and order are those of the buffer.
@@ -573,5 +621,5 @@ pub(crate) fn join_render(py: Python<'_>, name: Name, dtype: &str) -> PyResult<R
         }, else => unreachable!("all features of elements are enabled"))
     });
     let (buffer, lengths, order) = joined.map_err(|error| exception(py, &error))?;
-    Ok(RawBuffer { buffer, shape: Shape { element, lengths, order }, name: name.into() })
+    Ok(RawBuffer { buffer, shape: Shape { element, lengths, order }, name: name.into(), entered: Entered::default() })
 }

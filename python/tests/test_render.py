@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -428,6 +429,38 @@ def test_chunk_is_claimed_and_read_by_its_number(name: str) -> None:
     buffer.discard()
     with pytest.raises(ndshm.Unlinked):
         other.chunk(3)
+
+
+def test_thread_does_not_wait_for_its_own_blocks(name: str) -> None:
+    buffer = ndshm.RenderBuffer(name, 6, 2, "u1")
+    first, second = buffer.claim(index=0), buffer.claim(index=1)
+    assert first is not None and second is not None
+    with first as x:
+        x[:] = 1
+        with pytest.raises(ndshm.WouldDeadlock, match="with"):
+            buffer.claim(index=0)
+        with pytest.raises(ndshm.TimedOut):  # another thread may enter the claim of chunk 1
+            buffer.claim(0.01, index=1)
+        with second as y:
+            y[:] = 2
+            for claim in buffer.claims():  # chunk 2, and then only this thread's own are left
+                with claim as z:
+                    z[:] = 3
+                break
+            with pytest.raises(ndshm.WouldDeadlock):
+                next(buffer.claims())
+            with ThreadPoolExecutor() as threads:  # another thread may wait for this one
+                waiting = threads.submit(buffer.claim, 0.01)
+                assert isinstance(waiting.exception(), ndshm.TimedOut)
+    assert buffer.claim() is None
+    assert buffer.finish()[...].tolist() == [1, 1, 2, 2, 3, 3]
+
+
+def test_parts_of_a_buffer_are_no_arrays_while_it_replaces_one(name: str) -> None:
+    ndshm.create(name, 6, "u1")
+    buffer = ndshm.RenderBuffer(name, 6, 2, "u1", replace=True)
+    assert [row.name for row in ndshm.ls() if name in row.name] == [name]
+    buffer.discard()
 
 
 def claim_shape(claim: ndshm.Claim) -> tuple[int, ...]:

@@ -306,6 +306,19 @@ def test_array_with_exchanged_axes_is_not_stored_transposed(tmp_path: Path, name
     assert ndshm.upload(same, array).result().nbytes == array.nbytes
 
 
+def test_copy_under_a_name_keeps_the_notes(tmp_path: Path, name: str) -> None:
+    volume = volume_of(tmp_path / "em", elements("uint8"), format="precomputed", origin=(100, -7, 3))
+    downloaded = ndshm.download(volume, name=name + "-first").result()
+    try:
+        copy = ndshm.from_array(name, downloaded)
+        assert copy.axes == downloaded.axes and copy.notes == {k: v for k, v in downloaded.notes.items() if k != "work"}
+        assert ndshm.open(name).notes == copy.notes
+        assert ndshm.upload(volume, copy).result().region == ndshm.upload(volume, downloaded).result().region
+        assert ndshm.from_array(name, np.zeros(3), replace=True).notes == {}
+    finally:
+        ndshm.unlink(name + "-first")
+
+
 def test_volume_like_an_array_begins_where_it_does_with_the_same_shape(tmp_path: Path) -> None:
     volume = volume_of(tmp_path / "em", elements("uint8"), format="precomputed", origin=(100, -7, 3))
     array = ndshm.download(volume).result()
