@@ -126,7 +126,7 @@ fn axes_in_another_order_are_refused() {
 fn lengths_of_an_ome_zarr_have_one_unit() {
     let place = Place::new();
     let new = NewVolume::new(VolumeFormat::Zarr, &[4, 20, 30, 40], &[1, 16, 16, 16], DType::U8);
-    create_volume(VolumeUrl::local(place.path("em/0")), &new).expect("an array");
+    create_volume(VolumeUrl::local(place.path("em").join("0")), &new).expect("an array");
     let read = |units: [&str; 3]| {
         let length = |(name, unit)| json!({"name": name, "type": "space", "unit": unit});
         let mut axes = vec![json!({"name": "t", "type": "time", "unit": "second"})];

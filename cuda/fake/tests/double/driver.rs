@@ -127,6 +127,7 @@ pub fn properties(device: c_int) -> sys::CUmemAllocationProp {
 /// Memory and pools are exported as file descriptors.
 pub const DESCRIPTOR: sys::CUmemAllocationHandleType =
     sys::CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+pub const NO_HANDLES: sys::CUmemAllocationHandleType = sys::CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_NONE;
 
 pub fn location(device: c_int) -> sys::CUmemLocation {
     sys::CUmemLocation { type_: sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: device }

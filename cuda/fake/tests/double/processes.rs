@@ -11,12 +11,12 @@ use std::time::{Duration, Instant};
 use cudarc::driver::sys;
 use cudarc::driver::sys::CUresult::{
     CUDA_ERROR_ALREADY_MAPPED, CUDA_ERROR_INVALID_CONTEXT, CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_INVALID_VALUE,
-    CUDA_ERROR_NOT_INITIALIZED, CUDA_ERROR_NOT_READY,
+    CUDA_ERROR_NOT_INITIALIZED, CUDA_ERROR_NOT_READY, CUDA_ERROR_UNKNOWN,
 };
 
 use crate::driver::{
-    DESCRIPTOR, MIB2, allocate, create, cu, event, export, hold, import, live, location, map, memory_in_use, read,
-    result, start, stream, unmap, violations, write,
+    DESCRIPTOR, MIB2, NO_HANDLES, allocate, create, cu, event, export, hold, import, live, location, map,
+    memory_in_use, read, result, start, stream, unmap, violations, write,
 };
 use crate::{Role, role};
 
@@ -142,8 +142,9 @@ fn importer() {
     assert_eq!(read(pointer + 5, 17).unwrap(), b"from the exporter");
     write(pointer + 5, b"from the importer").unwrap();
     let properties = result(|out| cu!(cuMemGetAllocationPropertiesFromHandle(out, memory))).unwrap();
-    assert_eq!((properties.location.id, properties.requestedHandleTypes), (0, DESCRIPTOR));
-    assert_eq!(import(0), Err(CUDA_ERROR_INVALID_VALUE), "the standard input is no memory");
+    assert_eq!((properties.location.id, properties.requestedHandleTypes), (0, NO_HANDLES));
+    assert_eq!(export(memory), Err(CUDA_ERROR_INVALID_VALUE), "it was not created here");
+    assert_eq!(import(0), Err(CUDA_ERROR_UNKNOWN), "the standard input is no memory");
 }
 
 fn killed() {
