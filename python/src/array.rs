@@ -666,6 +666,7 @@ pub(crate) fn create(
         keep_fd,
         notes,
     };
+    let description = shape.noted(&how.notes).map_err(|error| exception(py, &error))?;
     let memory = interruptibly(py, || {
         memory::create(&name, &shape, &how, |bytes| match (&source, &beginning) {
             (Some(source), _) => source.copy_to(bytes, &shape).map_err(Failed::from),
@@ -679,7 +680,7 @@ pub(crate) fn create(
     if let Some(made) = made.filter(|_| !replace) {
         *made.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(&memory));
     }
-    Ok(Attachment::new(memory, shape))
+    Ok(Attachment::described(memory, shape, description))
 }
 
 fn directory_at(path: PathBuf) -> Directory {
