@@ -74,7 +74,7 @@ pub struct Painted {
 /// if array.location().is_none() {
 ///     array.publish()?; // now it can be sent as text, too
 /// }
-/// println!("{}", array.handle()?);
+/// assert!(array.location().is_some());
 ///
 /// std::fs::remove_dir_all(&directory)?;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
