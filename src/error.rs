@@ -121,7 +121,7 @@ pub enum Error {
     /// The array describes itself as another one.
     #[error(
         "`{location}` describes itself as {found}, not as {expected} (open it as what it is; if the description is wrong, correct it \
-         with `ndshm describe`; to read the bytes as something else, say `reinterpret(true)` or `--ignore-description`)"
+         with `ndshm describe`; `reinterpret(true)` or `--ignore-description` takes the same bytes for other numbers, and converts none)"
     )]
     DescriptionMismatch {
         /// The name asked for.
@@ -174,7 +174,7 @@ pub enum Error {
         location: String,
         /// What differs: "fingerprint", "shape", ..
         what: &'static str,
-        /// What was asked for.
+        /// What was asked for; of a fingerprint only the words that differ, if both have as many.
         expected: String,
         /// What the buffer says.
         found: String,

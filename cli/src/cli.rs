@@ -235,7 +235,7 @@ pub(crate) struct DescribeArgs {
 #[command(after_help = help::CODES, after_long_help = help::VIEW)]
 pub(crate) struct ViewArgs {
     /// Name of an array or of an unfinished renderbuffer
-    #[arg(value_name = "NAME")]
+    #[arg(value_name = "NAME", value_parser = words::name_of_array)]
     pub(crate) location: Location,
     /// Index at which to cut an axis, by name or number: z=10 or 2=10 [default: the middle]
     #[arg(long, short, value_name = "AXIS=INDEX", value_parser = words::cut)]
@@ -279,7 +279,7 @@ pub(crate) struct ViewArgs {
 #[command(after_help = help::CODES, after_long_help = help::EXPORT)]
 pub(crate) struct ExportArgs {
     /// Name of an array
-    #[arg(value_name = "NAME")]
+    #[arg(value_name = "NAME", value_parser = words::name_of_array)]
     pub(crate) location: Location,
     /// The .npy file to write
     #[arg(value_name = "FILE")]

@@ -110,6 +110,15 @@ impl Failure {
         self
     }
 
+    /// Adds to the advice.
+    pub(crate) fn advice_too(mut self, advice: impl Display) -> Self {
+        self.advice = Some(match self.advice {
+            Some(first) => format!("{first}; {advice}"),
+            None => advice.to_string(),
+        });
+        self
+    }
+
     /// Sets the advice, and removes it from the ends of the messages: some errors of the libraries say there what to do.
     fn advised(mut self, advice: &str) -> Self {
         for message in &mut self.messages {
@@ -241,6 +250,13 @@ impl From<volume::Error> for Failure {
             volume::Error::Scale { .. } => {
                 "`ndshm info` with the volume lists its scales; --mip takes the number of one"
             }
+            volume::Error::Alignment { .. } => {
+                "give --read-modify-write to read, change and store such objects; or choose another --cutout, or --bbox if the array is \
+                 larger"
+            }
+            volume::Error::Store { cause, .. } if is_full(&**cause) => {
+                "free some of the disk that has the volume; then give the same command again: it stores all objects anew"
+            }
             volume::Error::Source { kind: ErrorKind::Damaged, .. } => {
                 "restore this document: without it no chunk of the volume can be read or written"
             }
@@ -260,6 +276,12 @@ impl From<volume::Error> for Failure {
         };
         failure.advice(advice)
     }
+}
+
+fn is_full(error: &(dyn StdError + 'static)) -> bool {
+    use io::ErrorKind::{QuotaExceeded, StorageFull};
+    let is_full = |error: &io::Error| matches!(error.kind(), StorageFull | QuotaExceeded);
+    std::iter::successors(Some(error), |error| (*error).source()).any(|error| error.downcast_ref().is_some_and(is_full))
 }
 
 /// Plain [`io::Error`]s only come from writing the result to standard output. If its reader has closed the pipe, that is

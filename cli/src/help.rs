@@ -191,7 +191,7 @@ Fields of --json:
   bbox, shard                region that was written; which part of a larger region it is, or null
   dtype, order               NumPy's name of the type (\"<u2\"); memory order of the array, \"C\" or \"F\"
   type                       \"image\" or \"segmentation\", or null where the volume does not say it
-  created                    with --create: origin, chunk_shape, encoding, axes, resolution, unit, is_resolution_assumed; or null
+  created                    with --create: format, origin, chunk_shape, encoding, axes, resolution, unit, is_resolution_assumed; or null
   stored, background         objects that were stored; objects of only background that were not stored
   bytes, stored_bytes        bytes of the array that were written, and their size as stored
   seconds, bytes_per_second  duration, and bytes of the array per second

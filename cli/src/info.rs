@@ -104,6 +104,9 @@ pub(crate) fn run(args: &InfoArgs, out: &mut dyn Write) -> Result<Exit, Failure>
                 ))
             });
         }
+        Err(failure) if failure.exit() == Exit::NotFound => {
+            return Err(failure.advice_too("there is no directory of this name either, which could be a volume"));
+        }
         Err(failure) => return Err(failure),
     };
     let backend = &found.backend;

@@ -49,6 +49,7 @@ mod view;
 mod words;
 mod worker;
 
+use std::ffi::OsString;
 use std::io::{self, IsTerminal as _, Write};
 use std::process::ExitCode;
 
@@ -92,7 +93,11 @@ fn parse() -> Result<Cli, clap::Error> {
     if !io::stdout().is_terminal() && std::env::var_os("COLUMNS").is_none() {
         command = command.term_width(0);
     }
-    let matches = command.try_get_matches_from_mut(std::env::args_os())?;
+    let mut words: Vec<OsString> = std::env::args_os().collect();
+    if words.get(1).is_some_and(|word| word == "help") {
+        words.retain(|word| word != "--help" && word != "-h"); // `help --help` is `help`
+    }
+    let matches = command.try_get_matches_from_mut(words)?;
     Cli::from_arg_matches(&matches).map_err(|error| error.format(&mut command))
 }
 

@@ -3,8 +3,7 @@
 use ndarray_shm::DType;
 use ndarray_shm::array::Description;
 use ndarray_shm_volume::{
-    Bbox, BboxSpec, ChunkSink, Encoding, ErrorKind, NewVolume, VolumeFormat, VolumeKind, VolumeMeta, VolumeOptions,
-    create_volume,
+    Bbox, BboxSpec, ChunkSink, Encoding, ErrorKind, NewVolume, VolumeFormat, VolumeKind, VolumeOptions, create_volume,
 };
 
 use crate::cli::{EncodingChoice, FormatChoice, TypeChoice, UploadArgs};
@@ -29,12 +28,14 @@ pub(crate) fn create(
     let plan = describe(args, source)?;
     let new = &plan.new;
     // Check region and source before the volume exists: a later failure would leave an empty volume.
-    let meta = planned(new);
-    let bbox = region::parse(&meta, args.bbox.as_deref(), None)?;
-    if let Some(text) = &args.cutout {
-        meta.parse_bbox(text)?;
+    if let Some(meta) = new.meta() {
+        let bbox = region::parse(&meta, args.bbox.as_deref(), None)?;
+        let cutout = args.cutout.as_ref().map(|text| meta.parse_bbox(text)).transpose()?;
+        source.check_fits(new.dtype, &lengths(&bbox), args)?;
+        if !args.read_modify_write {
+            meta.check_aligned(cutout.as_ref().unwrap_or(&bbox))?;
+        }
     }
-    source.check_fits(new.dtype, &lengths(&bbox), args)?;
     let error = match create_volume(&args.destination, new) {
         Err(error) if error.kind() == Some(ErrorKind::AlreadyExists) => error,
         made => return Ok((made?, plan)),
@@ -53,20 +54,6 @@ pub(crate) fn create(
     }
 }
 
-/// Returns shape, origin and axes of the volume to create. A Precomputed volume always has a channel axis.
-fn planned(new: &NewVolume) -> VolumeMeta {
-    let (mut shape, mut origin) = (new.shape.clone(), new.origin.clone());
-    let is_precomputed = new.format == VolumeFormat::Precomputed;
-    if is_precomputed {
-        shape.resize(shape.len().max(4), 1);
-    }
-    origin.resize(shape.len(), 0);
-    let mut meta = VolumeMeta::new(&shape, &new.chunk_shape, new.dtype);
-    meta.origin = origin;
-    meta.axes = if is_precomputed { ["x", "y", "z", "channel"].map(str::to_owned).to_vec() } else { new.axes.clone() };
-    meta
-}
-
 /// Returns the description of the volume to create. Fails with a list of the options that are missing.
 fn describe(args: &UploadArgs, source: &UploadSource<'_>) -> Result<PlannedVolume, Failure> {
     let format = match (args.format, args.destination.expected_format()) {
@@ -74,15 +61,14 @@ fn describe(args: &UploadArgs, source: &UploadSource<'_>) -> Result<PlannedVolum
             let reason = format!("`{}`: N5 volumes can be read, but not written", args.destination);
             return Err(Failure::new(Exit::Usage, reason).advice("write to a Zarr or Precomputed volume instead"));
         }
-        (Some(FormatChoice::Zarr2), _) => Some((VolumeFormat::Zarr, 2)),
-        (Some(FormatChoice::Zarr3), _) | (None, Some(VolumeFormat::Zarr)) => Some((VolumeFormat::Zarr, 3)),
+        (Some(FormatChoice::Zarr2), _) => (VolumeFormat::Zarr, 2),
         (Some(FormatChoice::Precomputed), _) | (None, Some(VolumeFormat::Precomputed)) => {
-            Some((VolumeFormat::Precomputed, 1))
+            (VolumeFormat::Precomputed, 1)
         }
-        (None, _) => None,
+        (Some(FormatChoice::Zarr3) | None, _) => (VolumeFormat::Zarr, 3),
     };
     let described = match source {
-        UploadSource::Described(array) => Some(array),
+        UploadSource::Described(array) => Some(&**array),
         _ => None,
     };
     let said = source.said();
@@ -100,10 +86,7 @@ fn describe(args: &UploadArgs, source: &UploadSource<'_>) -> Result<PlannedVolum
         })?)),
         (None, None, None) => None,
     };
-    let mut plan = match (format, dtype, &shape) {
-        (Some(format), Some(dtype), Some(shape)) => Some(like(args, source, format, dtype, shape)),
-        _ => None,
-    };
+    let mut plan = dtype.zip(shape.as_deref()).map(|(dtype, shape)| like(args, source, format, dtype, shape));
     let origin: Option<Vec<i64>> = match (&args.origin, &args.shape, &spec) {
         (Some(PerAxis(origin)), ..) => Some(origin.clone()),
         // Without --shape, the volume is exactly the region.
@@ -130,20 +113,21 @@ fn describe(args: &UploadArgs, source: &UploadSource<'_>) -> Result<PlannedVolum
     let has_chunk = args.chunk.is_some() || plan.as_ref().is_some_and(|plan| !plan.new.chunk_shape.is_empty());
     let is_untyped = match &plan {
         Some(plan) => plan.new.format == VolumeFormat::Precomputed && plan.new.made_kind().is_none(),
-        None => is_untyped(args, format.map(|(format, _)| format), dtype),
+        None => is_untyped(args, format.0, dtype),
     };
     let Some(plan) = plan.filter(|_| has_chunk && !is_untyped) else {
-        let which_type = if format.is_some() && dtype.is_some() {
+        let which_type = if dtype.is_some() {
             "--type image or segmentation (programs that downsample average images, and must not average labels)"
         } else {
-            "--type image or segmentation, if the format is precomputed and the elements are uint32 or uint64"
+            "--type image or segmentation, if the elements are uint32 or uint64"
         };
+        let axes = shape.as_ref().map_or(3, |shape| shape.len().clamp(1, 3));
+        let chunk = format!("--chunk {}, such as {}", vec!["N"; axes].join(","), vec!["64"; axes].join(","));
         let options = [
-            (format.is_none(), "--format zarr2, zarr3 or precomputed (or precomputed:// in front of the URL)"),
             (dtype.is_none(), "--dtype TYPE, such as uint16"),
             (shape.is_none(), "--shape N,N,N (or --bbox)"),
             (order.is_err(), "--order c (last axis contiguous) or f (first axis contiguous)"),
-            (!has_chunk, "--chunk N,N,N, such as 64,64,64"),
+            (!has_chunk, &chunk),
             (is_untyped, which_type),
         ];
         let missing: Vec<&str> =
@@ -171,6 +155,7 @@ fn like(
 ) -> PlannedVolume {
     let mut new = NewVolume::new(format, shape, &[], dtype);
     new.version = version;
+    new.shard_shape = args.shard_shape.as_ref().map(|shape| shape.0.clone());
     let mut notes = source.notes().unwrap_or_default();
     // What an option says is not taken over, so that nothing is said about it either.
     if args.bbox.is_some() || args.origin.is_some() {
@@ -181,6 +166,7 @@ fn like(
     }
     if args.chunk.is_some() {
         notes.chunk_shape.clear();
+        notes.shard_shape.clear();
     }
     if args.encoding.is_some() {
         notes.encoding = None;
@@ -192,7 +178,6 @@ fn like(
     if let Some(PerAxis(chunk)) = &args.chunk {
         new.chunk_shape.clone_from(chunk);
     }
-    new.shard_shape = args.shard_shape.as_ref().map(|shape| shape.0.clone());
     if let Some(choice) = args.kind {
         new.kind = Some(match choice {
             TypeChoice::Image => VolumeKind::Image,
@@ -209,13 +194,13 @@ fn like(
     PlannedVolume { new, left_out }
 }
 
-/// Whether the volume needs a type and has none, as far as its format and element type are known.
-fn is_untyped(args: &UploadArgs, format: Option<VolumeFormat>, dtype: Option<DType>) -> bool {
+/// Whether the volume needs a type and has none, as far as its element type is known.
+fn is_untyped(args: &UploadArgs, format: VolumeFormat, dtype: Option<DType>) -> bool {
     let encoding = args.encoding.map_or(Encoding::Raw, encoding);
     let is_implied = |dtype| VolumeKind::implied(encoding, dtype).is_some();
     // U64 alone implies no type. If it does together with this encoding, the encoding implies the type for all elements.
     let is_implied = is_implied(DType::U64) || dtype.is_some_and(is_implied);
-    args.kind.is_none() && format.is_none_or(|format| format == VolumeFormat::Precomputed) && !is_implied
+    args.kind.is_none() && format == VolumeFormat::Precomputed && !is_implied
 }
 
 fn encoding(choice: EncodingChoice) -> Encoding {

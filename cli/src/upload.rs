@@ -101,7 +101,7 @@ pub(crate) fn run(args: &UploadArgs, out: &mut dyn Write) -> Result<Exit, Failur
         kind: meta.kind.map(VolumeKind::name),
         is_kind_assumed: meta.kind == Some(VolumeKind::Image)
             && plan.as_ref().is_some_and(|plan| plan.new.kind.is_none()),
-        created: plan.as_ref().map(|plan| NewVolumeReport::new(&plan.new, meta)),
+        created: plan.as_ref().map(|plan| NewVolumeReport::new(&plan.new, meta, args)),
         order: order.to_string(),
         stored: uploaded.stored,
         background: uploaded.background,
@@ -158,6 +158,11 @@ struct UploadReport {
 /// The volume that `--create` created, or found as it should be.
 #[derive(Debug, Serialize)]
 struct NewVolumeReport {
+    /// "zarr2", "zarr3" or "precomputed".
+    format: &'static str,
+    /// Whether the format is the default, because neither an option nor the URL gave one.
+    #[serde(skip)]
+    is_format_assumed: bool,
     /// Coordinates of the first element.
     origin: Vec<i64>,
     chunk_shape: Vec<u64>,
@@ -172,9 +177,15 @@ struct NewVolumeReport {
 }
 
 impl NewVolumeReport {
-    fn new(new: &NewVolume, meta: &VolumeMeta) -> Self {
+    fn new(new: &NewVolume, meta: &VolumeMeta, args: &UploadArgs) -> Self {
         let is_assumed = new.format == VolumeFormat::Precomputed && new.resolution.is_empty();
         Self {
+            format: match (new.format, new.version) {
+                (VolumeFormat::Zarr, 2) => "zarr2",
+                (VolumeFormat::Zarr, _) => "zarr3",
+                _ => "precomputed",
+            },
+            is_format_assumed: args.format.is_none() && args.destination.expected_format().is_none(),
             origin: meta.origin.clone(),
             chunk_shape: meta.chunk_shape.clone(),
             encoding: new.encoding.name(),
@@ -185,7 +196,7 @@ impl NewVolumeReport {
         }
     }
 
-    fn facts(&self) -> [(&'static str, String); 3] {
+    fn facts(&self) -> [(&'static str, String); 4] {
         let unit = units::printable(&self.unit);
         let resolution = if self.is_resolution_assumed {
             format!("1 {unit} (assumed; --resolution gives it)")
@@ -195,7 +206,9 @@ impl NewVolumeReport {
             format!("{} {unit}", self.resolution.iter().map(f64::to_string).collect::<Vec<_>>().join(" x "))
         };
         let chunks = self.chunk_shape.iter().map(u64::to_string).collect::<Vec<_>>().join(" x ");
-        [("resolution", resolution), ("chunks", chunks), ("encoding", self.encoding.to_owned())]
+        let format =
+            format!("{}{}", self.format, if self.is_format_assumed { " (assumed; --format gives it)" } else { "" });
+        [("format", format), ("resolution", resolution), ("chunks", chunks), ("encoding", self.encoding.to_owned())]
     }
 }
 

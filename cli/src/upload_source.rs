@@ -24,7 +24,7 @@ use crate::units;
 #[derive(Debug)]
 pub(crate) enum UploadSource<'a> {
     /// A counted array.
-    Described(Described),
+    Described(Box<Described>),
     /// A plain array and its description.
     Plain(Location, Directory, Option<Description>),
     /// A file that holds only elements, and its description.
@@ -59,7 +59,7 @@ impl<'a> UploadSource<'a> {
                 );
                 Err(Failure::new(Exit::Usage, message))
             }
-            _ => Ok(Self::Described(array)),
+            _ => Ok(Self::Described(Box::new(array))),
         }
     }
 
@@ -221,11 +221,6 @@ impl<'a> UploadSource<'a> {
             let advice = match &error {
                 Error::Array(error) if is_mismatch(error) => {
                     self.mismatch_advice(error, sink.meta().dtype, &lengths(bbox), args.create)
-                }
-                Error::Alignment { .. } => {
-                    "give --read-modify-write to read, change and store such objects; or choose another \
-                                            --cutout, or --bbox if the array is larger"
-                        .to_owned()
                 }
                 _ => return Failure::from(error),
             };

@@ -71,6 +71,7 @@ pub(crate) fn run(args: &ViewArgs, out: &mut dyn Write) -> Result<Exit, Failure>
             Some((usize::from(columns), usize::from(lines).saturating_sub(OTHER_LINES).max(1)))
         }
     };
+    refuse_other_pictures(args.out.as_deref())?;
     let array = Described::find(&args.location, &args.layout, &WANTED)?;
     let mut cuts = args.slice.clone();
     cuts.extend(args.channel.map(|index| crate::words::AxisCut { axis: "c".to_owned(), index }));
@@ -129,6 +130,19 @@ pub(crate) fn run(args: &ViewArgs, out: &mut dyn Write) -> Result<Exit, Failure>
         viewed.write(&section, out)?;
     }
     Ok(Exit::Done)
+}
+
+/// Fails if the name of the file is that of a picture of another format.
+fn refuse_other_pictures(file: Option<&Path>) -> Result<(), Failure> {
+    const OTHERS: [&str; 10] = ["avif", "bmp", "gif", "jpeg", "jpg", "pdf", "svg", "tif", "tiff", "webp"];
+
+    let Some(path) = file else { return Ok(()) };
+    let extension = path.extension().unwrap_or_default().to_string_lossy().to_lowercase();
+    if !OTHERS.contains(&&*extension) {
+        return Ok(());
+    }
+    let reason = format!("`{}`: pictures are written as PNG files only", path.display());
+    Err(Failure::new(Exit::Usage, reason).advice(format!("choose `{}`", path.with_extension("png").display())))
 }
 
 /// Whether the terminal claims to support 24 bit colours.

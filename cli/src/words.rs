@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use clap::ValueEnum;
 use glob::Pattern;
-use ndarray_shm::DType;
+use ndarray_shm::{DType, Location};
 use ndarray_shm_volume::{DTYPE_NAMES, Shard};
 
 /// Parses an element type as NumPy writes it: `uint16`, `<u2` or `u2`.
@@ -15,6 +15,15 @@ pub(crate) fn dtype(text: &str) -> Result<DType, String> {
     long.or_else(|| text.parse().ok()).or_else(short).ok_or_else(|| {
         let names: Vec<&str> = DTYPE_NAMES.iter().map(|(name, _)| *name).collect();
         format!("give one of {}, or a NumPy code such as <u2", names.join(", "))
+    })
+}
+
+/// Parses the name of an array. A path or URL gets advice: it may be meant as a volume.
+pub(crate) fn name_of_array(text: &str) -> Result<Location, String> {
+    Location::new(text).map_err(|error| {
+        let is_place = text.contains(['/', '\\']);
+        let advice = "; of a volume, `ndshm download` makes an array first: `ndshm download SOURCE NAME`";
+        format!("{error}{}", if is_place { advice } else { "" })
     })
 }
 

@@ -471,7 +471,7 @@ def create_volume(
         encoding, resolution, the names of the axes (Zarr 3), and for Precomputed the origin and the kind. Without it, shape, chunk and
         dtype are needed; an `Array` that was not downloaded has only shape and dtype. What the format cannot keep is a
         `TransferWarning`. Chunks that are JPEG, or of an encoding that does not fit, become ``"raw"``, in Zarr ``"zstd"``, with a warning:
-        JPEG would change the elements once more, and is for ``encoding="jpeg"`` to ask for.
+        JPEG would change the elements once more, and is for ``encoding="jpeg"`` to ask for. Shards are for ``shard=`` to ask for.
     format
         ``"zarr3"``, ``"zarr2"`` or ``"precomputed"``. By default what the URL says, or ``"zarr3"``.
     encoding

@@ -16,7 +16,7 @@ pub(crate) fn exception(py: Python<'_>, error: &Error) -> PyErr {
     let text = match error {
         Error::DescriptionMismatch { location, expected, found } => format!(
             "`{location}` describes itself as {found}, not as {expected} (open it without shape, dtype and order, as what it is; if the \
-             description is wrong, correct it with `ndshm describe`; to read the bytes as something else, give reinterpret=True)"
+             description is wrong, correct it with `ndshm describe`; reinterpret=True takes the same bytes for other numbers, and converts none)"
         ),
         Error::Mismatch { location, what, expected, found, state: OtherWork::Idle } => format!(
             "`{location}` is an unfinished buffer or download with another {what}: found {found}, expected {expected}, and no process is \

@@ -209,6 +209,7 @@ impl NewVolumeRequest {
         }
         if self.chunk.is_some() {
             notes.chunk_shape.clear();
+            notes.shard_shape.clear();
         }
         if self.encoding.is_some() {
             notes.encoding = None;
@@ -218,11 +219,10 @@ impl NewVolumeRequest {
         }
         let shape = self.shape.unwrap_or(shape);
         let mut new = NewVolume::new(self.format, &shape, &[], self.dtype.unwrap_or(dtype));
-        new.version = self.version;
+        (new.version, new.shard_shape) = (self.version, self.shard);
         let mut said = new.take_over(&notes, dtype);
         new.origin = self.origin.unwrap_or(new.origin);
         new.chunk_shape = self.chunk.unwrap_or(new.chunk_shape);
-        new.shard_shape = self.shard;
         new.encoding = self.encoding.unwrap_or(new.encoding);
         new.jpeg_quality = self.quality;
         new.resolution = self.resolution.unwrap_or(new.resolution);

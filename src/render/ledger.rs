@@ -63,6 +63,16 @@ pub(crate) struct RenderSpec {
     pub(crate) fingerprint: String,
 }
 
+/// Returns only the words in which two texts differ, if both have equally many: fingerprints may be long.
+fn differing_words(texts: [&str; 2]) -> [String; 2] {
+    let [one, other] = texts.map(|text| text.split(' ').collect::<Vec<_>>());
+    if one.len() != other.len() {
+        return texts.map(str::to_owned);
+    }
+    let (one, other): (Vec<_>, Vec<_>) = one.into_iter().zip(other).filter(|(one, other)| one != other).unzip();
+    [one.join(" "), other.join(" ")]
+}
+
 impl RenderSpec {
     /// Refuses a work that a ledger cannot hold.
     pub(crate) fn check(&self) -> Result<()> {
@@ -78,17 +88,18 @@ impl RenderSpec {
 
     /// Fails with `Mismatch`, naming the first difference, unless both works are the same. `state` is that of the buffer that was found.
     pub(crate) fn require(&self, found: &Self, location: &Location, state: OtherWork) -> Result<()> {
-        let described = |work: &Self| {
+        let [own, other] = differing_words([&self.fingerprint, &found.fingerprint]);
+        let described = |work: &Self, fingerprint: &str| {
             [
                 ("element type", format!("{:?}", work.dtype.as_str())),
                 ("shape", format!("{:?}", work.shape)),
                 ("order", format!("{:?}", work.order)),
                 ("chunk shape", format!("{:?}", work.chunk_shape)),
                 ("chunk offset", format!("{:?}", work.chunk_offset)),
-                ("fingerprint", format!("{:?}", work.fingerprint)),
+                ("fingerprint", format!("{fingerprint:?}")),
             ]
         };
-        let mut pairs = described(self).into_iter().zip(described(found));
+        let mut pairs = described(self, &own).into_iter().zip(described(found, &other));
         pairs.find(|(expected, found)| expected != found).map_or(Ok(()), |((what, expected), (_, found))| {
             Err(Error::Mismatch { location: location.to_string(), what, expected, found, state })
         })

@@ -102,6 +102,14 @@ fn mismatch_names_the_field_that_differs() {
         }
         unexpected => panic!("{unexpected:?}"),
     }
+    let fingerprints = ["region=0:8 of a volume with a long name", "region=8:16 of a volume with a long name"];
+    let [one, other] = fingerprints.map(|text| RenderSpec { fingerprint: text.to_owned(), ..work.clone() });
+    match one.require(&other, &location, OtherWork::Idle) {
+        Err(Error::Mismatch { expected, found, .. }) => {
+            assert_eq!((&*expected, &*found), ("\"region=0:8\"", "\"region=8:16\""), "only what differs");
+        }
+        unexpected => panic!("{unexpected:?}"),
+    }
     let mut other = work.clone();
     other.shape[0] = 11;
     assert!(matches!(work.require(&other, &location, OtherWork::Idle), Err(Error::Mismatch { what: "shape", .. })));

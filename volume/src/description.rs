@@ -38,6 +38,46 @@ pub(crate) fn quality_in_words(quality: u8) -> String {
     format!(" of quality {quality}")
 }
 
+/// The lengths that a volume gives, in one unit.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(crate) struct Lengths {
+    /// Size of one element along each axis; empty if it is not given.
+    pub(crate) resolution: Vec<f64>,
+    /// Where the first element lies, along each axis; empty if it is not given, or 0.
+    pub(crate) translation: Vec<f64>,
+    pub(crate) unit: String,
+}
+
+impl Lengths {
+    /// Returns the lengths that are one for each of so many axes.
+    pub(crate) fn of_axes(mut self, axes: usize) -> Self {
+        if self.resolution.len() != axes {
+            return Self::default();
+        }
+        if self.translation.len() != axes {
+            self.translation.clear();
+        }
+        self
+    }
+
+    /// Leaves a translation by 0 out.
+    pub(crate) fn without_zero(mut self) -> Self {
+        if self.translation.iter().all(|length| *length == 0.0) {
+            self.translation.clear();
+        }
+        self
+    }
+
+    /// Returns the notes that a download writes.
+    pub(crate) fn notes(&self) -> impl Iterator<Item = (&'static str, String)> {
+        let joined = |lengths: &[f64]| lengths.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ");
+        let unit = if self.resolution.is_empty() { String::new() } else { self.unit.clone() };
+        let notes =
+            [("resolution", joined(&self.resolution)), ("unit", unit), ("translation", joined(&self.translation))];
+        notes.into_iter().filter(|(_, text)| !text.is_empty())
+    }
+}
+
 /// One scale of a volume, also called mip or level: the same image at one resolution.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
@@ -50,6 +90,12 @@ pub struct ScaleInfo {
     pub resolution: Vec<f64>,
     /// Unit of the resolution: "nm".
     pub unit: String,
+}
+
+impl ScaleInfo {
+    pub(crate) fn new(key: String, meta: VolumeMeta, lengths: Lengths) -> Self {
+        Self { key, meta, resolution: lengths.resolution, unit: lengths.unit }
+    }
 }
 
 /// The encoding of a new volume's chunks.
@@ -193,6 +239,26 @@ impl NewVolume {
         new
     }
 
+    /// Returns what the created volume says of itself, as far as this description decides it. `None` if chunks or shards of these shapes
+    /// cannot tile the volume: creating it then fails.
+    pub fn meta(&self) -> Option<VolumeMeta> {
+        let Self { mut shape, chunk_shape: mut chunk, mut origin, mut axes, shard_shape, .. } = self.completed();
+        if self.format == VolumeFormat::Precomputed {
+            // A single channel may be left out, every chunk has all channels, and no chunk is larger than the volume.
+            shape.resize(shape.len().max(4), 1);
+            chunk.resize(chunk.len().max(3), 1);
+            chunk.truncate(3);
+            chunk.extend(shape.get(3));
+            chunk.iter_mut().zip(&shape).for_each(|(chunk, length)| *chunk = (*chunk).min(*length));
+            axes = ["x", "y", "z", "channel"].map(str::to_owned).to_vec();
+        }
+        origin.resize(origin.len().max(shape.len()), 0);
+        let mut meta = VolumeMeta::new(&shape, &chunk, self.dtype);
+        (meta.origin, meta.axes, meta.kind) = (origin, axes, self.made_kind());
+        meta.stored_shape = shard_shape.unwrap_or(chunk);
+        meta.is_tiled().then_some(meta)
+    }
+
     /// Returns the kind that the volume gets: `kind`, or else the kind that encoding and element type imply. `None` for formats
     /// without kinds, and if the kind is needed but not given.
     pub fn made_kind(&self) -> Option<VolumeKind> {
@@ -213,18 +279,9 @@ impl NewVolume {
     /// Whether an existing volume is as described: its shape, its chunks, their encoding, and its [kind](Self::made_kind) if it has
     /// one. Ignores whether chunks of a Precomputed volume are wrapped in gzip.
     pub fn is_like(&self, there: &VolumeMeta) -> bool {
-        let Self { mut shape, chunk_shape: mut chunk, mut origin, shard_shape, .. } = self.completed();
+        let Some(meta) = self.meta() else { return false };
         let (format, version) = match self.format {
-            VolumeFormat::Precomputed => {
-                // A single channel may be left out, every chunk has all channels, and no chunk is larger than the volume.
-                shape.resize(shape.len().max(4), 1);
-                chunk.resize(chunk.len().max(3), 1);
-                chunk.truncate(3);
-                chunk.extend(shape.get(3));
-                chunk.iter_mut().zip(&shape).for_each(|(chunk, length)| *chunk = (*chunk).min(*length));
-                origin.resize(origin.len().max(4), 0);
-                ("Precomputed", String::new())
-            }
+            VolumeFormat::Precomputed => ("Precomputed", String::new()),
             VolumeFormat::Zarr => ("Zarr", format!(" v{}", self.version)),
             // N5 volumes cannot be created.
             VolumeFormat::N5 => return false,
@@ -241,12 +298,12 @@ impl NewVolume {
         };
         let quality = self.jpeg_quality.map(quality_in_words).unwrap_or_default();
         let sharded = if self.shard_shape.is_some() { ", sharded" } else { "" };
-        there.shape == shape
-            && there.origin == origin
-            && there.stored_shape == *shard_shape.as_ref().unwrap_or(&chunk)
-            && there.chunk_shape == chunk
+        there.shape == meta.shape
+            && there.origin == meta.origin
+            && there.stored_shape == meta.stored_shape
+            && there.chunk_shape == meta.chunk_shape
             && there.dtype == self.dtype
-            && (there.kind.is_none() || there.kind == self.made_kind())
+            && (there.kind.is_none() || there.kind == meta.kind)
             && there.description == format!("{format}{version}, {encoding}{quality}{sharded}")
     }
 }

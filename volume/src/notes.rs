@@ -12,8 +12,21 @@ use crate::volume::{ChunkSource, VolumeKind, VolumeMeta, is_axis_name};
 /// Keys in the order in which they are written. What does not fit into a description is left out from the end.
 ///
 /// `elements` is first because the bytes mean something else without it; few arrays have it.
-const WRITTEN_ORDER: [&str; 11] =
-    ["elements", "axes", "bbox", "source", "scale", "origin", "resolution", "unit", "chunk", "encoding", "kind"];
+const WRITTEN_ORDER: [&str; 13] = [
+    "elements",
+    "axes",
+    "bbox",
+    "source",
+    "scale",
+    "origin",
+    "resolution",
+    "unit",
+    "translation",
+    "chunk",
+    "shard",
+    "encoding",
+    "kind",
+];
 
 /// Where an array came from, as the notes of its [`Description`] say.
 ///
@@ -51,10 +64,14 @@ pub struct VolumeNotes {
     pub origin: Vec<i64>,
     /// Size of one element along each axis, in `unit`; empty if it is unknown. A Precomputed volume has no size for its channels.
     pub resolution: Vec<f64>,
-    /// Unit of the resolution: "nm".
+    /// Unit of the resolution: "nm". An axis of time has another, which no note gives.
     pub unit: Option<String>,
+    /// Where the volume's first element lies along each axis, in `unit`; empty if that is not given, or 0.
+    pub translation: Vec<f64>,
     /// Elements along each axis of the volume's chunks; empty if they are unknown.
     pub chunk_shape: Vec<u64>,
+    /// Elements along each axis of a stored object with many chunks; empty if each chunk is an object of its own.
+    pub shard_shape: Vec<u64>,
     /// Encoding of the volume's chunks, if a new volume can have it.
     pub encoding: Option<Encoding>,
     /// What the elements mean, if the volume says.
@@ -65,7 +82,7 @@ impl VolumeNotes {
     /// Reads the notes of a description, for an array that is used with the shape `shape`.
     ///
     /// If that is not the shape in the description, as with merged or split axes, there is nothing for each axis: `axes`, `bbox`,
-    /// `origin`, `resolution` and `chunk_shape` are empty. The same holds for a note that is malformed or of another number of axes.
+    /// `origin`, `resolution`, `translation`, `chunk_shape` and `shard_shape` are empty. The same holds for a note that is malformed or of another number of axes.
     pub fn read(description: &Description, shape: &[usize]) -> Self {
         let text = |key: &str| description.note(key).filter(|text| !text.is_empty());
         let words = |key: &str| {
@@ -81,7 +98,9 @@ impl VolumeNotes {
             origin: numbers(&words("origin"), |axes| axes == shape.len(), |_| true),
             resolution: numbers(&words("resolution"), |axes| axes <= shape.len(), |size: &f64| size.is_finite()),
             unit: text("unit").map(str::to_owned),
+            translation: numbers(&words("translation"), |axes| axes == shape.len(), |length: &f64| length.is_finite()),
             chunk_shape: numbers(&words("chunk"), |axes| axes == shape.len(), |length: &u64| *length > 0),
+            shard_shape: numbers(&words("shard"), |axes| axes == shape.len(), |length: &u64| *length > 0),
             encoding: text("encoding").and_then(Encoding::named),
             kind: text("kind").and_then(VolumeKind::named),
         }
@@ -132,6 +151,7 @@ fn of_meta(meta: &VolumeMeta) -> Vec<(&'static str, String)> {
     notes.extend(is_named.then(|| ("axes", words.join(" "))));
     notes.push(("origin", joined(&meta.origin)));
     notes.push(("chunk", joined(&meta.chunk_shape)));
+    notes.extend((meta.stored_shape != meta.chunk_shape).then(|| ("shard", joined(&meta.stored_shape))));
     notes.extend(meta.kind.map(|kind| ("kind", kind.name().to_owned())));
     notes.retain(|(_, text)| !text.is_empty()); // a volume may have no axes
     notes
@@ -209,7 +229,9 @@ mod tests {
             ("origin", "-9 0 0"),
             ("resolution", "40 4 4.5"),
             ("unit", "nm"),
+            ("translation", "-20 0 2.5"),
             ("chunk", "64 64 16"),
+            ("shard", "64 128 16"),
             ("encoding", "zstd"),
             ("kind", "segmentation"),
         ];
@@ -223,7 +245,9 @@ mod tests {
             origin: vec![-9, 0, 0],
             resolution: vec![40.0, 4.0, 4.5],
             unit: Some("nm".to_owned()),
+            translation: vec![-20.0, 0.0, 2.5],
             chunk_shape: vec![64, 64, 16],
+            shard_shape: vec![64, 128, 16],
             encoding: Some(Encoding::Zstd),
             kind: Some(VolumeKind::Segmentation),
         };
@@ -252,6 +276,11 @@ mod tests {
         for text in ["64 64", "64 64 0", "64 64 -1", "64,64,16"] {
             assert_eq!(without("chunk", text), VolumeNotes { chunk_shape: Vec::new(), ..expected.clone() }, "{text:?}");
         }
+        for text in ["0 0", "0 0 nan", "0 0 x"] {
+            let expected = VolumeNotes { translation: Vec::new(), ..expected.clone() };
+            assert_eq!(without("translation", text), expected, "{text:?}");
+        }
+        assert_eq!(without("shard", "64 64"), VolumeNotes { shard_shape: Vec::new(), ..expected.clone() });
         assert_eq!(without("encoding", "rot13"), VolumeNotes { encoding: None, ..expected.clone() });
         assert_eq!(without("kind", "Image"), VolumeNotes { kind: None, ..expected.clone() });
     }

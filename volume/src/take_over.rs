@@ -10,7 +10,7 @@ use crate::description::{Encoding, NewVolume};
 use crate::error::{Error, Result};
 use crate::notes::{self, VolumeNotes};
 use crate::store::url::{VolumeFormat, VolumeUrl};
-use crate::volume::{ChunkSource, VolumeKind, VolumeMeta, is_channels};
+use crate::volume::{ChunkSource, VolumeKind, VolumeMeta, is_channels, is_time};
 
 /// Number of spatial axes of a Precomputed volume, and their names.
 const SPACE: [&str; 3] = ["x", "y", "z"];
@@ -65,7 +65,8 @@ impl NewVolume {
     /// Takes over what an array's notes say: the begin of its region, the chunk shape, the encoding, resolution and unit, the names of
     /// the axes, and whether the elements are labels. `dtype` is the element type of the array that has the notes.
     ///
-    /// Format, version, shape and element type of `self` must be set; the other fields are replaced where the notes say something.
+    /// Format, version, shape, element type, and the shape of shards if there are to be any, of `self` must be set; the other fields are
+    /// replaced where the notes say something. Shards are not taken over.
     /// Lengths are converted to nanometres for Precomputed volumes. Chunks that are JPEG pictures, which would change the elements once
     /// more, and chunks of an encoding that the format or the element type does not support, become raw in Precomputed volumes and zstd
     /// in Zarr. A type of `image` is not taken over for integers of 32 or 64 bits that the array did not have: they may be labels.
@@ -93,7 +94,9 @@ impl NewVolume {
                     .for_each(|(chunk, length)| *chunk = (*length).clamp(1, *chunk));
             }
         }
+        self.leave_shards_out(notes, &mut left_out);
         self.take_resolution(notes, last_has_channels, &mut left_out);
+        leave_places_and_times_out(notes, &mut left_out);
         self.take_kind(notes, dtype, &mut left_out);
         self.take_encoding(notes, &mut left_out);
         left_out
@@ -172,6 +175,18 @@ impl NewVolume {
         self.unit = if self.format == VolumeFormat::Precomputed { "nm".to_owned() } else { unit.to_owned() };
     }
 
+    /// Chunks are stored one by one: a program that writes single chunks to the volume could not write them to shards.
+    fn leave_shards_out(&self, notes: &VolumeNotes, left_out: &mut Vec<String>) {
+        if notes.shard_shape.is_empty() || self.shard_shape.is_some() {
+            return;
+        }
+        let shape = notes.shard_shape.iter().map(u64::to_string).collect::<Vec<_>>().join(" x ");
+        let sharded = "each chunk is stored as one object: the source groups them in shards of";
+        let is_zarr_3 = self.format == VolumeFormat::Zarr && self.version > 2;
+        let remedy = if is_zarr_3 { "give a shard shape to do so" } else { "only Zarr version 3 can be created so" };
+        left_out.push(format!("{sharded} {shape} ({remedy})"));
+    }
+
     fn take_kind(&mut self, notes: &VolumeNotes, dtype: DType, left_out: &mut Vec<String>) {
         let Some(kind) = notes.kind else { return };
         if self.format != VolumeFormat::Precomputed {
@@ -195,6 +210,13 @@ impl NewVolume {
 
     fn take_encoding(&mut self, notes: &VolumeNotes, left_out: &mut Vec<String>) {
         let Some(encoding) = notes.encoding else { return };
+        if encoding == Encoding::Gzip && self.format == VolumeFormat::Precomputed {
+            // In a directory, only CloudVolume and this crate find the files, whose names end with .gz.
+            left_out.push(
+                "chunks are stored raw: not all programs find the gzip chunks of a Precomputed volume".to_owned(),
+            );
+            return;
+        }
         let is_lossy = encoding == Encoding::Jpeg;
         if !is_lossy && self.supports(encoding) {
             self.encoding = encoding;
@@ -223,6 +245,21 @@ impl NewVolume {
             Encoding::CompressedSegmentation | Encoding::CompressedSegmentationGzip => {
                 is_precomputed && matches!(self.dtype, DType::U32 | DType::U64) && self.kind != Some(VolumeKind::Image)
             }
+        }
+    }
+}
+
+fn leave_places_and_times_out(notes: &VolumeNotes, left_out: &mut Vec<String>) {
+    let unit = notes.unit.as_deref().unwrap_or("of an unknown unit");
+    if !notes.translation.is_empty() {
+        let place = notes.translation.iter().map(f64::to_string).collect::<Vec<_>>().join(", ");
+        left_out.push(format!(
+            "the source is moved to {place} {unit} (the `translation` in its description), which the new volume does not record"
+        ));
+    }
+    for (name, step) in notes.axes.iter().zip(&notes.resolution) {
+        if let Some(name) = name.as_ref().filter(|name| is_time(name) && (step - 1.0).abs() > f64::EPSILON) {
+            left_out.push(format!("the step {step} of the axis {name} is no length, and is not recorded"));
         }
     }
 }

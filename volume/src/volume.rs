@@ -50,6 +50,11 @@ pub(crate) fn is_channels(name: &str) -> bool {
     matches!(name, "c" | "channel" | "channels")
 }
 
+/// Whether an axis of this name is time, which has no length.
+pub(crate) fn is_time(name: &str) -> bool {
+    matches!(name, "t" | "time")
+}
+
 /// Shape, chunks and element type of a volume.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct VolumeMeta {
@@ -131,13 +136,41 @@ impl VolumeMeta {
         Cells::new(bbox, &self.origin, &self.stored_shape)
     }
 
+    /// Returns the smallest region around `bbox` that cuts through no stored object. It ends where the volume ends.
+    pub fn aligned(&self, bbox: &Bbox) -> Bbox {
+        let cells = self.stored(bbox);
+        let domain = self.domain();
+        let axes = cells.numbers().iter().zip(&self.stored_shape).zip(&self.origin).zip(domain.ranges());
+        let ranges = axes.map(|(((numbers, stored), origin), whole)| {
+            let at = |number: u64| origin.saturating_add_unsigned(number.saturating_mul(*stored)).min(whole.end);
+            at(numbers.start)..at(numbers.end)
+        });
+        let ranges: Vec<_> = ranges.collect();
+        // Cannot fail: a box around a box with elements has elements.
+        Bbox::new(ranges).unwrap_or_else(|_| bbox.clone())
+    }
+
+    /// Checks that a region cuts through no stored object.
+    ///
+    /// # Errors
+    ///
+    /// [`Alignment`](Error::Alignment) names the smallest region around it that does not.
+    pub fn check_aligned(&self, bbox: &Bbox) -> Result<()> {
+        let aligned = self.aligned(bbox);
+        if aligned == *bbox {
+            return Ok(());
+        }
+        Err(Error::Alignment {
+            region: bbox.to_string(),
+            stored: self.stored_shape.clone(),
+            origin: self.origin.clone(),
+            aligned: aligned.to_string(),
+        })
+    }
+
     /// Checks that the chunks tile the volume, as every source must.
     pub(crate) fn check(&self, identity: &str) -> Result<()> {
-        let axes = self.shape.len();
-        let tiles = |lengths: &[u64]| lengths.len() == axes && !lengths.contains(&0);
-        let whole =
-            self.stored_shape.iter().zip(&self.chunk_shape).all(|(stored, chunk)| *chunk > 0 && stored % chunk == 0);
-        if !tiles(&self.chunk_shape) || !tiles(&self.stored_shape) || !whole || self.origin.len() != axes {
+        if !self.is_tiled() {
             let reason = format!(
                 "chunks of shape {:?}, stored by {:?}, cannot tile a volume of shape {:?} that begins at {:?}",
                 self.chunk_shape, self.stored_shape, self.shape, self.origin
@@ -145,6 +178,14 @@ impl VolumeMeta {
             return Err(Error::volume(ErrorKind::Damaged, identity, reason));
         }
         Ok(())
+    }
+
+    pub(crate) fn is_tiled(&self) -> bool {
+        let axes = self.shape.len();
+        let tiles = |lengths: &[u64]| lengths.len() == axes && !lengths.contains(&0);
+        let whole =
+            self.stored_shape.iter().zip(&self.chunk_shape).all(|(stored, chunk)| *chunk > 0 && stored % chunk == 0);
+        tiles(&self.chunk_shape) && tiles(&self.stored_shape) && whole && self.origin.len() == axes
     }
 }
 
@@ -425,5 +466,16 @@ mod tests {
         assert!(meta.parse_bbox("0:4,:,:,:,:").is_err());
         meta.axes = ["c", "z", "y", "x"].map(str::to_owned).to_vec();
         assert!(meta.parse_bbox("0:4,:,2:").is_err(), "the last axis is not channels");
+    }
+
+    #[test]
+    fn aligned_region_ends_at_the_volume() {
+        let mut meta = VolumeMeta::new(&[10, 10, 4], &[2, 3, 4], DType::U8);
+        meta.stored_shape = vec![4, 3, 4];
+        meta.origin = vec![-5, 100, 0];
+        let grown = |text: &str| meta.aligned(&text.parse().expect("a box")).to_string();
+        assert_eq!(grown("-5:-1,100:103,0:4"), "-5:-1,100:103,0:4");
+        assert_eq!(grown("-2:0,104:105,1:2"), "-5:3,103:106,0:4");
+        assert_eq!(grown("3:4,109:110,0:1"), "3:5,109:110,0:4");
     }
 }

@@ -157,7 +157,7 @@ pub(crate) struct UploadArgs {
     /// Create the volume first, unless one with the same properties exists
     #[arg(long, conflicts_with = "mip", help_heading = "New volumes")]
     pub(crate) create: bool,
-    /// Format of the new volume [default: that of the URL's prefix; zarr:// is zarr3]
+    /// Format of the new volume [default: that of the URL's prefix, or else zarr3]
     #[arg(long, value_name = "FORMAT", requires = "create", help_heading = "New volumes")]
     pub(crate) format: Option<FormatChoice>,
     /// Elements along each axis of a chunk: 64,64,64; channels may be left out [default: from the array's description]

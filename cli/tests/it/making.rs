@@ -66,17 +66,16 @@ fn type_is_required_where_nothing_implies_it() {
     fs::write(scene.emulated().join("x"), [7u8; 64]).expect("written");
     let missing = |arguments: &[&str]| {
         let refused = run(scene.ndshm(["upload", "x", text(&to), "--create"]).args(arguments)).expect_code(2);
-        ["--format", "--dtype", "--chunk", "--type"].map(|option| refused.err.contains(option))
+        ["--dtype", "--chunk", "--type"].map(|option| refused.err.contains(option))
     };
-    assert_eq!(missing(&[]), [true; 4]);
-    assert_eq!(missing(&["--dtype", "uint32", "--format", "precomputed"]), [false, false, true, true]);
-    assert_eq!(missing(&["--format", "precomputed"]), [false, true, true, true]);
-    assert_eq!(missing(&["--dtype", "uint32"]), [true, false, true, true]);
-    assert_eq!(missing(&["--dtype", "uint8"]), [true, false, true, false]);
-    assert_eq!(missing(&["--dtype", "uint32", "--format", "zarr3"]), [false, false, true, false]);
-    assert_eq!(missing(&["--format", "precomputed", "--type", "image"]), [false, true, true, false]);
+    assert_eq!(missing(&["--format", "precomputed"]), [true; 3]);
+    assert_eq!(missing(&["--dtype", "uint32", "--format", "precomputed"]), [false, true, true]);
+    assert_eq!(missing(&["--dtype", "uint8", "--format", "precomputed"]), [false, true, false]);
+    assert_eq!(missing(&["--dtype", "uint32"]), [false, true, false], "Zarr");
+    assert_eq!(missing(&["--dtype", "uint32", "--format", "zarr2"]), [false, true, false]);
+    assert_eq!(missing(&["--format", "precomputed", "--type", "image"]), [true, true, false]);
     let labels = ["--format", "precomputed", "--encoding", "compressed_segmentation"];
-    assert_eq!(missing(&labels), [false, true, true, false]);
+    assert_eq!(missing(&labels), [true, true, false]);
     assert!(!to.exists());
 }
 

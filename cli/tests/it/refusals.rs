@@ -307,3 +307,24 @@ fn failures_are_json_with_the_json_option() {
     let told = run(&mut scene.ndshm(["plan", text(&nowhere), "--shards", "2", "--json"])).expect_code(1).json();
     assert!(told["error"].as_str().expect("words").contains(text(&nowhere)), "{told:#}");
 }
+
+/// What people type first, and what they are told.
+#[test]
+fn a_wrong_first_command_is_told_the_right_one() {
+    let scene = Scene::new();
+    let told = |arguments: &[&str], code: i32, advice: &[&str]| {
+        let finished = run(&mut scene.ndshm(arguments)).expect_code(code);
+        assert!(advice.iter().all(|words| finished.err.contains(words)), "{arguments:?}: {finished:?}");
+    };
+    told(&["view", "./em"], 2, &["of a volume", "ndshm download SOURCE NAME"]);
+    told(&["export", "precomputed://em", "em.npy"], 2, &["of a volume"]);
+    told(&["view", "em"], 3, &["`ndshm ls` lists all names"]);
+    told(&["info", "em"], 3, &["`ndshm ls` lists all names", "no directory of this name either"]);
+    told(&["view", "em", "--out", "picture.JPG"], 2, &["PNG files only", "choose `picture.png`"]);
+    for arguments in [&["help", "--help"][..], &["help", "-h"], &["help"]] {
+        let help = run(&mut scene.ndshm(arguments)).expect_code(0).out;
+        assert!(help.contains("Usage: ndshm <COMMAND>") && help.contains("Exit codes:"), "{help}");
+    }
+    assert!(run(&mut scene.ndshm(["help", "view", "--help"])).expect_code(0).out.contains("Usage: ndshm view"));
+    assert_eq!(scene.files(), [""; 0]);
+}

@@ -89,12 +89,12 @@ fn create_names_all_missing_options_at_once() {
         let refused = upload(&scene, &to, arguments).expect_code(2);
         refused.json()["error"].as_str().expect("an error").to_owned()
     };
-    let all = ["--format", "--dtype", "--shape", "--order", "--chunk"];
+    let all = ["--dtype", "--shape", "--order", "--chunk"];
     let error = missing(&["--create"]);
     assert!(all.iter().all(|option| error.contains(option)), "{error}");
     let error = missing(&["--create", "--format", "zarr3", "--shape", "8,8", "--chunk", "4,4"]);
     let named = all.map(|option| error.contains(option));
-    assert_eq!(named, [false, true, false, true, false], "{error}");
+    assert_eq!(named, [true, false, true, false], "{error}");
     assert!(!to.exists());
 }
 
@@ -125,9 +125,14 @@ fn cutout_changes_cut_objects_only_with_read_modify_write() {
     fs::write(scene.emulated().join("x"), [7u8; 8 * 8]).expect("written");
     let create = ["--create", "--format", "zarr3", "--dtype", "uint8", "--shape", "8,8", "--chunk", "4,4"];
     let cut = ["--order", "c", "--cutout", "0:4,2:6"];
-    let refused = upload(&scene, &to, &[&create[..], &cut].concat()).expect_code(2);
-    assert!(refused.err.contains("read-modify-write"), "{refused:?}");
-    upload(&scene, &to, &[&cut[..], &["--read-modify-write"]].concat()).expect_code(0);
+    let cuts = |arguments: &[&str]| {
+        let refused = upload(&scene, &to, &[arguments, &cut].concat()).expect_code(2);
+        assert!(refused.err.contains("give --read-modify-write"), "{refused:?}");
+    };
+    cuts(&create);
+    assert!(!to.exists(), "a refused command makes no volume");
+    upload(&scene, &to, &[&create[..], &cut, &["--read-modify-write"]].concat()).expect_code(0);
+    cuts(&[]);
     run(&mut scene.ndshm(["download", text(&to), "--location", "back", "--quiet"])).expect_code(0);
     let expected: Vec<u8> = (0..64).map(|at| if at < 32 && (2..6).contains(&(at % 8)) { 7 } else { 0 }).collect();
     assert_eq!(fs::read(scene.emulated().join("back")).expect("there"), expected);
@@ -149,7 +154,7 @@ fn invalid_uploads_report_the_reason() {
     fs::write(scene.emulated().join("x"), [7u8; 64]).expect("written");
     let to = scene.temporary().join("new");
     for (arguments, code, says) in [
-        (&["--create"][..], 2, "--format"),
+        (&["--create"][..], 2, "--dtype"),
         (&["--create", "--format", "zarr3"], 2, "--dtype"),
         (&["--create", "--format", "zarr3", "--dtype", "uint8"], 2, "--shape"),
         (&["--create", "--format", "zarr3", "--dtype", "uint8", "--shape", "8,8"], 2, "--chunk"),

@@ -77,7 +77,7 @@ pub(crate) fn open(store: &Arc<dyn Store>, mip: usize) -> Result<Box<dyn ChunkSo
 pub(crate) fn scales(store: &Arc<dyn Store>) -> Result<Vec<ScaleInfo>> {
     let info = |volume: N5Volume, key: String| {
         let (meta, geometry) = volume.into_parts();
-        ScaleInfo { key, meta, resolution: geometry.resolution, unit: geometry.unit }
+        ScaleInfo::new(key, meta, geometry.lengths)
     };
     let root = N5Attributes::read(store, "")?;
     if let Some(dataset) = root.as_ref().filter(|root| root.is_dataset()) {

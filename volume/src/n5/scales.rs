@@ -12,6 +12,7 @@ use std::sync::Arc;
 use serde_json::Value;
 
 use super::attributes::{ATTRIBUTES, N5Attributes, join};
+use crate::description::Lengths;
 use crate::error::{Error, ErrorKind, Result};
 use crate::store::Store;
 
@@ -54,9 +55,7 @@ pub(super) struct GroupedScale {
 pub(super) struct AxesInfo {
     /// A name for each axis.
     pub(super) axes: Vec<String>,
-    /// Size of an element along each axis; empty if it is not given.
-    pub(super) resolution: Vec<f64>,
-    pub(super) unit: String,
+    pub(super) lengths: Lengths,
 }
 
 impl N5Group {
@@ -164,22 +163,25 @@ pub(super) fn geometry(dataset: &Value, group: Option<(&N5Group, usize)>, axes: 
         },
     };
     let unit = if resolution.is_empty() { String::new() } else { unit.unwrap_or_default() };
-    AxesInfo { axes: names, resolution, unit }
+    AxesInfo { axes: names, lengths: Lengths { resolution, translation: Vec::new(), unit } }
 }
 
 /// Parses a `transform`, and converts it from C order to the order of the dataset.
 fn transformed(transform: &Value, axes: usize) -> Option<AxesInfo> {
     let mut resolution = numbers(&transform["scale"], axes)?;
+    let mut translation = numbers(&transform["translate"], axes).unwrap_or_default();
     let mut names = texts(&transform["axes"], axes);
     let units = texts(&transform["units"], axes);
     if transform["ordering"].as_str() != Some("F") {
         resolution.reverse();
+        translation.reverse();
         if let Some(names) = &mut names {
             names.reverse();
         }
     }
     let unit = units.and_then(|units| common(&units)).unwrap_or_default();
-    Some(AxesInfo { axes: names.unwrap_or_else(|| default_names(axes)), resolution, unit })
+    let lengths = Lengths { resolution, translation, unit }.without_zero();
+    Some(AxesInfo { axes: names.unwrap_or_else(|| default_names(axes)), lengths })
 }
 
 /// Parses the size of an element, before the downsampling factors are applied.
@@ -292,7 +294,7 @@ mod tests {
     fn resolution_follows_each_convention() {
         let of = |dataset: &Value, of_group: Value, mip: usize| {
             let found = geometry(dataset, Some((&group(of_group, None), mip)), 3);
-            (found.resolution, found.unit)
+            (found.lengths.resolution, found.lengths.unit)
         };
         let plain = json!({});
         let viewer =
@@ -311,7 +313,7 @@ mod tests {
         assert_eq!(of(&wrong, json!({"scales": 7, "units": ["nm"]}), 0), (Vec::new(), String::new()));
         let tensorstore = json!({"units": ["nm", "nm", "s"], "resolution": [4, 4, 0.5], "axes": ["a", "b", "c"]});
         let found = geometry(&tensorstore, None, 3);
-        assert_eq!((found.axes.join(""), found.unit.as_str()), ("abc".to_owned(), "nm, s"));
+        assert_eq!((found.axes.join(""), found.lengths.unit.as_str()), ("abc".to_owned(), "nm, s"));
     }
 
     #[test]
@@ -319,14 +321,17 @@ mod tests {
         let transform = json!({"axes": ["z", "y", "x"], "units": ["nm", "nm", "nm"], "scale": [40, 4.5, 4], "translate": [1, 2, 3]});
         let expected = AxesInfo {
             axes: ["x", "y", "z"].map(str::to_owned).to_vec(),
-            resolution: vec![4.0, 4.5, 40.0],
-            unit: "nm".to_owned(),
+            lengths: Lengths {
+                resolution: vec![4.0, 4.5, 40.0],
+                translation: vec![3.0, 2.0, 1.0],
+                unit: "nm".to_owned(),
+            },
         };
         let dataset = json!({"transform": transform, "pixelResolution": {"dimensions": [9, 9, 9], "unit": "m"}});
         assert_eq!(geometry(&dataset, None, 3), expected);
         let listed = group(json!({}), Some(vec![("s0".to_owned(), transform)]));
         assert_eq!(geometry(&json!({}), Some((&listed, 0)), 3), expected);
-        let turned = json!({"transform": {"axes": ["x", "y", "z"], "units": ["nm", "nm", "nm"], "scale": [4, 4.5, 40], "ordering": "F"}});
+        let turned = json!({"transform": {"axes": ["x", "y", "z"], "units": ["nm", "nm", "nm"], "scale": [4, 4.5, 40], "translate": [3, 2, 1], "ordering": "F"}});
         assert_eq!(geometry(&turned, None, 3), expected);
         assert_eq!(geometry(&dataset, None, 2), AxesInfo { axes: default_names(2), ..AxesInfo::default() });
     }

@@ -170,10 +170,7 @@ impl ChunkSource for N5Volume {
     fn notes(&self) -> Vec<(&'static str, String)> {
         let mut notes = vec![("source", store::source(&*self.store, "n5", ""))];
         notes.extend((!self.scale.is_empty()).then(|| ("scale", self.scale.clone())));
-        if !self.geometry.resolution.is_empty() {
-            notes.push(("resolution", store::resolution_note(&self.geometry.resolution)));
-            notes.extend((!self.geometry.unit.is_empty()).then(|| ("unit", self.geometry.unit.clone())));
-        }
+        notes.extend(self.geometry.lengths.notes());
         let encoding = Encoding::named(&self.layout.packing_name);
         notes.extend(encoding.map(|encoding| ("encoding", encoding.name().to_owned())));
         notes

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use ndarray_shm::Order;
 
+use super::UNIT;
 use super::encoding::{ChunkEncoding, ChunkLayout};
 use super::existing::Existing;
 use super::info::{INFO, Info, Scale};
@@ -13,7 +14,7 @@ use super::key::{self, NameLayout};
 use super::names::{Names, OTHER_SUFFIXES};
 use super::shards::{ShardReader, numbers};
 use crate::bbox::{length, ranges_text, to_usize};
-use crate::description::Encoding;
+use crate::description::{Encoding, Lengths};
 use crate::error::{Cause, Error, ErrorKind, Result};
 use crate::gzip;
 use crate::scratch::Scratch;
@@ -199,12 +200,11 @@ impl ChunkSource for PrecomputedVolume {
     }
 
     fn notes(&self) -> Vec<(&'static str, String)> {
-        let mut notes = vec![
-            ("source", store::source(&*self.store, "precomputed", "")),
-            ("scale", self.scale.key.clone()),
-            ("resolution", store::resolution_note(&self.scale.resolution)),
-            ("unit", "nm".to_owned()),
-        ];
+        let lengths =
+            Lengths { resolution: self.scale.resolution.clone(), unit: UNIT.to_owned(), ..Lengths::default() };
+        let mut notes =
+            vec![("source", store::source(&*self.store, "precomputed", "")), ("scale", self.scale.key.clone())];
+        notes.extend(lengths.notes());
         notes.extend(Encoding::named(&self.scale.encoding).map(|encoding| ("encoding", encoding.name().to_owned())));
         notes
     }

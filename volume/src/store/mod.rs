@@ -149,11 +149,6 @@ pub(crate) fn source(store: &dyn Store, format: &str, key: &str) -> String {
     format!("{format}://{}", place.trim_end_matches(['/', '\\']))
 }
 
-/// Formats lengths for a note of a description.
-pub(crate) fn resolution_note(resolution: &[f64]) -> String {
-    resolution.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ")
-}
-
 /// Opens the store of a URL.
 pub(crate) fn open(url: &VolumeUrl) -> Result<Arc<dyn Store>> {
     match url.place() {

@@ -8,7 +8,7 @@ use crate::bbox::{Bbox, length};
 use crate::error::{Error, Result};
 use crate::grid::Cells;
 use crate::upload::options::{Alignment, UploadOptions};
-use crate::volume::{ChunkSink, VolumeMeta};
+use crate::volume::ChunkSink;
 
 /// The objects of one upload.
 #[derive(Debug)]
@@ -43,15 +43,10 @@ impl Units {
             }
         };
         cutout.check_within(&meta.domain())?;
-        let aligned = aligned(meta, &cutout);
-        if options.alignment == Alignment::Require && aligned != cutout {
-            return Err(Error::Alignment {
-                region: cutout.to_string(),
-                stored: meta.stored_shape.clone(),
-                origin: meta.origin.clone(),
-                aligned: aligned.to_string(),
-            });
+        if options.alignment == Alignment::Require {
+            meta.check_aligned(&cutout)?;
         }
+        let aligned = meta.aligned(&cutout);
         let cells = meta.stored(&aligned);
         Ok(Self { cutout, aligned, cells })
     }
@@ -86,37 +81,5 @@ impl Units {
     /// Whether the written region covers all of `region`.
     pub(crate) fn cover(&self, region: &[Range<i64>]) -> bool {
         region.iter().zip(self.cutout.ranges()).all(|(part, all)| all.start <= part.start && part.end <= all.end)
-    }
-}
-
-/// Returns the smallest region around `bbox` that cuts through no stored object. It ends where the volume ends.
-pub(crate) fn aligned(meta: &VolumeMeta, bbox: &Bbox) -> Bbox {
-    let cells = meta.stored(bbox);
-    let domain = meta.domain();
-    let axes = cells.numbers().iter().zip(&meta.stored_shape).zip(&meta.origin).zip(domain.ranges());
-    let ranges = axes.map(|(((numbers, stored), origin), whole)| {
-        let at = |number: u64| origin.saturating_add_unsigned(number.saturating_mul(*stored)).min(whole.end);
-        at(numbers.start)..at(numbers.end)
-    });
-    let ranges: Vec<_> = ranges.collect();
-    // Cannot fail: a box around a box with elements has elements.
-    Bbox::new(ranges).unwrap_or_else(|_| bbox.clone())
-}
-
-#[cfg(test)]
-mod tests {
-    use ndarray_shm::DType;
-
-    use super::*;
-
-    #[test]
-    fn aligned_region_ends_at_the_volume() {
-        let mut meta = VolumeMeta::new(&[10, 10, 4], &[2, 3, 4], DType::U8);
-        meta.stored_shape = vec![4, 3, 4];
-        meta.origin = vec![-5, 100, 0];
-        let grown = |text: &str| aligned(&meta, &text.parse().expect("a box")).to_string();
-        assert_eq!(grown("-5:-1,100:103,0:4"), "-5:-1,100:103,0:4");
-        assert_eq!(grown("-2:0,104:105,1:2"), "-5:3,103:106,0:4");
-        assert_eq!(grown("3:4,109:110,0:1"), "3:5,109:110,0:4");
     }
 }

@@ -10,7 +10,7 @@ use zarrs::plugin::PluginCreateError;
 use zarrs::storage::store::MemoryStore;
 
 use crate::bbox::{ranges_text, to_usize};
-use crate::description::Encoding;
+use crate::description::{Encoding, Lengths};
 use crate::error::{Cause, Error, ErrorKind, Result, StoreFailure};
 use crate::gzip;
 use crate::scratch::Scratch;
@@ -27,8 +27,7 @@ use crate::zarr::shard_index::{self, ShardIndex};
 pub(super) struct ZarrArray {
     pub(super) meta: VolumeMeta,
     identity: String,
-    /// Size of one element along each axis, and its unit, if they are known.
-    pub(super) resolution: (Vec<f64>, String),
+    pub(super) lengths: Lengths,
     /// Its name in the group of scales; empty if it was opened by itself.
     pub(super) scale: String,
     /// Encoding of the chunks, if a new volume can have it.
@@ -143,7 +142,7 @@ impl ZarrArray {
         Ok(Self {
             meta,
             identity: document.identity(),
-            resolution: Default::default(),
+            lengths: Lengths::default(),
             scale: String::new(),
             encoding: document.encoding(),
             store: Arc::clone(store),
@@ -321,12 +320,8 @@ impl ChunkSource for ZarrArray {
 
     fn notes(&self) -> Vec<(&'static str, String)> {
         let mut notes = vec![("source", store::source(&*self.store, "zarr", &self.prefix))];
-        let (resolution, unit) = &self.resolution;
         notes.extend((!self.scale.is_empty()).then(|| ("scale", self.scale.clone())));
-        if !resolution.is_empty() {
-            notes.push(("resolution", store::resolution_note(resolution)));
-            notes.extend((!unit.is_empty()).then(|| ("unit", unit.clone())));
-        }
+        notes.extend(self.lengths.notes());
         notes.extend(self.encoding.map(|encoding| ("encoding", encoding.name().to_owned())));
         notes.extend(self.chain.has_bools().then(|| ("elements", BOOL.to_owned())));
         notes

@@ -6,10 +6,10 @@ use std::sync::Arc;
 use ndarray_shm::DType;
 use serde_json::{Value, json};
 
-use crate::description::{Encoding, NewVolume, dtype_name};
+use crate::description::{Encoding, Lengths, NewVolume, dtype_name};
 use crate::error::{Error, ErrorKind, Result};
 use crate::store::{self, Store};
-use crate::volume::is_channels;
+use crate::volume::{is_channels, is_time};
 use crate::zarr::array::ZarrArray;
 use crate::zarr::document::{Document, DocumentKind, V2, V2_ATTRIBUTES, V2_GROUP, V3};
 
@@ -193,7 +193,7 @@ fn attributes(new: &NewVolume) -> Option<Value> {
         return None;
     }
     let unit = |axis: usize| {
-        let is_length = !new.axes.get(axis).is_some_and(|name| is_channels(name) || matches!(&**name, "t" | "time"));
+        let is_length = !new.axes.get(axis).is_some_and(|name| is_channels(name) || is_time(name));
         let length = new.resolution.get(axis).filter(|_| is_length);
         length.map_or(Value::Null, |length| json!(format!("{length} {}", new.unit)))
     };
@@ -202,24 +202,24 @@ fn attributes(new: &NewVolume) -> Option<Value> {
 
 /// Parses the attributes that [`attributes`] returns: lengths and their common unit. An axis without a unit has the length 1, and is
 /// left out at the end.
-pub(super) fn resolution(attributes: &Value, axes: usize) -> Option<(Vec<f64>, String)> {
+pub(super) fn lengths(attributes: &Value, axes: usize) -> Option<Lengths> {
     let mut common = None;
-    let mut lengths = Vec::new();
+    let mut resolution = Vec::new();
     let units = attributes["dimension_units"].as_array().filter(|units| units.len() == axes)?;
     let last = units.iter().rposition(|unit| !unit.is_null())?;
     for axis in &units[..=last] {
         if axis.is_null() {
-            lengths.push(1.0);
+            resolution.push(1.0);
             continue;
         }
         let text = axis.as_str()?.trim();
         let (number, unit) = text.split_once(' ').unwrap_or(("1", text));
-        lengths.push(number.parse().ok()?);
+        resolution.push(number.parse().ok()?);
         if *common.get_or_insert(unit) != unit {
             return None;
         }
     }
-    Some((lengths, common?.to_owned()))
+    Some(Lengths { resolution, unit: common?.to_owned(), ..Lengths::default() })
 }
 
 fn fill_value(dtype: DType) -> Value {

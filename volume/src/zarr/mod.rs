@@ -35,7 +35,7 @@ use self::array::ZarrArray;
 pub(crate) use self::create::sharding_codec;
 use self::document::Document;
 use self::multiscales::Multiscales;
-use crate::description::{NewVolume, ScaleInfo};
+use crate::description::{Lengths, NewVolume, ScaleInfo};
 use crate::error::{Error, ErrorKind, Result};
 use crate::store::Store;
 use crate::volume::{ChunkSink, ChunkSource};
@@ -80,17 +80,13 @@ pub(crate) fn scales(store: &Arc<dyn Store>) -> Result<Vec<ScaleInfo>> {
     let document = root(store)?;
     if document.is_array() {
         let meta = ZarrArray::open(store, &document)?.meta;
-        let said = create::resolution(&document.attributes(store)?, meta.shape.len());
-        let (resolution, unit) = said.unwrap_or_default();
-        return Ok(vec![ScaleInfo { key: String::new(), meta, resolution, unit }]);
+        let lengths = create::lengths(&document.attributes(store)?, meta.shape.len()).unwrap_or_default();
+        return Ok(vec![ScaleInfo::new(String::new(), meta, lengths)]);
     }
     let scales = Multiscales::read(store, &document)?;
     let info = |dataset: &multiscales::Dataset| {
         let array = open_dataset(store, &document, &scales, dataset)?;
-        let (key, unit) = (dataset.path.clone(), scales.unit.clone());
-        let fits = dataset.resolution.len() == array.meta.shape.len();
-        let resolution = if fits { dataset.resolution.clone() } else { Vec::new() };
-        Ok(ScaleInfo { key, meta: array.meta, resolution, unit })
+        Ok(ScaleInfo::new(dataset.path.clone(), array.meta, array.lengths))
     };
     scales.datasets.iter().map(info).collect()
 }
@@ -103,7 +99,7 @@ pub(crate) fn scales(store: &Arc<dyn Store>) -> Result<Vec<ScaleInfo>> {
 /// [`Store`](Error::Store): the metadata cannot be written.
 pub(crate) fn create(store: &Arc<dyn Store>, new: &NewVolume) -> Result<Box<dyn ChunkSink>> {
     let mut array = create::create(store, new)?;
-    array.resolution = (new.resolution.clone(), new.unit.clone());
+    array.lengths = Lengths { resolution: new.resolution.clone(), unit: new.unit.clone(), ..Lengths::default() };
     Ok(Box::new(array))
 }
 
@@ -132,7 +128,7 @@ fn open_scale(store: &Arc<dyn Store>, mip: usize) -> Result<ZarrArray> {
             None if store.is_remote() => Value::Null,
             None => document.attributes(store).unwrap_or_default(),
         };
-        array.resolution = create::resolution(&attributes, array.meta.shape.len()).unwrap_or_default();
+        array.lengths = create::lengths(&attributes, array.meta.shape.len()).unwrap_or_default();
         return Ok(array);
     }
     let scales = Multiscales::read(store, &document)?;
@@ -150,9 +146,7 @@ fn open_dataset(
     if scales.axes.len() == array.meta.shape.len() {
         array.meta.axes.clone_from(&scales.axes);
     }
-    if dataset.resolution.len() == array.meta.shape.len() {
-        array.resolution = (dataset.resolution.clone(), scales.unit.clone());
-    }
+    array.lengths = dataset.lengths.clone().of_axes(array.meta.shape.len());
     array.scale.clone_from(&dataset.path);
     Ok(array)
 }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
+use crate::description::Lengths;
 use crate::error::{Error, ErrorKind, Result};
 use crate::store::Store;
 use crate::take_over::{nanometres, rounded};
@@ -19,8 +20,6 @@ const LAYOUT: &str = "bioformats2raw.layout";
 pub(super) struct Multiscales {
     /// Names of the axes; empty if they are not given.
     pub(super) axes: Vec<String>,
-    /// Unit of the lengths; several units, separated by commas, if one of them is not known.
-    pub(super) unit: String,
     /// The finest first.
     pub(super) datasets: Vec<Dataset>,
 }
@@ -30,8 +29,8 @@ pub(super) struct Multiscales {
 pub(super) struct Dataset {
     /// The path of its array in the group.
     pub(super) path: String,
-    /// Size of one element along each axis; empty if it is not given.
-    pub(super) resolution: Vec<f64>,
+    /// The unit is several, separated by commas, if one of them is not known.
+    pub(super) lengths: Lengths,
 }
 
 impl Multiscales {
@@ -66,23 +65,34 @@ impl Multiscales {
         let names: Option<Vec<String>> =
             axes.iter().map(|axis| axis["name"].as_str().or(axis.as_str()).map(str::to_owned)).collect();
         let (unit, factors) = common_unit(axes);
-        let common = scale(picture);
+        let [whole_scale, whole_translation] = transformations(picture);
         let mut scales = Vec::new();
         for dataset in datasets {
             let path = dataset["path"].as_str().ok_or_else(|| damaged("one of them has no path"))?;
             if !is_within(path) {
                 return Err(damaged(&format!("the path `{path}` of one leads out of the group")));
             }
-            let mut resolution = scale(dataset);
-            if resolution.len() == common.len() {
-                resolution.iter_mut().zip(&common).for_each(|(own, common)| *own *= common);
-            } else if resolution.is_empty() {
-                resolution.clone_from(&common);
-            }
-            resolution.iter_mut().zip(&factors).for_each(|(own, factor)| *own = rounded(*own * factor));
-            scales.push(Dataset { path: path.to_owned(), resolution });
+            // A point is first moved and scaled as the dataset says, and then as the image says.
+            let [resolution, translation] = transformations(dataset);
+            let resolution = with(resolution, &whole_scale, |own, whole| own * whole);
+            let translation = if translation.len() == whole_scale.len() {
+                with(translation, &whole_scale, |own, whole| own * whole)
+            } else {
+                translation
+            };
+            let translation = with(translation, &whole_translation, |own, whole| own + whole);
+            let in_unit = |lengths: Vec<f64>| {
+                if lengths.len() == factors.len() {
+                    with(lengths, &factors, |own, factor| rounded(own * factor))
+                } else {
+                    lengths
+                }
+            };
+            let (resolution, translation) = (in_unit(resolution), in_unit(translation));
+            let lengths = Lengths { resolution, translation, unit: unit.clone() }.without_zero();
+            scales.push(Dataset { path: path.to_owned(), lengths });
         }
-        Ok(Self { axes: names.unwrap_or_default(), unit, datasets: scales })
+        Ok(Self { axes: names.unwrap_or_default(), datasets: scales })
     }
 
     /// Returns the document of one scale.
@@ -125,11 +135,24 @@ fn place_in(volume: &str, path: &str) -> String {
     format!("{}/{path}", volume.trim_end_matches(['/', '\\']))
 }
 
-/// Returns the scale factors in the coordinate transformations of an image or dataset.
-fn scale(described: &Value) -> Vec<f64> {
-    let transformations = described["coordinateTransformations"].as_array().map(Vec::as_slice).unwrap_or_default();
-    let scale = transformations.iter().find_map(|transformation| transformation["scale"].as_array());
-    scale.and_then(|scale| scale.iter().map(Value::as_f64).collect()).unwrap_or_default()
+/// Returns the scale and the translation in the coordinate transformations of an image or dataset; empty if there is none.
+fn transformations(described: &Value) -> [Vec<f64>; 2] {
+    let all = described["coordinateTransformations"].as_array().map(Vec::as_slice).unwrap_or_default();
+    ["scale", "translation"].map(|kind| {
+        let lengths = all.iter().find_map(|transformation| transformation[kind].as_array());
+        lengths.and_then(|lengths| lengths.iter().map(Value::as_f64).collect()).unwrap_or_default()
+    })
+}
+
+/// Combines the lengths of a dataset with those of the image, axis by axis. Only one of both may be given.
+fn with(mut own: Vec<f64>, whole: &[f64], combined: impl Fn(f64, f64) -> f64) -> Vec<f64> {
+    if own.is_empty() {
+        return whole.to_vec();
+    }
+    if own.len() == whole.len() {
+        own.iter_mut().zip(whole).for_each(|(own, whole)| *own = combined(*own, *whole));
+    }
+    own
 }
 
 /// Whether the path of a dataset stays in its group, on every platform.

@@ -131,10 +131,11 @@ fn lengths_of_an_ome_zarr_have_one_unit() {
         let length = |(name, unit)| json!({"name": name, "type": "space", "unit": unit});
         let mut axes = vec![json!({"name": "t", "type": "time", "unit": "second"})];
         axes.extend(["z", "y", "x"].into_iter().zip(units).map(length));
-        let scale =
-            json!({"path": "0", "coordinateTransformations": [{"type": "scale", "scale": [0.5, 0.04, 4.1, 4.0]}]});
+        let scale = json!({"path": "0", "coordinateTransformations": [
+            {"type": "scale", "scale": [0.25, 0.02, 4.1, 4.0]}, {"type": "translation", "translation": [0, 0.03, 0, 10]}]});
+        let whole = json!([{"type": "scale", "scale": [2, 2, 1, 1]}, {"type": "translation", "translation": [0, 0.01, 0, 2.5]}]);
         let group = json!({"zarr_format": 3, "node_type": "group", "attributes": {"ome": {"version": "0.5", "multiscales": [
-            {"axes": axes, "datasets": [scale]}]}}});
+            {"axes": axes, "datasets": [scale], "coordinateTransformations": whole}]}}});
         fs::write(place.path("em/zarr.json"), group.to_string()).expect("written");
         let scale = VolumeOptions::new().scales(VolumeUrl::local(place.path("em"))).expect("scales").remove(0);
         (scale.resolution[1..].to_vec(), scale.unit)
@@ -143,13 +144,40 @@ fn lengths_of_an_ome_zarr_have_one_unit() {
     assert_eq!(read(["micrometer"; 3]), (vec![0.04, 4.1, 4.0], "µm".to_owned()));
     assert_eq!(read(["parsec", "nanometer", "nanometer"]), (vec![0.04, 4.1, 4.0], "parsec, nm".to_owned()));
 
-    // The time step is no length, and a new volume has nothing to record it in.
+    read(["micrometer", "nanometer", "nanometer"]);
+    let notes = VolumeNotes::of(&*open_volume(VolumeUrl::local(place.path("em"))).expect("a scale")).expect("notes");
+    assert_eq!(notes.translation, [0.0, 70.0, 0.0, 12.5], "moved by the dataset, scaled and moved by the image");
+
+    // The time step is no length, and a new volume has nothing to record it in; nor the translation.
     read(["nanometer"; 3]);
     let source = VolumeOptions::new().open(VolumeUrl::local(place.path("em"))).expect("a scale");
-    let (new, _) = NewVolume::like_volume(VolumeFormat::Zarr, &*source).expect("it can be counted");
+    let (new, left_out) = NewVolume::like_volume(VolumeFormat::Zarr, &*source).expect("it can be counted");
+    assert!(
+        left_out[0].contains("moved to 0, 0.07, 0, 12.5 nm") && left_out[1].contains("step 0.5 of the axis t"),
+        "{left_out:?}"
+    );
+    assert_eq!(left_out.len(), 2, "{left_out:?}");
     create_volume(VolumeUrl::local(place.path("copy")), &new).expect("a volume");
     let written: Value = serde_json::from_slice(&fs::read(place.path("copy/zarr.json")).expect("it")).expect("JSON");
     assert_eq!(written["attributes"]["dimension_units"], json!([null, "0.04 nm", "4.1 nm", "4 nm"]));
+}
+
+#[test]
+fn shards_and_gzip_are_taken_over_where_every_program_can_use_them() {
+    let place = Place::new();
+    let mut sharded = NewVolume::new(VolumeFormat::Zarr, &[50, 40, 30], &[16, 16, 16], DType::U16);
+    (sharded.shard_shape, sharded.encoding) = (Some(vec![32, 32, 32]), Encoding::Gzip);
+    let sink = create_volume(VolumeUrl::local(place.path("sharded")), &sharded).expect("a volume");
+    let notes = VolumeNotes::of(&*sink).expect("notes");
+    assert_eq!((&notes.chunk_shape[..], &notes.shard_shape[..]), (&[16, 16, 16][..], &[32, 32, 32][..]));
+    let copy = |format| NewVolume::like_volume(format, &*sink).expect("it can be counted");
+    let (new, left_out) = copy(VolumeFormat::Zarr);
+    assert_eq!((new.shard_shape, new.encoding), (None, Encoding::Gzip));
+    assert!(left_out[0].contains("shards of 32 x 32 x 32 (give a shard shape"), "{left_out:?}");
+
+    let (new, left_out) = copy(VolumeFormat::Precomputed);
+    assert_eq!(new.encoding, Encoding::Raw, "files named .gz are not found by all programs");
+    assert!(left_out[0].contains("shards of 32 x 32 x 32") && left_out[1].contains("stored raw"), "{left_out:?}");
 }
 
 #[test]
@@ -213,7 +241,8 @@ fn channels_may_be_left_out_of_chunk_shapes_and_resolution() {
     assert_eq!((&notes.resolution[..], notes.unit.as_deref()), (&[4.0, 4.5, 40.0][..], Some("nm")));
     // A copy of the copy is like the first one.
     let (again, left_out) = NewVolume::like_volume(VolumeFormat::Zarr, &*sink).expect("it can be counted");
-    assert_eq!((&again.resolution, again.unit.as_str(), left_out.len()), (&new.resolution, "nm", 0), "{left_out:?}");
+    assert_eq!((&again.resolution, again.unit.as_str(), left_out.len()), (&new.resolution, "nm", 1), "{left_out:?}");
+    assert!(left_out[0].contains("shards"), "{left_out:?}");
 
     // An axis of channels in front has no unit either.
     let url = VolumeUrl::local(place.path("front"));

@@ -217,7 +217,7 @@ async fn s3(
                 Err(error) => {
                     let may_pass = reach::resolver_says_again(format!("{bucket}.s3.amazonaws.com")).await;
                     if !may_pass || begin.elapsed() >= patience.usual {
-                        return Err(unusable(&error));
+                        return Err(RequestFailure::not_reached(&error));
                     }
                 }
             }

@@ -63,6 +63,11 @@ impl RequestFailure {
         Self { failure: StoreFailure::NoAnswer, ..Self::last(text) }
     }
 
+    /// The bucket was not found, or the server that knows its region was never reached.
+    pub(super) fn not_reached(error: &object_store::Error) -> Self {
+        Self { failure: StoreFailure::NotReached, ..Self::last(words(error)) }
+    }
+
     /// A failure before the body. `object_store` has already retried every status that is worth it, so that only broken connections
     /// are retried here. `status` is that of the last answer, if there was one.
     pub(super) fn of_request(error: &object_store::Error, status: Option<u16>, is_anonymous: bool) -> Self {

@@ -68,7 +68,13 @@ fn open_with(place: &str, settings: &Settings) -> Result<Arc<dyn Store>> {
     let server = io
         .wait(connect::connect(place, settings, patience, io.answered()))
         .map_err(|forked| unusable(forked.to_string()))?
-        .map_err(|failure| unusable(failure.to_string()))?
+        .map_err(|failure| {
+            if failure.is_unreached() {
+                failed("opening", shown.clone(), failure)
+            } else {
+                unusable(failure.to_string())
+            }
+        })?
         .ok_or_else(|| not_built_in(&shown))?;
     Ok(Arc::new(RemoteStore { io, server, shown, patience }))
 }
