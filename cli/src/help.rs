@@ -163,7 +163,7 @@ An array that was downloaded from this volume and scale goes back to its region 
 whole volume is written to all of it.
 
 --create takes from the array's description what no option says: where the array begins (a Zarr volume begins at 0), the
-resolution, the names of the axes (zarr3), the chunks, their encoding, and --type. An encoding that does not fit becomes raw, in
+resolution, the names of the axes (zarr3), the chunks, their encoding, the fill value (Zarr), and --type. An encoding that does not fit becomes raw, in
 Zarr zstd. So does jpeg, which would change the elements once more, unless --encoding jpeg is given. What the format cannot keep is
 a warning. Without a description, a Precomputed volume gets a resolution of 1 nm, which the output says.
 
@@ -176,7 +176,7 @@ Downsampling programs average the elements of a Precomputed volume of --type ima
 label, so a volume of labels needs --type segmentation. Elements of uint32 and uint64 can be either: give the type.
 
 Axes are stored in the order of --shape. A Zarr array of z, y, x in C order has the same bytes as an array of x, y, z in F
-order: for a Precomputed volume give --order f --ignore-description, and --shape, --chunk and --resolution from x to z.
+order: for a Precomputed volume give --order f --ignore-description, --dtype, and --shape, --chunk and --resolution from x to z.
 
 ",
     sources!(),

@@ -124,16 +124,20 @@ impl Search {
             let entries = place.list().unwrap_or_default();
             entries.iter().any(|entry| wanted.contains(&entry.kind) && entry.location().as_ref() == Some(location))
         };
-        match self.others.iter().find(has_it) {
-            Some(other) => {
-                let (place, emulate) = if other.name() == "emulated" { ("emulated", 1) } else { ("shm", 0) };
-                format!(
-                    "there is one of that name in {}: select it with --backend {place} or {EMULATE_SHM}={emulate}",
-                    shown(other.path())
-                )
-            }
-            None => "`ndshm ls` lists all names; --backend selects the directory to search".to_owned(),
+        if let Some(other) = self.others.iter().find(has_it) {
+            let (place, emulate) = if other.name() == "emulated" { ("emulated", 1) } else { ("shm", 0) };
+            return format!(
+                "there is one of that name in {}: select it with --backend {place} or {EMULATE_SHM}={emulate}",
+                shown(other.path())
+            );
         }
+        let names = "`ndshm ls` lists all names; --backend selects the directory to search";
+        if Path::new(location.as_str()).is_dir() {
+            return format!(
+                "{names}; if the directory `{location}` is a volume, `ndshm download` makes an array of it first"
+            );
+        }
+        names.to_owned()
     }
 
     fn describe(&self) -> String {

@@ -53,7 +53,9 @@ impl Section {
         let words: Vec<String> = letters.map_or(words, |letters| letters.chars().map(String::from).collect());
         if words.len() != axes || (1..axes).any(|at| words[..at].contains(&words[at])) {
             let message = format!("--axes names {} axes, but the array has {axes}", words.len());
-            return Err(usage(message).advice("give one letter for each axis, all different: --axes zyx"));
+            let example: String = "uvwtczyx".chars().skip(8usize.saturating_sub(axes)).collect();
+            return Err(usage(message)
+                .advice(format!("give one letter for each axis, all different, such as --axes {example}")));
         }
         let mut at: Vec<Option<usize>> = vec![None; axes];
         for cut in cuts {

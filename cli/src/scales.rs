@@ -106,7 +106,7 @@ pub(crate) fn run(url: &VolumeUrl, json: bool, out: &mut dyn Write) -> Result<Ex
             if scale.resolution.is_empty() {
                 "-".to_owned()
             } else {
-                format!("{} {}", joined(&scale.resolution, " x "), units::printable(&scale.unit)).trim().to_owned()
+                units::resolution(&scale.resolution, &scale.axes, &scale.unit)
             },
             units::size(scale.bytes),
             scale.encoding.clone(),

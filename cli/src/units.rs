@@ -114,6 +114,17 @@ pub(crate) fn axis_names(axes: &[String]) -> String {
     if axes.is_empty() { String::new() } else { format!(" ({})", printable(&axes.join(", "))) }
 }
 
+/// Writes the size of an element with its unit: `"4 x 4 x 40 nm"`. Channels have no size; the step of an axis of time has another unit.
+pub(crate) fn resolution(sizes: &[f64], axes: &[String], unit: &str) -> String {
+    let one = |(axis, size): (usize, &f64)| match axes.get(axis).map(String::as_str) {
+        Some("c" | "channel" | "channels") => "-".to_owned(),
+        Some(name @ ("t" | "time")) => format!("{size} ({name})"),
+        _ => size.to_string(),
+    };
+    let sizes: Vec<String> = sizes.iter().enumerate().map(one).collect();
+    format!("{} {}", sizes.join(" x "), printable(unit)).trim().to_owned()
+}
+
 /// Writes a count with its noun: `"1 chunk"`, `"2 chunks"`.
 pub(crate) fn count(number: usize, noun: &str) -> String {
     count_of(number, noun, &format!("{noun}s"))

@@ -12,7 +12,7 @@ use crate::cli::UploadArgs;
 use crate::exit::{Exit, Failure};
 use crate::part::{self, IdlePart, Part};
 use crate::progress::Display;
-use crate::upload_source::UploadSource;
+use crate::upload_source::{UploadSource, lengths};
 use crate::{interrupt, new_volume, region, report, units};
 
 /// Runs `ndshm upload`.
@@ -33,17 +33,17 @@ pub(crate) fn run(args: &UploadArgs, out: &mut dyn Write) -> Result<Exit, Failur
         })?;
         (sink, None)
     };
-    if let Some(notes) = source.notes().filter(|_| !args.ignore_description) {
-        notes.check_axes(&*sink).map_err(|error| {
-            Failure::from(error)
-                .advice("in Python, numpy.transpose does; a new Zarr volume keeps the order of the array's axes")
-        })?;
+    if !args.ignore_description {
+        source.check_axes(&*sink)?;
     }
     let meta = sink.meta();
     let bbox = match &args.bbox {
         None if !args.create => source.region_in(&*sink)?,
         text => region::parse(meta, text.as_deref(), None)?,
     };
+    if !args.create {
+        source.check_fits(meta.dtype, &lengths(&bbox), args)?;
+    }
     let whole = match &args.cutout {
         Some(text) => meta.parse_bbox(text)?,
         None => bbox.clone(),
@@ -203,7 +203,11 @@ impl NewVolumeReport {
         } else if self.resolution.is_empty() {
             "not recorded (--resolution gives it)".to_owned()
         } else {
-            format!("{} {unit}", self.resolution.iter().map(f64::to_string).collect::<Vec<_>>().join(" x "))
+            let is_time = |axis: usize| matches!(self.axes.get(axis).map(String::as_str), Some("t" | "time"));
+            // A new Zarr volume does not record a step of time.
+            let known = |(axis, size): (usize, &f64)| if is_time(axis) { 1.0 } else { *size };
+            let sizes: Vec<f64> = self.resolution.iter().enumerate().map(known).collect();
+            units::resolution(&sizes, &self.axes, &self.unit)
         };
         let chunks = self.chunk_shape.iter().map(u64::to_string).collect::<Vec<_>>().join(" x ");
         let format =

@@ -86,6 +86,14 @@ impl<'a> UploadSource<'a> {
         self.said().map(|said| VolumeNotes::read(said, said.shape()))
     }
 
+    /// Fails if the array has the volume's axes in another order.
+    pub(crate) fn check_axes(&self, sink: &dyn ChunkSink) -> Result<(), Failure> {
+        self.notes().unwrap_or_default().check_axes(sink).map_err(|error| {
+            Failure::from(error)
+                .advice("in Python, numpy.transpose does; a new Zarr volume keeps the order of the array's axes")
+        })
+    }
+
     /// Returns the region of an existing volume to write to, without `--bbox`: where the array is from, if that is this volume and
     /// scale, else all of the volume.
     pub(crate) fn region_in(&self, sink: &dyn ChunkSink) -> Result<Bbox, Failure> {
@@ -99,10 +107,12 @@ impl<'a> UploadSource<'a> {
     }
 
     /// Returns advice about the region of an array that is from another volume.
-    fn region_advice(&self) -> String {
+    ///
+    /// `axes` is the number of axes of the destination: a region of another number fits nowhere in it.
+    fn region_advice(&self, axes: usize) -> String {
         let notes = self.notes().unwrap_or_default();
         match (notes.bbox, notes.source) {
-            (Some(bbox), Some(source)) => format!(
+            (Some(bbox), Some(source)) if bbox.ranges().len() == axes => format!(
                 ". The array is from {} of {}: if it belongs to the same region here, give --bbox {bbox}",
                 bbox,
                 units::printable(&source)
@@ -154,11 +164,17 @@ impl<'a> UploadSource<'a> {
             Self::Plain(_, _, Some(said)) | Self::File(_, Some(said)) if said.dtype() != dtype => {
                 Error::DTypeMismatch { location, expected: dtype.to_string(), found: said.dtype().to_string() }
             }
-            Self::Plain(_, _, said @ Some(_)) | Self::File(_, said @ Some(_)) => {
+            Self::Plain(_, _, Some(said)) | Self::File(_, Some(said)) => {
                 let lengths: Vec<usize> =
                     shape.iter().map(|length| usize::try_from(*length).unwrap_or(usize::MAX)).collect();
                 let order = self.order(args, shape.iter().copied())?;
-                return refuse_other(args.source.display(), said.as_ref(), dtype, &lengths, order);
+                let long =
+                    |lengths: &[usize]| lengths.iter().copied().filter(|length| *length != 1).collect::<Vec<_>>();
+                // With --create the caller has said the shape, and may mean it in spite of the description.
+                if args.create || said.agrees_with(dtype, &lengths, order) || long(said.shape()) == long(&lengths) {
+                    return refuse_other(args.source.display(), Some(said), dtype, &lengths, order);
+                }
+                Error::ShapeMismatch { location, expected: format!("{shape:?}"), found: format!("{:?}", said.shape()) }
             }
             Self::Plain(..) | Self::File(..) => {
                 let (found, _) = self.length_and_time()?;
@@ -205,7 +221,7 @@ impl<'a> UploadSource<'a> {
                 "the array must have the shape {shape:?} and elements of type {dtype}: --bbox selects the region of the array, and \
                  --cutout the part of it that is written{}{}",
                 self.npy_advice(),
-                self.region_advice()
+                self.region_advice(shape.len())
             ),
         }
     }

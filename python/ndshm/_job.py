@@ -11,7 +11,7 @@ from collections.abc import Generator
 from typing import Any, Generic, NamedTuple, NoReturn, TypeVar
 
 from . import _core
-from ._errors import TimedOut, TransferWarning
+from ._errors import Cancelled, TimedOut, TransferWarning
 from ._guard import checked
 
 _T = TypeVar("_T")
@@ -63,6 +63,18 @@ class Work(Generic[_T]):
         self._bar = _bar(title) if show else None
         self._taking = threading.Lock()
         self._outcome: tuple[_T | None, BaseException | None] | None = None
+        self._process = os.getpid()
+
+    def __del__(self) -> None:
+        # The error of an upload that is never shown means lost data.
+        if getattr(self, "_process", None) != os.getpid() or self._outcome is not None or not self.done():
+            return
+        try:
+            self._job.take()
+        except Cancelled:
+            pass
+        except Exception as error:
+            warnings.warn(f"{self._title} failed, and result() was not called: {error}", TransferWarning)
 
     def _converted(self, taken: Any) -> _T:
         """Return what `result` gives, of what the job gave."""
@@ -152,7 +164,7 @@ class Work(Generic[_T]):
             pass
         self._close_bar()
 
-    def _take(self) -> _T:
+    def _settle(self) -> tuple[_T | None, BaseException | None]:
         with self._taking:
             if self._outcome is None:
                 self._show()
@@ -161,7 +173,10 @@ class Work(Generic[_T]):
                     self._outcome = self._converted(self._job.take()), None
                 except Exception as error:
                     self._outcome = None, error
-        value, failure = self._outcome
+            return self._outcome
+
+    def _take(self) -> _T:
+        value, failure = self._settle()
         if failure is not None:
             try:
                 raise failure
@@ -188,7 +203,18 @@ class Work(Generic[_T]):
 
     def __repr__(self) -> str:
         done, total, *_ = self.progress
-        return f"<ndshm.{type(self).__name__} {self._title}: {done} of {total}{self._retrying()}{', ended' if self.done() else ''}>"
+        return f"<ndshm.{type(self).__name__} {self._title}: {done} of {total}{self._retrying()}{self._ending()}>"
+
+    def _ending(self) -> str:
+        if not self.done():
+            return ""
+        failure = self._settle()[1]
+        try:
+            if failure is None:
+                return ", ended"
+            return ", cancelled" if isinstance(failure, Cancelled) else f", failed: {failure}"
+        finally:
+            del failure  # as in `result`
 
 
 def run(job: _core.Job) -> Any:

@@ -267,8 +267,8 @@ def paint(
         one paints its chunk.
     InvalidArgument
         The number of workers is not one, or an argument of `RenderBuffer` is not valid.
-    pickle.PicklingError, AttributeError
-        The function cannot be imported by the workers. Nothing was begun.
+    PaintError, pickle.PicklingError, AttributeError
+        The function cannot be imported by the workers, because it is a lambda, for example, or a function of a notebook. Nothing was begun.
     """
     import multiprocessing
     import multiprocessing.connection
@@ -277,6 +277,7 @@ def paint(
 
     workers = number_of(workers or 0, "workers")
     # If workers cannot import the function, fail here, before the buffer is begun.
+    _require_importable(function)
     ForkingPickler.dumps(function)
 
     # Spawned, not forked: a fork would copy the locks of this process's threads.
@@ -286,6 +287,7 @@ def paint(
         identity = f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', repr(type(function)))}"
     buffer = RenderBuffer(name, shape, chunk, dtype, order, fingerprint=identity, replace=replace, exist_ok=exist_ok)
     done, total = buffer.progress
+    found = done
     bar = _bar(done, total, name) if progress else None
     count = min(workers or os.cpu_count() or 1, max(total - done, 1))
     running: dict[Any, Any] = {}
@@ -304,6 +306,11 @@ def paint(
             if done == total:
                 break
             if not running:
+                if done == found:
+                    raise PaintError(
+                        f"all workers ended before one of them had painted a chunk of `{name}`: what they print says why. "
+                        f"If they were killed, call again; ndshm.unlink({name!r}, partial=True) removes the unfinished buffer"
+                    )
                 raise PaintError(f"all workers that painted `{name}` died before it was complete: call again to paint the rest")
             ended: list[Any] = multiprocessing.connection.wait(list(running), timeout=0.05)
             for near in ended:
@@ -325,6 +332,27 @@ def paint(
         if bar is not None:
             bar.close()
     return buffer.finish()
+
+
+def _require_importable(function: Any) -> None:
+    """Raise if spawned workers could not import the main program, or not the function from it."""
+    import multiprocessing
+    import os
+    import sys
+
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        raise PaintError(
+            "a worker imports this program, and would begin to paint again: put the call of `paint` under `if __name__ == \"__main__\":`"
+        )
+    main = sys.modules["__main__"]
+    file = getattr(main, "__file__", None)
+    if getattr(main, "__spec__", None) is None and file is not None and not os.path.exists(file):
+        raise PaintError(f"workers cannot import the main program {file}: put it into a file")
+    if getattr(function, "__module__", None) == "__main__" and file is None:
+        raise PaintError(
+            f"workers cannot import {getattr(function, '__qualname__', function)} from a notebook, or from what is typed: "
+            "write the function into a module, fill.py, and import it from there"
+        )
 
 
 def _bar(done: int, total: int, name: str) -> Any:

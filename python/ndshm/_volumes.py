@@ -557,7 +557,7 @@ def _target(volume: VolumeLike, mip: int | None) -> tuple[_core.RawVolume, str |
         return _core.RawVolume(_absolute(place), number_of(mip or 0, "mip")), None
     other: Any = volume
     if not isinstance(getattr(other, "cloudpath", None), str):
-        raise InvalidArgument(f"{volume!r} is no volume: give a path, a URL, an ndshm.Volume or a CloudVolume")
+        raise InvalidArgument(f"a {type(volume).__name__} is no volume: give a path, a URL, an ndshm.Volume or a CloudVolume")
     missing = getattr(other, "background_color", 0) or "fill" if getattr(other, "fill_missing", False) else None
     return _core.RawVolume(url_of(other), number_of(other.mip if mip is None else mip, "mip")), missing
 

@@ -471,3 +471,27 @@ def test_paint_accepts_what_was_finished(name: str) -> None:
     first = ndshm.paint(name, (8, 3), (4, 3), "i4", slow_square, workers=1)
     again = ndshm.paint(name, (8, 3), (4, 3), "i4", failing, workers=1, fingerprint="test_render.slow_square", exist_ok=True)
     np.testing.assert_array_equal(first[...], again[...])
+
+
+_PAINT = "import ndshm; ndshm.paint({name!r}, 8, 4, 'u1', fill, workers=1)"
+
+
+@pytest.mark.parametrize(
+    ("program", "way", "advice"),
+    [
+        ("def fill(x, region): x[:] = 1\n" + _PAINT, "-c", "write the function into a module"),
+        ("import module; fill = module.fill\n" + _PAINT, "-", "put it into a file"),
+        ("def fill(x, region): x[:] = 1\n" + _PAINT, "file", "put the call of `paint` under `if __name__"),
+    ],
+)
+def test_what_workers_cannot_import_is_refused_with_advice(name: str, tmp_path: Path, program: str, way: str, advice: str) -> None:
+    (tmp_path / "module.py").write_text("def fill(x, region): x[:] = 1\n")
+    text = program.format(name=name)
+    (tmp_path / "file.py").write_text(text)
+    arguments = {"-c": ["-c", text], "-": ["-"], "file": ["file.py"]}[way]
+    ended = subprocess.run([sys.executable, *arguments], cwd=tmp_path, input=text, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 1 and advice in ended.stderr
+    if way == "file":
+        assert "all workers ended before one of them had painted a chunk" in ended.stderr
+        assert ndshm.unlink(name, partial=True), "the parent had begun"
+    assert not ndshm.unlink(name, partial=True)

@@ -823,3 +823,19 @@ def test_memory_of_a_dropped_download_is_freed(tmp_path: Path) -> None:
     while nameless() != before:
         assert time.monotonic() < end, "the memory is still mapped"
         time.sleep(0.01)
+
+
+def test_failed_work_says_so_although_nobody_waits_for_it(tmp_path: Path) -> None:
+    volume = ndshm.create_volume(tmp_path / "em.zarr", (16,), (8,), "u1")
+    works = [ndshm.upload(volume, np.ones(16, "u2")), ndshm.upload(volume, np.ones(16, "u2"))]
+    while not all(work.done() for work in works):
+        time.sleep(0.01)
+    assert "failed: " in repr(works[0]) and "<u2" in repr(works[0])
+    with pytest.raises(ndshm.NdshmError):
+        works[0].result()
+    with pytest.warns(ndshm.TransferWarning, match=r"failed, and result\(\) was not called: .*<u2"):
+        works.pop()
+        gc.collect()
+    done = ndshm.upload(volume, np.ones(16, "u1"))
+    done.result()
+    assert repr(done).endswith("ended>")

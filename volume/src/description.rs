@@ -185,6 +185,8 @@ pub struct NewVolume {
     pub shard_shape: Option<Vec<u64>>,
     /// Type of the elements.
     pub dtype: DType,
+    /// The bytes of each element of missing chunks, in little-endian order; `None` for 0. Zarr only.
+    pub fill: Option<Vec<u8>>,
     /// Whether the elements are intensities or labels; Precomputed volumes only. If it is `None`, [`VolumeKind::implied`] decides;
     /// if that is `None` too, creating the volume fails.
     pub kind: Option<VolumeKind>,
@@ -216,6 +218,7 @@ impl NewVolume {
             chunk_shape: chunk_shape.to_vec(),
             shard_shape: None,
             dtype,
+            fill: None,
             kind: None,
             encoding: Encoding::Raw,
             jpeg_quality: None,

@@ -12,7 +12,7 @@ use crate::volume::{ChunkSource, VolumeKind, VolumeMeta, is_axis_name};
 /// Keys in the order in which they are written. What does not fit into a description is left out from the end.
 ///
 /// `elements` is first because the bytes mean something else without it; few arrays have it.
-const WRITTEN_ORDER: [&str; 13] = [
+const WRITTEN_ORDER: [&str; 14] = [
     "elements",
     "axes",
     "bbox",
@@ -26,6 +26,7 @@ const WRITTEN_ORDER: [&str; 13] = [
     "shard",
     "encoding",
     "kind",
+    "fill",
 ];
 
 /// Where an array came from, as the notes of its [`Description`] say.
@@ -76,6 +77,10 @@ pub struct VolumeNotes {
     pub encoding: Option<Encoding>,
     /// What the elements mean, if the volume says.
     pub kind: Option<VolumeKind>,
+    /// Whether the elements are booleans, each in one byte that is 0 or 1.
+    pub is_bool: bool,
+    /// The bytes of each element of chunks that the volume lacks, if they are not all 0.
+    pub fill: Option<Vec<u8>>,
 }
 
 impl VolumeNotes {
@@ -103,6 +108,8 @@ impl VolumeNotes {
             shard_shape: numbers(&words("shard"), |axes| axes == shape.len(), |length: &u64| *length > 0),
             encoding: text("encoding").and_then(Encoding::named),
             kind: text("kind").and_then(VolumeKind::named),
+            is_bool: text("elements") == Some("bool"),
+            fill: text("fill").and_then(bytes_of).filter(|element| element.len() == description.dtype().size()),
         }
     }
 
@@ -153,6 +160,8 @@ fn of_meta(meta: &VolumeMeta) -> Vec<(&'static str, String)> {
     notes.push(("chunk", joined(&meta.chunk_shape)));
     notes.extend((meta.stored_shape != meta.chunk_shape).then(|| ("shard", joined(&meta.stored_shape))));
     notes.extend(meta.kind.map(|kind| ("kind", kind.name().to_owned())));
+    let fill = meta.fill.as_ref().filter(|element| element.iter().any(|byte| *byte != 0));
+    notes.extend(fill.map(|element| ("fill", hexadecimal(element))));
     notes.retain(|(_, text)| !text.is_empty()); // a volume may have no axes
     notes
 }
@@ -179,6 +188,20 @@ fn numbers<T: std::str::FromStr>(
     let read = |word: &&str| word.parse().ok().filter(&is_valid);
     let numbers: Option<Vec<T>> = words.iter().map(read).collect();
     numbers.filter(|numbers| count(numbers.len())).unwrap_or_default()
+}
+
+/// Reads what [`hexadecimal`] writes.
+fn bytes_of(text: &str) -> Option<Vec<u8>> {
+    let digits: Option<Vec<u8>> =
+        text.chars().map(|digit| digit.to_digit(16).and_then(|digit| u8::try_from(digit).ok())).collect();
+    let (pairs, rest) = digits.as_ref()?.as_chunks::<2>();
+    rest.is_empty().then(|| pairs.iter().map(|[high, low]| high << 4 | low).collect())
+}
+
+/// Writes two digits for each byte.
+pub(crate) fn hexadecimal(bytes: &[u8]) -> String {
+    let digits = bytes.iter().flat_map(|byte| [byte >> 4, byte & 0xf]);
+    digits.filter_map(|digit| char::from_digit(digit.into(), 16)).collect()
 }
 
 fn joined<T: ToString>(numbers: &[T]) -> String {
@@ -234,6 +257,8 @@ mod tests {
             ("shard", "64 128 16"),
             ("encoding", "zstd"),
             ("kind", "segmentation"),
+            ("elements", "bool"),
+            ("fill", "01"),
         ];
         let shape = [2, 3, 4];
         let good = VolumeNotes::read(&described(&shape, &full), &shape);
@@ -250,6 +275,8 @@ mod tests {
             shard_shape: vec![64, 128, 16],
             encoding: Some(Encoding::Zstd),
             kind: Some(VolumeKind::Segmentation),
+            is_bool: true,
+            fill: Some(vec![1]),
         };
         assert_eq!(good, expected);
         let without = |key: &str, text: &str| {
@@ -281,6 +308,9 @@ mod tests {
             assert_eq!(without("translation", text), expected, "{text:?}");
         }
         assert_eq!(without("shard", "64 64"), VolumeNotes { shard_shape: Vec::new(), ..expected.clone() });
+        for text in ["0", "0101", "g0", "+1"] {
+            assert_eq!(without("fill", text), VolumeNotes { fill: None, ..expected.clone() }, "{text:?}");
+        }
         assert_eq!(without("encoding", "rot13"), VolumeNotes { encoding: None, ..expected.clone() });
         assert_eq!(without("kind", "Image"), VolumeNotes { kind: None, ..expected.clone() });
     }

@@ -94,9 +94,23 @@ impl NewVolume {
                     .for_each(|(chunk, length)| *chunk = (*length).clamp(1, *chunk));
             }
         }
+        if notes.is_bool {
+            left_out
+                .push(format!("the elements are booleans, stored as 0 and 1 of type {} in the new volume", self.dtype));
+        }
+        if let Some(element) = &notes.fill {
+            if self.format == VolumeFormat::Zarr && self.dtype == dtype {
+                self.fill = Some(element.clone());
+            } else {
+                left_out.push(
+                    "missing chunks of the source have other elements than 0: in the new volume missing chunks are 0"
+                        .to_owned(),
+                );
+            }
+        }
         self.leave_shards_out(notes, &mut left_out);
         self.take_resolution(notes, last_has_channels, &mut left_out);
-        leave_places_and_times_out(notes, &mut left_out);
+        leave_places_and_times_out(notes, is_precomputed, &mut left_out);
         self.take_kind(notes, dtype, &mut left_out);
         self.take_encoding(notes, &mut left_out);
         left_out
@@ -104,6 +118,12 @@ impl NewVolume {
 
     fn take_axes(&mut self, notes: &VolumeNotes, fits: bool, left_out: &mut Vec<String>) {
         if !fits || notes.axes.is_empty() {
+            if self.format == VolumeFormat::Precomputed && notes.source.is_some() && self.shape.len() > 1 {
+                left_out.push(
+                    "the source does not name its axes: they are stored as x, y, z and channel of the Precomputed volume, in this order"
+                        .to_owned(),
+                );
+            }
             return;
         }
         let names: Vec<String> =
@@ -171,7 +191,13 @@ impl NewVolume {
         if notes.unit.is_none() {
             left_out.push(format!("the unit of the resolution {} is not known: nm is assumed", shown()));
         }
-        self.resolution = sizes.iter().take(wanted).map(|size| rounded(size * factor)).collect();
+        let is_length = |axis: usize| !matches!(notes.axes.get(axis), Some(Some(name)) if is_time(name));
+        let length = |(axis, size): (usize, &f64)| match self.format {
+            // A step of time is no length, but Precomputed volumes have a length for each axis.
+            VolumeFormat::Precomputed if !is_length(axis) => 1.0,
+            _ => rounded(size * factor),
+        };
+        self.resolution = sizes.iter().take(wanted).enumerate().map(length).collect();
         self.unit = if self.format == VolumeFormat::Precomputed { "nm".to_owned() } else { unit.to_owned() };
     }
 
@@ -211,7 +237,7 @@ impl NewVolume {
     fn take_encoding(&mut self, notes: &VolumeNotes, left_out: &mut Vec<String>) {
         let Some(encoding) = notes.encoding else { return };
         if encoding == Encoding::Gzip && self.format == VolumeFormat::Precomputed {
-            // In a directory, only CloudVolume and this crate find the files, whose names end with .gz.
+            // In a directory, only CloudVolume and this crate find the files, because their names end with .gz.
             left_out.push(
                 "chunks are stored raw: not all programs find the gzip chunks of a Precomputed volume".to_owned(),
             );
@@ -249,17 +275,18 @@ impl NewVolume {
     }
 }
 
-fn leave_places_and_times_out(notes: &VolumeNotes, left_out: &mut Vec<String>) {
+fn leave_places_and_times_out(notes: &VolumeNotes, is_precomputed: bool, left_out: &mut Vec<String>) {
     let unit = notes.unit.as_deref().unwrap_or("of an unknown unit");
     if !notes.translation.is_empty() {
         let place = notes.translation.iter().map(f64::to_string).collect::<Vec<_>>().join(", ");
         left_out.push(format!(
-            "the source is moved to {place} {unit} (the `translation` in its description), which the new volume does not record"
+            "the first element of the source volume lies at {place} {unit} (its translation), which the new volume does not record"
         ));
     }
     for (name, step) in notes.axes.iter().zip(&notes.resolution) {
         if let Some(name) = name.as_ref().filter(|name| is_time(name) && (step - 1.0).abs() > f64::EPSILON) {
-            left_out.push(format!("the step {step} of the axis {name} is no length, and is not recorded"));
+            let instead = if is_precomputed { ": 1 nm is recorded instead" } else { "" };
+            left_out.push(format!("the step {step} of the axis {name} is no length, and is not recorded{instead}"));
         }
     }
 }

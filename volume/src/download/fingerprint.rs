@@ -6,6 +6,7 @@ use ndarray_shm::{Location, Order};
 
 use crate::bbox::Bbox;
 use crate::error::Result;
+use crate::notes::hexadecimal;
 use crate::volume::ChunkSource;
 
 /// Longest identity that is written in full, in bytes; paths may be longer than a fingerprint.
@@ -49,11 +50,6 @@ pub(crate) fn wanted(line: &str, source: &dyn ChunkSource, location: &Location) 
     let bbox = if bbox.is_empty() { Bbox::whole(&[]) } else { bbox.parse()? };
     bbox.check_within(&source.meta().domain())?;
     Ok(Wanted { bbox, missing })
-}
-
-fn hexadecimal(bytes: &[u8]) -> String {
-    let digits = bytes.iter().flat_map(|byte| [byte >> 4, byte & 0xf]);
-    digits.filter_map(|digit| char::from_digit(digit.into(), 16)).collect()
 }
 
 /// Parses the bytes of one element. Returns `Some(None)` if the text says that a missing chunk is an error.

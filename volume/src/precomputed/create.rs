@@ -98,6 +98,9 @@ fn describe(new: &NewVolume) -> Result<serde_json::Value, String> {
     if new.chunk_shape.get(SPACE).is_some_and(|length| *length < channels) {
         return Err(format!("every chunk of a Precomputed volume has all {channels} channels"));
     }
+    if new.fill.as_ref().is_some_and(|element| element.iter().any(|byte| *byte != 0)) {
+        return Err("missing chunks of a Precomputed volume are 0: leave the fill value out".to_owned());
+    }
     if new.shard_shape.is_some() {
         return Err("Precomputed volumes can be written without shards only".to_owned());
     }

@@ -3,6 +3,7 @@
 use std::fmt::Display;
 use std::sync::Arc;
 
+use half::{bf16, f16};
 use ndarray_shm::DType;
 use serde_json::{Value, json};
 
@@ -97,6 +98,9 @@ fn check(new: &NewVolume) -> Result<(), String> {
     if new.resolution.iter().any(|length| !length.is_finite()) {
         return Err(format!("the resolution {:?} is not made of numbers", new.resolution));
     }
+    if new.fill.as_ref().is_some_and(|element| element.len() != new.dtype.size()) {
+        return Err(format!("the fill value is no element of type {}", new.dtype));
+    }
     if new.version == 2 && new.dtype == DType::Bf16 {
         return Err("Zarr version 2 has no bfloat16: choose version 3".to_owned());
     }
@@ -123,7 +127,7 @@ fn metadata_v2(new: &NewVolume) -> Value {
         "chunks": new.chunk_shape,
         "dtype": format!("{order}{kind}"),
         "order": "C",
-        "fill_value": fill_value(new.dtype),
+        "fill_value": fill_value(new),
         "filters": null,
         "compressor": match new.encoding {
             Encoding::Gzip => json!({"id": "gzip", "level": 5}),
@@ -162,7 +166,7 @@ fn metadata_v3(new: &NewVolume) -> Value {
             "configuration": {"chunk_shape": new.shard_shape.as_ref().unwrap_or(&new.chunk_shape)},
         },
         "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
-        "fill_value": fill_value(new.dtype),
+        "fill_value": fill_value(new),
         "codecs": codecs,
         "attributes": attributes(new).unwrap_or_else(|| json!({})),
     });
@@ -222,11 +226,44 @@ pub(super) fn lengths(attributes: &Value, axes: usize) -> Option<Lengths> {
     Some(Lengths { resolution, unit: common?.to_owned(), ..Lengths::default() })
 }
 
-fn fill_value(dtype: DType) -> Value {
-    match dtype {
-        DType::Complex64 | DType::Complex128 => json!([0.0, 0.0]),
-        DType::F16 | DType::Bf16 | DType::F32 | DType::F64 => json!(0.0),
-        _ => json!(0),
+/// Returns the element of missing chunks as Zarr writes it. The bytes are as many as an element has.
+fn fill_value(new: &NewVolume) -> Value {
+    let zero = vec![0; new.dtype.size()];
+    let bytes = new.fill.as_ref().unwrap_or(&zero);
+    macro_rules! number {
+        ($type:ty) => {
+            bytemuck::pod_read_unaligned::<$type>(bytes)
+        };
+    }
+    match new.dtype {
+        DType::U16 => json!(number!(u16)),
+        DType::U32 => json!(number!(u32)),
+        DType::U64 => json!(number!(u64)),
+        DType::I8 => json!(number!(i8)),
+        DType::I16 => json!(number!(i16)),
+        DType::I32 => json!(number!(i32)),
+        DType::I64 => json!(number!(i64)),
+        DType::F16 => real(f16::from_bits(number!(u16)).into()),
+        DType::Bf16 => real(bf16::from_bits(number!(u16)).into()),
+        DType::F32 => real(number!(f32).into()),
+        DType::F64 => real(number!(f64)),
+        DType::Complex64 => number!([f32; 2]).map(|part| real(part.into())).into_iter().collect(),
+        DType::Complex128 => number!([f64; 2]).map(real).into_iter().collect(),
+        _ => json!(number!([u8; 1])[0]),
+    }
+}
+
+fn real(number: f64) -> Value {
+    if number.is_finite() {
+        json!(number)
+    } else {
+        json!(if number.is_nan() {
+            "NaN"
+        } else if number > 0.0 {
+            "Infinity"
+        } else {
+            "-Infinity"
+        })
     }
 }
 

@@ -38,7 +38,7 @@ use self::multiscales::Multiscales;
 use crate::description::{Lengths, NewVolume, ScaleInfo};
 use crate::error::{Error, ErrorKind, Result};
 use crate::store::Store;
-use crate::volume::{ChunkSink, ChunkSource};
+use crate::volume::{ChunkSink, ChunkSource, VolumeKind};
 
 /// Whether a Zarr array or group is there.
 pub(crate) fn found(store: &Arc<dyn Store>) -> Result<bool> {
@@ -146,6 +146,7 @@ fn open_dataset(
     if scales.axes.len() == array.meta.shape.len() {
         array.meta.axes.clone_from(&scales.axes);
     }
+    array.meta.kind = scales.has_labels.then_some(VolumeKind::Segmentation);
     array.lengths = dataset.lengths.clone().of_axes(array.meta.shape.len());
     array.scale.clone_from(&dataset.path);
     Ok(array)

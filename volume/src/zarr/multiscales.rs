@@ -20,6 +20,8 @@ const LAYOUT: &str = "bioformats2raw.layout";
 pub(super) struct Multiscales {
     /// Names of the axes; empty if they are not given.
     pub(super) axes: Vec<String>,
+    /// Whether the elements are labels.
+    pub(super) has_labels: bool,
     /// The finest first.
     pub(super) datasets: Vec<Dataset>,
 }
@@ -92,7 +94,8 @@ impl Multiscales {
             let lengths = Lengths { resolution, translation, unit: unit.clone() }.without_zero();
             scales.push(Dataset { path: path.to_owned(), lengths });
         }
-        Ok(Self { axes: names.unwrap_or_default(), datasets: scales })
+        let has_labels = [&attributes["ome"], &attributes].iter().any(|described| described["image-label"].is_object());
+        Ok(Self { axes: names.unwrap_or_default(), has_labels, datasets: scales })
     }
 
     /// Returns the document of one scale.

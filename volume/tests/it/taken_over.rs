@@ -153,7 +153,7 @@ fn lengths_of_an_ome_zarr_have_one_unit() {
     let source = VolumeOptions::new().open(VolumeUrl::local(place.path("em"))).expect("a scale");
     let (new, left_out) = NewVolume::like_volume(VolumeFormat::Zarr, &*source).expect("it can be counted");
     assert!(
-        left_out[0].contains("moved to 0, 0.07, 0, 12.5 nm") && left_out[1].contains("step 0.5 of the axis t"),
+        left_out[0].contains("lies at 0, 0.07, 0, 12.5 nm") && left_out[1].contains("step 0.5 of the axis t"),
         "{left_out:?}"
     );
     assert_eq!(left_out.len(), 2, "{left_out:?}");
@@ -177,7 +177,66 @@ fn shards_and_gzip_are_taken_over_where_every_program_can_use_them() {
 
     let (new, left_out) = copy(VolumeFormat::Precomputed);
     assert_eq!(new.encoding, Encoding::Raw, "files named .gz are not found by all programs");
-    assert!(left_out[0].contains("shards of 32 x 32 x 32") && left_out[1].contains("stored raw"), "{left_out:?}");
+    let told = ["does not name its axes", "shards of 32 x 32 x 32", "stored raw"];
+    assert!(
+        told.iter().zip(&left_out).all(|(words, text)| text.contains(words)) && left_out.len() == 3,
+        "{left_out:?}"
+    );
+}
+
+/// What a new volume has not is said: booleans, elements of missing chunks, steps of time.
+#[test]
+fn other_meanings_of_elements_and_axes_are_told() {
+    let place = Place::new();
+    let notes = [
+        ("elements", "bool"),
+        ("axes", "x y t"),
+        ("source", "zarr:///movie"),
+        ("resolution", "0.004 0.004 2"),
+        ("unit", "µm"),
+        ("chunk", "8 8 1"),
+        ("fill", "01"),
+    ];
+    let (new, left_out) = NewVolume::like(VolumeFormat::Precomputed, &described(DType::U8, &[50, 40, 30], &notes));
+    assert_eq!(new.resolution, [4.0, 4.0, 1.0], "two seconds are not 2 µm");
+    for words in ["booleans", "other elements than 0", "step 2 of the axis t", "are stored as x, y, z"] {
+        assert!(left_out.iter().any(|text| text.contains(words)), "{words}: {left_out:?}");
+    }
+
+    // Zarr keeps the elements of missing chunks.
+    let nan = f32::NAN.to_le_bytes().map(|byte| format!("{byte:02x}")).concat();
+    for (dtype, element, written) in [
+        (DType::U8, "07", json!(7)),
+        (DType::U8, "00", json!(0)),
+        (DType::I16, "feff", json!(-2)),
+        (DType::F32, &nan, json!("NaN")),
+        (DType::F16, "003c", json!(1.0)),
+        (DType::Complex64, "0000803f000000c0", json!([1.0, -2.0])),
+    ] {
+        let array = described(dtype, &[8, 8], &[("chunk", "4 4"), ("fill", element)]);
+        for version in [2, 3] {
+            let mut new = NewVolume::new(VolumeFormat::Zarr, &[8, 8], &[], dtype);
+            new.version = version;
+            let left_out = new.take_over(&VolumeNotes::read(&array, array.shape()), dtype);
+            assert!(left_out.is_empty(), "{left_out:?}");
+            let path = place.path(&format!("{element}-{version}"));
+            let sink = create_volume(VolumeUrl::local(&path), &new).expect("a volume");
+            assert_eq!(sink.meta().fill, new.fill, "{dtype} {version}");
+            let file = path.join(if version == 2 { ".zarray" } else { "zarr.json" });
+            let json: Value = serde_json::from_slice(&fs::read(file).expect("it")).expect("JSON");
+            assert_eq!(json["fill_value"], written, "{dtype} {version}");
+        }
+    }
+
+    // The metadata of labels says that they are.
+    let new = NewVolume::new(VolumeFormat::Zarr, &[20, 30, 40], &[16, 16, 16], DType::U16);
+    create_volume(VolumeUrl::local(place.path("cells").join("0")), &new).expect("an array");
+    let axes = ["z", "y", "x"].map(|name| json!({"name": name, "type": "space"}));
+    let group = json!({"zarr_format": 3, "node_type": "group", "attributes": {"ome": {"version": "0.5", "image-label": {}, "multiscales": [
+        {"axes": axes, "datasets": [{"path": "0"}]}]}}});
+    fs::write(place.path("cells/zarr.json"), group.to_string()).expect("written");
+    let labels = open_volume(VolumeUrl::local(place.path("cells"))).expect("a scale");
+    assert_eq!(labels.meta().kind, Some(VolumeKind::Segmentation));
 }
 
 #[test]
