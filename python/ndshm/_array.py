@@ -13,13 +13,14 @@ from . import _core, in_flight
 from ._dtypes import numpy_dtype, refuse_all_but_bits, refuse_mask
 from ._errors import HandleExpired, InvalidArgument, NdshmError, NotFound, Unlinked
 from ._guard import Guard, require_numpy
+from ._operators import Operators
 from ._region import region_of
 
 if TYPE_CHECKING:
     import numpy
 
 
-class Array(_core.RawArray):
+class Array(Operators, _core.RawArray):
     """An n-dimensional array in shared memory.
 
     `create`, `open` and `from_array` return a *plain* one: it has a name of your choice, which stays until it is removed with `unlink`.
@@ -33,6 +34,9 @@ class Array(_core.RawArray):
 
     ``numpy.asarray(array)`` and ``memoryview(array)`` give the same memory **without** a lock: the caller must ensure that
     nothing else writes. Exported memory stays attached until the last view of it and this object are gone, also after `close`.
+
+    Operators and functions are numpy's: ``a + 1``, ``a == b``, ``a += 1``, ``numpy.add(a, 1, out=a)``, ``a.sum()``. Each locks one array at a time;
+    results are numpy arrays. ``a[0] += 1`` is two operations with a lock each, so that changes of other processes may be lost between them.
 
     A pickle of an array leads to the same memory, and not to a copy. `copy.copy` and ``array[...]`` copy the elements.
     """
@@ -197,7 +201,7 @@ class Array(_core.RawArray):
             x[index] = value
 
     def __repr__(self) -> str:
-        state = ", closed" if self.closed else ", read-only" if self.readonly else ""
+        state = self._state()
         kind = "counted" if self.is_counted else repr(self.name) if self.name else "nameless"
         if self.is_part:
             lengths, order = self.whole
@@ -206,11 +210,16 @@ class Array(_core.RawArray):
         axes = f" axes {', '.join(map(_printable, self.axes))}" if self.axes else ""
         return f"<ndshm.Array {kind}: {self.dtype_name} {self.shape}{axes} order {self.order}{state}>"
 
+    def _state(self) -> str:
+        return ", closed" if self.closed else ", read-only" if self.readonly else ""
+
     def _repr_html_(self) -> str:
         from html import escape
 
+        kind = "counted" if self.is_counted else "plain" if self.name else "nameless"
         rows = {
-            "name": self.name,
+            **({"name": self.name} if self.name else {}),
+            "kind": f"{'part of ' if self.is_part else ''}{kind}{self._state()}",
             "shape": " × ".join(map(str, self.shape)) or "()",
             **({"axes": ", ".join(map(_printable, self.axes))} if self.axes else {}),
             "dtype": self.dtype_name,

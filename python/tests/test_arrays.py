@@ -238,7 +238,10 @@ def test_representations_name_the_array(name: str) -> None:
     array = ndshm.create(name, (2, 3), "f4")
     assert name in repr(array) and "<f4" in repr(array)
     html = array._repr_html_()
-    assert "2 × 3" in html and "&lt;f4" in html
+    assert "2 × 3" in html and "&lt;f4" in html and "plain" in html
+    part = ndshm.share([1, 2]).part(np.s_[1:])
+    part.close()
+    assert "part of counted, closed" in part._repr_html_()
     assert len(array) == 2
     with pytest.raises(TypeError):
         len(ndshm.create(name, (), "f4", replace=True))
