@@ -228,4 +228,12 @@ def gc(dry_run: bool = False, in_flight: bool = False) -> list[str]:
     return _core.reclaim(dry_run, in_flight)
 
 
+def __getattr__(name: str) -> str:
+    if name == "__version__":
+        from importlib.metadata import version  # it takes longer to import than this package
+
+        return version("ndshm")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
 _program.choose_manager()

@@ -50,7 +50,12 @@ def contiguous(x: Any) -> tuple[Any, str, Any]:
     """Return numpy's array of `x`, the order in which it is to be shared, and its elements in that order as bytes, or None if it is empty."""
     refuse_mask(x)
     numpy = require_numpy("sharing a copy")
-    x = numpy.asarray(x)
+    try:
+        x = numpy.asarray(x)
+    except (RuntimeError, TypeError) as error:
+        if type(x).__module__.partition(".")[0] != "torch":
+            raise
+        raise InvalidArgument(f"numpy cannot take this tensor ({error}): ndshm.torch.from_tensor takes tensors of every kind") from error
     name_of(x.dtype)  # refuses types that cannot be viewed as bytes
     order = "F" if x.flags.f_contiguous and not x.flags.c_contiguous else "C"
     return x, order, numpy.asarray(x, order=order).ravel(order="K").view("u1") if x.size else None

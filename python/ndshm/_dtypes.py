@@ -83,6 +83,8 @@ def name_of(dtype: Any) -> str:
     if isinstance(dtype, type) and isinstance(getattr(dtype, "dtype", None), object) and not isinstance(dtype, str):
         # A numpy scalar type has the name of its dtype, as in `numpy.float32`. `numpy.bool` is named `bool`, formerly `bool_`.
         text = dtype.__name__.rstrip("_")
+    elif type(dtype).__module__ == "torch":
+        text = str(dtype).removeprefix("torch.")
     elif not isinstance(dtype, str):
         if getattr(dtype, "names", None) is not None:
             raise InvalidArgument(f"the dtype {dtype} is structured: share each of its fields as an array of its own")

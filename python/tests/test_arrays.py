@@ -333,3 +333,11 @@ def test_buffer_that_a_library_keeps_without_exporting_stays_valid(name: str) ->
     del array, x
     gc.collect()
     assert not ndshm.attached(name)
+
+
+def test_version_is_that_of_the_package() -> None:
+    from importlib.metadata import version
+
+    assert ndshm.__version__ == version("ndshm")
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        ndshm.nothing  # noqa: B018
