@@ -46,16 +46,20 @@ def permissions_of(permissions: Any) -> int:
     return operator.index(permissions)
 
 
-def contiguous(x: Any) -> tuple[Any, str, Any]:
-    """Return numpy's array of `x`, the order in which it is to be shared, and its elements in that order as bytes, or None if it is empty."""
-    refuse_mask(x)
-    numpy = require_numpy("sharing a copy")
+def _as_numpy(x: Any) -> Any:
     try:
-        x = numpy.asarray(x)
+        return require_numpy("sharing a copy").asarray(x)
     except (RuntimeError, TypeError) as error:
         if type(x).__module__.partition(".")[0] != "torch":
             raise
         raise InvalidArgument(f"numpy cannot take this tensor ({error}): ndshm.torch.from_tensor takes tensors of every kind") from error
+
+
+def contiguous(x: Any) -> tuple[Any, str, Any]:
+    """Return numpy's array of `x`, the order in which it is to be shared, and its elements in that order as bytes, or None if it is empty."""
+    refuse_mask(x)
+    numpy = require_numpy("sharing a copy")
+    x = _as_numpy(x)
     name_of(x.dtype)  # refuses types that cannot be viewed as bytes
     order = "F" if x.flags.f_contiguous and not x.flags.c_contiguous else "C"
     return x, order, numpy.asarray(x, order=order).ravel(order="K").view("u1") if x.size else None
@@ -67,9 +71,8 @@ _PIECE = 64 << 20
 
 def to_copy(x: Any) -> tuple[Any, str, tuple[Any, list[Any]] | None]:
     """Return numpy's array of `x`, the order in which it is to be shared, and what the core copies: the elements, and indices of pieces."""
-    numpy = require_numpy("sharing a copy")
     refuse_mask(x)
-    x = numpy.asarray(x)
+    x = _as_numpy(x)
     name_of(x.dtype)  # refuses types that have no bytes to copy
     order = "F" if x.flags.f_contiguous and not x.flags.c_contiguous else "C"
     if not x.size:
