@@ -144,20 +144,21 @@ class Operators(_Base):
         with self.read() as x:
             return require_numpy("converting an array").array(x.astype(dtype, order, casting, subok, True))
 
-    def copy(self, order: str = "C") -> Any:
-        """Return a copy of the elements in a numpy array."""
-        return require_numpy("copying an array").array(self[...], order=order)
+    def __getattr__(self, name: str) -> Any:
+        # dask copies all that has a method `copy`, and would never see what is written later.
+        advice = ": array[...] copies the elements" if name == "copy" else ""
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{advice}")
 
     def tolist(self) -> Any:
         """Return the elements in nested lists."""
-        return self.copy().tolist()
+        return _whole_copy(self).tolist()
 
     def reshape(self, *shape: Any, order: str = "C") -> Any:
         """Return a copy of the elements in another shape. It is read-only, because nothing that is written to it would be in the array.
 
         To write: ``with a.write() as x: x.reshape(..)[:] = 1``.
         """
-        return _read_only(self.copy("K").reshape(*shape, order=order))
+        return _read_only(_whole_copy(self).reshape(*shape, order=order))
 
     @property
     def T(self) -> Any:
@@ -165,7 +166,11 @@ class Operators(_Base):
 
         To write: ``with a.write() as x: x.T[:] = 1``.
         """
-        return _read_only(self.copy("K").T)
+        return _read_only(_whole_copy(self).T)
+
+
+def _whole_copy(array: Operators) -> Any:
+    return require_numpy("copying an array").array(array[...])  # one element is no array
 
 
 def _read_only(x: Any) -> Any:
