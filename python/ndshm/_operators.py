@@ -195,7 +195,7 @@ def _reduced(array: Operators, method: str, out: Any, **how: Any) -> Any:
     how = {key: _copy(value) for key, value in how.items()}
     _refuse_bits(array)
     with array.read() as x:
-        # Of an array whose only axis has length 1, for example, numpy may return a view.
+        # Along an axis of length 1, for example, numpy may return a view.
         result = require_numpy("computing with an array").array(getattr(x, method)(**how))
     if out is not None:
         out[...] = result
