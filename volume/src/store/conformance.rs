@@ -154,7 +154,7 @@ pub(crate) fn is_replaced_in_one_step(store: &dyn Store, rounds: u64) {
                         assert!(found == object(u64::from(found[0])), "a half-made object of {} bytes", found.len());
                         if cfg!(windows) {
                             // Without POSIX semantics, as under Wine, an object can be replaced only while it is not being read.
-                            std::thread::sleep(std::time::Duration::from_millis(3));
+                            std::thread::sleep(std::time::Duration::from_millis(20));
                         }
                     }
                 })
