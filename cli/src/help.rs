@@ -163,9 +163,10 @@ An array that was downloaded from this volume and scale goes back to its region 
 whole volume is written to all of it.
 
 --create takes from the array's description what no option says: where the array begins (a Zarr volume begins at 0), the
-resolution, the names of the axes (zarr3), the chunks, their encoding, the fill value (Zarr), and --type. An encoding that does not fit becomes raw, in
-Zarr zstd. So does jpeg, which would change the elements once more, unless --encoding jpeg is given. What the format cannot keep is
-a warning. Without a description, a Precomputed volume gets a resolution of 1 nm, which the output says.
+resolution, the names of the axes (zarr3), the chunks, their encoding, the fill value (Zarr), and --type. An encoding that
+does not fit becomes raw, in Zarr zstd. So does jpeg, which would change the elements once more, unless --encoding jpeg is
+given. What the format cannot keep is a warning. Without a description, a Precomputed volume gets a resolution of 1 nm, which
+the output says.
 
 --create creates a volume, or uses an existing one with the same properties, so the same command can be repeated, and run on
 many machines. The metadata of a Precomputed volume does not tell whether its chunks are compressed by gzip: give --create

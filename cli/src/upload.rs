@@ -179,6 +179,9 @@ struct NewVolumeReport {
 impl NewVolumeReport {
     fn new(new: &NewVolume, meta: &VolumeMeta, args: &UploadArgs) -> Self {
         let is_assumed = new.format == VolumeFormat::Precomputed && new.resolution.is_empty();
+        // A new volume does not record a step of time.
+        let is_time = |axis: usize| matches!(new.axes.get(axis).map(String::as_str), Some("t" | "time"));
+        let recorded = |(axis, size): (usize, &f64)| if is_time(axis) { 1.0 } else { *size };
         Self {
             format: match (new.format, new.version) {
                 (VolumeFormat::Zarr, 2) => "zarr2",
@@ -190,7 +193,11 @@ impl NewVolumeReport {
             chunk_shape: meta.chunk_shape.clone(),
             encoding: new.encoding.name(),
             axes: if new.format == VolumeFormat::Zarr && new.version > 2 { new.axes.clone() } else { Vec::new() },
-            resolution: if is_assumed { vec![1.0; 3] } else { new.resolution.clone() },
+            resolution: if is_assumed {
+                vec![1.0; 3]
+            } else {
+                new.resolution.iter().enumerate().map(recorded).collect()
+            },
             unit: new.unit.clone(),
             is_resolution_assumed: is_assumed,
         }
@@ -203,11 +210,7 @@ impl NewVolumeReport {
         } else if self.resolution.is_empty() {
             "not recorded (--resolution gives it)".to_owned()
         } else {
-            let is_time = |axis: usize| matches!(self.axes.get(axis).map(String::as_str), Some("t" | "time"));
-            // A new Zarr volume does not record a step of time.
-            let known = |(axis, size): (usize, &f64)| if is_time(axis) { 1.0 } else { *size };
-            let sizes: Vec<f64> = self.resolution.iter().enumerate().map(known).collect();
-            units::resolution(&sizes, &self.axes, &self.unit)
+            units::resolution(&self.resolution, &self.axes, &self.unit)
         };
         let chunks = self.chunk_shape.iter().map(u64::to_string).collect::<Vec<_>>().join(" x ");
         let format =

@@ -62,8 +62,8 @@ impl NewVolume {
         Ok((new, left_out))
     }
 
-    /// Takes over what an array's notes say: the begin of its region, the chunk shape, the encoding, resolution and unit, the names of
-    /// the axes, and whether the elements are labels. `dtype` is the element type of the array that has the notes.
+    /// Takes over what an array's notes say: the begin of its region, the chunk shape, the encoding, the fill value (Zarr), resolution and
+    /// unit, the names of the axes, and whether the elements are labels. `dtype` is the element type of the array that has the notes.
     ///
     /// Format, version, shape, element type, and the shape of shards if there are to be any, of `self` must be set; the other fields are
     /// replaced where the notes say something. Shards are not taken over.
