@@ -13,6 +13,7 @@ from . import _core, in_flight
 from ._dtypes import numpy_dtype, refuse_all_but_bits, refuse_mask
 from ._errors import HandleExpired, InvalidArgument, NdshmError, NotFound, Unlinked
 from ._guard import Guard, require_numpy
+from ._imports import importing
 from ._operators import Operators
 from ._region import region_of
 
@@ -214,7 +215,8 @@ class Array(Operators, _core.RawArray):
         return ", closed" if self.closed else ", read-only" if self.readonly else ""
 
     def _repr_html_(self) -> str:
-        from html import escape
+        with importing:
+            from html import escape
 
         kind = "counted" if self.is_counted else "plain" if self.name else "nameless"
         rows = {
@@ -278,7 +280,8 @@ def _watch_pickles() -> None:
     global _is_watching
     if sys.modules.get("multiprocessing.reduction") and sys.modules.get("numpy"):
         _is_watching = True
-        from . import multiprocessing
+        with importing:
+            from . import multiprocessing
 
         if not multiprocessing._is_decided:
             multiprocessing.watch_views()
@@ -343,7 +346,8 @@ def _receive_part(attach: Any, arguments: tuple[Any, ...], region: tuple[int, tu
 
 def register_with_multiprocessing() -> None:
     """Let multiprocessing pickle counted arrays as handles that are used up by their receiver, which loads each pickle once."""
-    from multiprocessing.reduction import ForkingPickler
+    with importing:
+        from multiprocessing.reduction import ForkingPickler
 
     ForkingPickler.register(Array, _reduce_for_one)
 

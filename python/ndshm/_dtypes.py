@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ._errors import InvalidArgument
 from ._guard import optional_numpy, require_numpy
+from ._imports import importing
 
 if TYPE_CHECKING:
     import numpy
@@ -40,7 +41,8 @@ def numpy_dtype(name: str) -> numpy.dtype[Any]:
     found: Any = name
     if name == "bfloat16":
         try:
-            from ml_dtypes import bfloat16 as found
+            with importing:
+                from ml_dtypes import bfloat16 as found
         except ImportError:
             found = "<u2"
     result: numpy.dtype[Any] = require_numpy("dtype").dtype(found)

@@ -7,6 +7,11 @@ from typing import Any, NoReturn
 
 from . import _core
 from ._errors import TimedOut, WouldBlock
+from ._imports import importing
+
+
+# The module numpy, once it was needed.
+_numpy: Any = None
 
 
 def strict(enabled: bool = True) -> None:
@@ -16,20 +21,23 @@ def strict(enabled: bool = True) -> None:
 
 def require_numpy(purpose: str) -> Any:
     """Return the module numpy. If it is not installed, raise an ImportError that names `purpose`."""
-    try:
-        import numpy
-    except ImportError as error:
-        raise ImportError(f"{purpose} needs numpy: `pip install numpy`, or use memoryview(array)") from error
+    numpy = optional_numpy()
+    if numpy is None:
+        raise ImportError(f"{purpose} needs numpy: `pip install numpy`, or use memoryview(array)")
     return numpy
 
 
 def optional_numpy() -> Any:
     """Return the module numpy, or None if it is not installed."""
-    try:
-        import numpy
-    except ImportError:
-        return None
-    return numpy
+    global _numpy
+    if _numpy is None:
+        try:
+            with importing:
+                import numpy
+        except ImportError:
+            return None
+        _numpy = numpy
+    return _numpy
 
 
 def checked(timeout: float | None) -> None:
@@ -53,8 +61,9 @@ class Guard(_core.RawGuard):
 
     async def __aenter__(self) -> Any:
         """Wait without blocking the event loop: retry the lock with pauses of at most 20 ms."""
-        import asyncio
-        import time
+        with importing:
+            import asyncio
+            import time
 
         limit = self.timeout
         end = math.inf if limit is None else time.monotonic() + limit

@@ -13,6 +13,7 @@ from typing import Any, Generic, NamedTuple, NoReturn, TypeVar
 from . import _core
 from ._errors import Cancelled, TimedOut, TransferWarning
 from ._guard import checked
+from ._imports import importing
 
 _T = TypeVar("_T")
 
@@ -139,7 +140,8 @@ class Work(Generic[_T]):
         return self._wait().__await__()
 
     async def _wait(self) -> _T:
-        import asyncio
+        with importing:
+            import asyncio
 
         pause = 0.001
         try:
@@ -231,7 +233,8 @@ def run(job: _core.Job) -> Any:
 
 def _bar(title: str) -> Any:
     try:
-        from tqdm.auto import tqdm
+        with importing:
+            from tqdm.auto import tqdm
     except ImportError as error:
         raise ImportError("progress=True needs tqdm: `pip install tqdm`") from error
     return tqdm(total=None, desc=title, unit="B", unit_scale=True, unit_divisor=1024)
@@ -259,6 +262,33 @@ def _forked() -> None:
     _running.clear()
 
 
+def _before_fork() -> None:
+    """Wait, for at most a second, until the threads of this package that are about to end have ended.
+
+    Python 3.12 and later warn of each fork beside another thread. If work runs, its threads stay, and the warning is right.
+    """
+    limit = time.monotonic() + 1.0
+    while not any(not watch.wait(0.0) for watch in list(_running)) and _has_threads() and time.monotonic() < limit:
+        time.sleep(0.0002)
+
+
+def _has_threads() -> bool:
+    try:
+        tasks = os.listdir("/proc/self/task")
+    except OSError:
+        return False  # not Linux
+    return len(tasks) > 1 and any(map(_is_own, tasks))
+
+
+def _is_own(task: str) -> bool:
+    try:
+        # As bytes: a text file could import a codec.
+        with open(f"/proc/self/task/{task}/comm", "rb") as file:
+            return file.read().startswith(b"ndshm-")
+    except OSError:
+        return False  # it has ended meanwhile
+
+
 atexit.register(_end)
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forked)
+    os.register_at_fork(before=_before_fork, after_in_child=_forked)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -12,6 +14,7 @@ from ._attach import lengths_of, number_of
 from ._dtypes import name_of
 from ._errors import NotFound, PaintError, TimedOut, Unlinked, WouldBlock
 from ._guard import checked
+from ._imports import importing
 
 if TYPE_CHECKING:
     import numpy.typing
@@ -270,10 +273,10 @@ def paint(
     PaintError, pickle.PicklingError, AttributeError
         The function cannot be imported by the workers, because it is a lambda, for example, or a function of a notebook. Nothing was begun.
     """
-    import multiprocessing
-    import multiprocessing.connection
-    import os
-    from multiprocessing.reduction import ForkingPickler
+    with importing:
+        import multiprocessing
+        import multiprocessing.connection
+        from multiprocessing.reduction import ForkingPickler
 
     workers = number_of(workers or 0, "workers")
     # If workers cannot import the function, fail here, before the buffer is begun.
@@ -336,9 +339,8 @@ def paint(
 
 def _require_importable(function: Any) -> None:
     """Raise if spawned workers could not import the main program, or not the function from it."""
-    import multiprocessing
-    import os
-    import sys
+    with importing:
+        import multiprocessing
 
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         raise PaintError(
@@ -357,7 +359,8 @@ def _require_importable(function: Any) -> None:
 
 def _bar(done: int, total: int, name: str) -> Any:
     try:
-        from tqdm.auto import tqdm
+        with importing:
+            from tqdm.auto import tqdm
     except ImportError as error:
         raise ImportError("progress=True needs tqdm: `pip install tqdm`") from error
     return tqdm(total=total, initial=done, desc=name, unit="chunk")

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final, SupportsIndex, TypeVar, overload
 
 from ._array import Array
+from ._imports import importing
 from ._share import share_zeros
 
 _T_co = TypeVar("_T_co", covariant=True)
@@ -53,7 +54,8 @@ class SharedList(Sequence[_T_co]):
     __slots__ = ("__weakref__", "_array", "_content", "_loads", "_places")
 
     def __init__(self, items: Iterable[_T_co]) -> None:
-        import pickle
+        with importing:
+            import pickle
 
         content, places = bytearray(), array.array(_PLACE, [0])
         for item in items:
@@ -75,7 +77,8 @@ class SharedList(Sequence[_T_co]):
         self._attach(shared, len(places))
 
     def _attach(self, shared: Array, places: int) -> None:
-        from pickle import loads  # `import ndshm` does not load it
+        with importing:
+            from pickle import loads  # `import ndshm` does not load it
 
         self._loads = loads
         whole = memoryview(shared)

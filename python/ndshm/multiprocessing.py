@@ -24,6 +24,7 @@ from . import _array, in_flight
 from ._dtypes import shareable
 from ._errors import HandleExpired, InvalidArgument, NdshmError, NoSpace, NotFound, TooManyOpenFiles
 from ._guard import require_numpy
+from ._imports import importing
 from ._share import get_sharing_strategy, share_zeros
 
 if TYPE_CHECKING:
@@ -112,8 +113,8 @@ def install(threshold: int = _DEFAULT, *, views: bool = False) -> None:
 
 def watch_views() -> None:
     """See the numpy arrays that are pickled, and send none of them through shared memory."""
-    # Not first in the thread of a Queue: a child that is forked meanwhile would wait for that import for ever.
-    from . import _views as _
+    with importing:
+        from . import _views as _
     reducers, ndarray = _registered()
     previous = reducers.get(ndarray)
     if not isinstance(previous, _Registered):
@@ -153,7 +154,8 @@ def _rehearse() -> None:
 
 def _registered() -> tuple[dict[type, Any], type]:
     """Return the reducers that were registered for pickles of multiprocessing, and the class of numpy arrays."""
-    from multiprocessing.reduction import ForkingPickler
+    with importing:
+        from multiprocessing.reduction import ForkingPickler
 
     # There is a public method to register a reducer, but none to see or remove one.
     return getattr(ForkingPickler, "_extra_reducers"), require_numpy("ndshm.multiprocessing").ndarray  # noqa: B009
@@ -182,7 +184,8 @@ class _Registered:
                 pass  # an exception would lose the message, if this is the thread of a Queue
         if self.previous is not None:
             return self.previous(x)
-        from pickle import DEFAULT_PROTOCOL  # it is loaded when this is called, and `import ndshm` does not load it
+        with importing:
+            from pickle import DEFAULT_PROTOCOL  # it is loaded when this is called, and `import ndshm` does not load it
 
         # The protocol of this pickle is not known here. It is the default one, unless a caller chose another.
         return x.__reduce_ex__(DEFAULT_PROTOCOL)
@@ -190,7 +193,8 @@ class _Registered:
 
 def _view(x: numpy.ndarray[Any, Any]) -> Any:
     """Return how a view of an array is sent as a part of it. Return None if it is copied, and warn if that changes its meaning."""
-    from . import _views as views
+    with importing:
+        from . import _views as views
 
     if not _views or (found := views.find(x)) is None:
         if views.is_view(x):

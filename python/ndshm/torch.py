@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 from . import _core
 from ._array import Array
 from ._errors import InvalidArgument, Mismatch, NdshmError, NotAnArray, NotFound, Unsupported
+from ._imports import importing
 from ._share import _shared, get_sharing_strategy
 
 if TYPE_CHECKING:
@@ -178,7 +179,8 @@ def from_tensor(tensor: Tensor, *, copy: bool | None = None) -> Array:
 
 def _torch() -> Any:
     try:
-        import torch
+        with importing:
+            import torch
     except ImportError as error:
         raise ImportError("ndshm.torch needs torch: https://pytorch.org says how to install it") from error
     return torch

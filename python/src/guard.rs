@@ -12,11 +12,12 @@ use std::time::Duration;
 
 use ndarray_shm::DType;
 use ndarray_shm::array::ArrayLock;
-use pyo3::exceptions::{PyBufferError, PyImportError, PyRuntimeError};
+use pyo3::exceptions::{PyBufferError, PyRuntimeError};
 use pyo3::ffi;
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::pyclass::{PyTraverseError, PyVisit};
+use pyo3::sync::PyOnceLock;
 use pyo3::types::PyMemoryView;
 
 use crate::array::{RawArray, seconds};
@@ -247,6 +248,9 @@ fn count_variables(py: Python<'_>, object: &Py<PyAny>, error: &Bound<'_, PyAny>)
     Ok(count)
 }
 
+/// The module numpy, once a guard needed it.
+static NUMPY: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+
 /// What numpy makes of exported elements. It is looked up before a lock is taken, because that may run Python code.
 pub(crate) struct Numpy<'py> {
     asarray: Bound<'py, PyAny>,
@@ -257,10 +261,12 @@ pub(crate) struct Numpy<'py> {
 impl<'py> Numpy<'py> {
     /// Returns `None` if numpy is not installed.
     pub(crate) fn find(py: Python<'py>, element: ElementType) -> PyResult<Option<Self>> {
-        let numpy = match py.import(intern!(py, "numpy")) {
-            Ok(module) => module,
-            Err(error) if error.is_instance_of::<PyImportError>(py) => return Ok(None),
-            Err(error) => return Err(error),
+        let numpy = match NUMPY.get(py) {
+            Some(module) => module.bind(py).clone(),
+            None => match py.import("ndshm._guard")?.call_method0("optional_numpy")? {
+                missing if missing.is_none() => return Ok(None),
+                module => NUMPY.get_or_init(py, || module.unbind()).bind(py).clone(),
+            },
         };
         let as_bits = element.dtype == DType::Bf16;
         let dtype = || py.import("ndshm._dtypes")?.call_method1("numpy_dtype", (element.as_str(),));

@@ -89,7 +89,7 @@ fn take(windows: &HugeWindows<'_>, thrifty: bool, threads: usize) {
     thread::scope(|scope| {
         for _ in 1..threads {
             // If a thread cannot be spawned, the others do its work. The scope joins all of them.
-            let _ = thread::Builder::new().spawn_scoped(scope, || work.run());
+            let _ = thread::Builder::new().name("ndshm-reserve".to_owned()).spawn_scoped(scope, || work.run());
         }
         work.run();
     });

@@ -137,7 +137,7 @@ pub(super) fn start(commands: Vec<Command>, report: Option<Report>, policy: Poli
             Err(error) => drop(sender.send(Err(error))),
         }
     };
-    let thread = thread::Builder::new().name("children".to_owned()).spawn(body);
+    let thread = thread::Builder::new().name("ndshm-children".to_owned()).spawn(body);
     let thread = thread.map_err(|error| Error::os_elsewhere("starting a thread for processes", "children", error))?;
     let died = |_| Error::os_elsewhere("starting processes", "children", io::Error::other("their thread died"));
     match receiver.recv().map_err(died).and_then(|answer| answer) {

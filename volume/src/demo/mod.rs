@@ -5,17 +5,18 @@
 
 use std::fs;
 use std::path::Path;
+use std::sync::Arc;
 
 use ndarray::{ArrayD, Dimension as _, IxDyn};
 use ndarray_shm::{DType, Element};
 use serde_json::{Value, json};
-use zarrs::array::{Array, ArrayMetadata, CodecOptions};
+use zarrs::array::{Array, ArrayMetadata};
 use zarrs::filesystem::FilesystemStore;
 
 use crate::bbox::{Bbox, to_usize};
 use crate::description::dtype_name;
 use crate::error::{Error, Result};
-use crate::zarr::sharding_codec;
+use crate::zarr::{codec_options, sharding_codec, without_pool};
 
 mod pattern;
 
@@ -320,8 +321,9 @@ pub fn write_volume(directory: &Path, spec: &DemoSpec) -> Result<()> {
         Format::ZarrV3 => serde_json::from_value(json.clone()).map(ArrayMetadata::V3),
     }
     .map_err(|error| refused(Box::new(error)))?;
-    let store = FilesystemStore::new(directory).map_err(|error| refused(Box::new(error)))?;
-    let array = Array::new_with_metadata(store.into(), "/", metadata).map_err(|error| refused(Box::new(error)))?;
+    let store = Arc::new(FilesystemStore::new(directory).map_err(|error| refused(Box::new(error)))?);
+    let array = || Array::new_with_metadata(Arc::clone(&store), "/", metadata.clone());
+    let array = without_pool(array).map_err(|error| refused(Box::new(error)))?;
 
     if let Some(parent) = directory.parent() {
         fs::create_dir_all(parent).map_err(|error| Error::io("making", parent, error))?;
@@ -367,7 +369,7 @@ fn pack(
         }
     }
     let shape = array.chunk_shape(chunk)?;
-    let options = CodecOptions::default().with_concurrent_target(1);
-    let packed = array.codecs().encode(bytes.into(), &shape, array.data_type(), array.fill_value(), &options)?;
+    let packed =
+        array.codecs().encode(bytes.into(), &shape, array.data_type(), array.fill_value(), &codec_options())?;
     Ok(packed.into_owned())
 }

@@ -276,7 +276,7 @@ impl StderrTail {
         if let Some(stderr) = stderr {
             let lines = Arc::clone(&lines);
             // Ends with the pipe. It is never joined: a process that the worker left behind may hold the pipe open.
-            let listener = thread::Builder::new().name("worker-stderr".to_owned());
+            let listener = thread::Builder::new().name("ndshm-stderr".to_owned());
             let _ = listener.spawn(move || {
                 let _sender = sender; // its drop at the end of the thread disconnects `silence`
                 let mut stderr = BufReader::new(stderr);

@@ -142,7 +142,7 @@ impl TotalsReader {
         if let Some(stdout) = stdout {
             let latest = Arc::clone(&latest);
             // Ends with the pipe. It is never joined: a process that the worker left behind may hold the pipe open.
-            let listener = thread::Builder::new().name("worker-stdout".to_owned());
+            let listener = thread::Builder::new().name("ndshm-stdout".to_owned());
             let _ = listener.spawn(move || {
                 let _sender = sender; // its drop at the end of the thread disconnects `silence`
                 let mut stdout = BufReader::with_capacity(1 << 16, stdout);

@@ -191,7 +191,7 @@ impl<'scope, 'work: 'scope> ThreadCrew<'scope, '_, 'work> {
         job: impl FnOnce() -> Result<WalkEnd> + Send + 'scope,
     ) {
         let (abort, sender) = (self.abort, self.sender.clone());
-        let name = format!("{kind}-{number}");
+        let name = format!("ndshm-{kind}-{number}");
         let member = thread::Builder::new().name(name.clone()).spawn_scoped(self.scope, move || {
             let _sender = sender; // its drop disconnects `silence`, also on a panic
             let alarm = StopOnDrop::new(abort);

@@ -264,7 +264,7 @@ impl<'a, T: Element> UploadRun<'a, T> {
             let mut refused = None;
             for (number, task) in tasks.into_iter().enumerate() {
                 let sender: Sender<()> = sender.clone();
-                let named = thread::Builder::new().name(format!("{}-{number}", task.name));
+                let named = thread::Builder::new().name(format!("ndshm-{}-{number}", task.name));
                 let started = named.spawn_scoped(scope, move || {
                     let alarm = StopOnDrop::new(&self.abort);
                     let heard = || {

@@ -17,6 +17,7 @@ use crate::scratch::Scratch;
 use crate::store::{self, Store};
 use crate::unpack::Expected;
 use crate::volume::{ChunkSource, Fetched, VolumeMeta};
+use crate::zarr::codec_settings::without_pool;
 use crate::zarr::codecs::{Chain, ElementType, ShardCodec};
 use crate::zarr::document::{BOOL, Document, UNREADABLE, join, unwrapped};
 use crate::zarr::extensions;
@@ -82,8 +83,9 @@ impl ZarrArray {
         let dtype = document.dtype()?;
         let unreadable = |kind| move |cause: Cause| Error::volume(kind, document.name(), UNREADABLE).because(cause);
         // Constructed from the document that was checked, not read again: the stored one may have changed.
-        let array = Array::new_with_metadata(Arc::new(MemoryStore::new()), "/", document.metadata()?)
-            .map_err(|error| unreadable(kind_of(&error))(Box::new(error)))?;
+        let metadata = document.metadata()?;
+        let array = || Array::new_with_metadata(Arc::new(MemoryStore::new()), "/", metadata.clone());
+        let array = without_pool(array).map_err(|error| unreadable(kind_of(&error))(Box::new(error)))?;
         check_extensions(&array).map_err(unreadable(ErrorKind::Unsupported))?;
         Self::with(store, document, array, dtype).map_err(|cause| {
             let is_unknown = matches!(cause.downcast_ref(), Some(PluginCreateError::Unsupported(_)))

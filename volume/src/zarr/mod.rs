@@ -32,6 +32,7 @@ use std::sync::Arc;
 use serde_json::Value;
 
 use self::array::ZarrArray;
+pub(crate) use self::codec_settings::{options as codec_options, without_pool};
 pub(crate) use self::create::sharding_codec;
 use self::document::Document;
 use self::multiscales::Multiscales;

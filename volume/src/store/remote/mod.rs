@@ -7,9 +7,9 @@
 
 mod connect;
 mod failure;
-mod io_threads;
 mod lengths;
 mod reach;
+mod runtime;
 #[cfg(test)]
 mod tests;
 
@@ -26,7 +26,7 @@ use object_store::{
 
 use self::connect::{FIRST_PAUSE, LONGEST_PAUSE, RetryTimes, Server, Settings};
 use self::failure::RequestFailure;
-use self::io_threads::IoThreads;
+use self::runtime::RequestRuntime;
 use crate::error::{Error, Result};
 use crate::retries::{self, RETRY_SECONDS};
 use crate::store::{LARGEST_OBJECT, Object, Store, key, not_built_in, too_long, url};
@@ -41,7 +41,7 @@ const PART: usize = 16 << 20;
 /// A bucket and a prefix in it, or a directory of a web server.
 #[derive(Debug)]
 struct RemoteStore {
-    io: &'static IoThreads,
+    io: &'static RequestRuntime,
     server: Server,
     /// The URL for messages, without secrets.
     shown: String,
@@ -64,7 +64,7 @@ fn open_with(place: &str, settings: &Settings) -> Result<Arc<dyn Store>> {
         },
         None => RetryTimes { usual, first: (!retries::waits_for_servers()).then_some(FIRST_PATIENCE) },
     };
-    let io = IoThreads::current().map_err(|error| unusable(format!("cannot start threads for requests: {error}")))?;
+    let io = RequestRuntime::current().map_err(|error| unusable(format!("cannot prepare requests: {error}")))?;
     let server = io
         .wait(connect::connect(place, settings, patience, io.answered()))
         .map_err(|forked| unusable(forked.to_string()))?

@@ -1,13 +1,14 @@
-//! The I/O threads, and blocking waits for a request. Concurrent calls make concurrent requests.
+//! Blocking waits for requests. Concurrent calls make concurrent requests.
 //!
-//! One runtime serves the whole process. It starts with the first remote store and only moves bytes; the callers' threads compute.
-//! The runtime does not work in a forked child, which has only the thread that forked. There, a store that was opened before the
-//! fork fails with an error, and a store that is opened anew gets new threads and connections.
+//! One asynchronous runtime serves the whole process. It only moves bytes, in a thread that starts with the first call and ends soon after the
+//! last one: an idle process has no such thread, so that Python does not warn of it at a fork. The connections stay open meanwhile.
+//! The runtime does not work in a forked child: there, a store that was opened before the fork fails with an error, and a store that is opened
+//! anew gets a new runtime and new connections.
 
 use std::future::Future;
 use std::io;
 use std::pin::pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
@@ -18,24 +19,35 @@ use tokio::sync::Semaphore;
 use super::reach::Answered;
 use crate::store::wanted;
 
-/// Number of I/O threads; a few gigabits per second need less than one.
-const THREADS: usize = 2;
-
 /// Maximum number of concurrent requests of this process, whatever its callers do: less than the usual limit for file descriptors.
 const REQUESTS: usize = 256;
 
-/// The I/O threads of one process, and the limit for its requests.
+/// The runtime of one process, and the limit for its requests.
 #[derive(Debug)]
-pub(super) struct IoThreads {
+pub(super) struct RequestRuntime {
     process: u32,
     runtime: Runtime,
+    driver: Mutex<Driver>,
     requests: Semaphore,
     /// The servers that have answered one of them.
     answered: Answered,
 }
 
-/// Never dropped: dropping a runtime waits for its threads, which do not exist in a forked child that inherits this value.
-static CURRENT: Mutex<Option<&'static IoThreads>> = Mutex::new(None);
+/// The thread that moves the bytes, and the calls that need it.
+#[derive(Debug, Default)]
+struct Driver {
+    is_running: bool,
+    /// Calls that wait now.
+    waits: usize,
+    /// Whether a call has begun to wait since the thread looked last.
+    is_used: bool,
+}
+
+/// Never dropped: a forked child that inherits this value shares its descriptors with the parent.
+static CURRENT: Mutex<Option<&'static RequestRuntime>> = Mutex::new(None);
+
+/// How long a thread without work waits for more, before it ends: longer than most pauses between the requests of a job.
+const IDLE: Duration = Duration::from_millis(10);
 
 /// Time that a request may still take after a stop: an answer that has nearly arrived need not be requested again.
 const GRACE: Duration = Duration::from_millis(500);
@@ -52,26 +64,31 @@ pub(super) enum NoAnswer {
     /// The job was stopped.
     #[error("the work was stopped before an answer came")]
     Unwanted,
+    /// The thread that moves the bytes cannot be started.
+    #[error("cannot start a thread for requests: {0}")]
+    NoThread(io::Error),
 }
 
-impl IoThreads {
-    /// Returns the I/O threads of this process; starts them on the first call.
+impl RequestRuntime {
+    /// Returns the runtime of this process; makes it on the first call.
     pub(super) fn current() -> io::Result<&'static Self> {
         let process = std::process::id();
         let mut current = CURRENT.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(threads) = current.filter(|threads| threads.process == process) {
-            return Ok(threads);
+        if let Some(runtime) = current.filter(|runtime| runtime.process == process) {
+            return Ok(runtime);
         }
-        let runtime =
-            Builder::new_multi_thread().worker_threads(THREADS).thread_name("ndshm-io").enable_all().build()?;
-        let threads: &'static Self = Box::leak(Box::new(Self {
+        // Host names are resolved by threads of their own, because that blocks.
+        let mut builder = Builder::new_current_thread();
+        let runtime = builder.thread_name("ndshm-resolver").thread_keep_alive(IDLE).enable_all().build()?;
+        let runtime: &'static Self = Box::leak(Box::new(Self {
             process,
             runtime,
+            driver: Mutex::default(),
             requests: Semaphore::new(REQUESTS),
             answered: Answered::default(),
         }));
-        *current = Some(threads);
-        Ok(threads)
+        *current = Some(runtime);
+        Ok(runtime)
     }
 
     /// Returns the servers that have answered a request of this process.
@@ -81,10 +98,11 @@ impl IoThreads {
 
     /// Waits for a request. The calling thread polls it and sleeps in between. The caller may be a thread of another asynchronous
     /// runtime, which is then blocked too.
-    pub(super) fn wait<F: Future>(&self, request: F) -> Result<F::Output, NoAnswer> {
+    pub(super) fn wait<F: Future>(&'static self, request: F) -> Result<F::Output, NoAnswer> {
         if self.process != std::process::id() {
             return Err(NoAnswer::Forked);
         }
+        let _wait = self.begin_wait().map_err(NoAnswer::NoThread)?;
         let _context = self.runtime.enter();
         let waker = Waker::from(Arc::new(Unpark(thread::current())));
         let mut context = Context::from_waker(&waker);
@@ -109,6 +127,45 @@ impl IoThreads {
             }
         }
     }
+
+    fn driver(&self) -> MutexGuard<'_, Driver> {
+        self.driver.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Starts the driving thread if it is not running, and keeps it until the result is dropped.
+    fn begin_wait(&'static self) -> io::Result<Wait> {
+        let mut driver = self.driver();
+        if !driver.is_running {
+            let thread = thread::Builder::new().name("ndshm-requests".to_owned());
+            thread.spawn(|| self.runtime.block_on(self.until_idle()))?;
+            driver.is_running = true;
+        }
+        driver.waits += 1;
+        driver.is_used = true;
+        Ok(Wait(self))
+    }
+
+    /// Returns when there was no wait for some time.
+    async fn until_idle(&self) {
+        loop {
+            tokio::time::sleep(IDLE).await;
+            let mut driver = self.driver();
+            if driver.waits == 0 && !std::mem::take(&mut driver.is_used) {
+                // Under the lock: a wait that begins afterwards starts another thread.
+                driver.is_running = false;
+                return;
+            }
+        }
+    }
+}
+
+/// A call that waits.
+struct Wait(&'static RequestRuntime);
+
+impl Drop for Wait {
+    fn drop(&mut self) {
+        self.0.driver().waits -= 1;
+    }
 }
 
 struct Unpark(Thread);
@@ -128,7 +185,7 @@ mod tests {
     #[test]
     fn stopped_job_does_not_wait_for_an_answer() {
         let (stop, never) = (StopFlag::new(), StopFlag::new());
-        let io = IoThreads::current().expect("threads");
+        let io = RequestRuntime::current().expect("a runtime");
         thread::scope(|scope| {
             let waiting = scope
                 .spawn(|| wanted::in_job([&never, &stop], &Retries::new(), || io.wait(std::future::pending::<()>())));
@@ -144,16 +201,17 @@ mod tests {
     #[test]
     fn forked_child_gets_an_error_instead_of_waiting() {
         let runtime = Builder::new_current_thread().build().expect("a runtime");
-        // Another process id: so these threads look inherited from a parent.
-        let parent = IoThreads {
+        // Another process id: so this runtime looks inherited from a parent.
+        let parent = Box::leak(Box::new(RequestRuntime {
             process: std::process::id() + 1,
             runtime,
+            driver: Mutex::default(),
             requests: Semaphore::new(1),
             answered: Answered::default(),
-        };
+        }));
         assert!(matches!(parent.wait(std::future::pending::<()>()), Err(NoAnswer::Forked)));
-        let own = IoThreads::current().expect("threads");
+        let own = RequestRuntime::current().expect("a runtime");
         assert_eq!(own.wait(async { 7 }).expect("an answer"), 7);
-        assert!(std::ptr::eq(own, IoThreads::current().expect("the same")));
+        assert!(std::ptr::eq(own, RequestRuntime::current().expect("the same")));
     }
 }
