@@ -1,13 +1,57 @@
 """Typed n-dimensional arrays that several processes share.
 
->>> import ndshm
->>> array = ndshm.create("docs-example", (2, 3), "float32")
->>> with array.write() as x:
-...     x[:] = 1
->>> float(ndshm.open("docs-example")[1, 2])
-1.0
->>> ndshm.unlink("docs-example")
-True
+Most programs need ten names; `help(ndshm.create)` and the like say more.
+
+`create`: an array of zeros under a name. `Array` has numpy's operators, and each access has a lock. Several lines share one::
+
+    >>> import numpy, ndshm
+    >>> array = ndshm.create("docs-example", (2, 3), "float32")
+    >>> array += 1
+    >>> with array.write() as x:
+    ...     x[0] = x[1] + 2
+
+`open`: the array that has a name, in this or another process. ``timeout=5`` waits for it::
+
+    >>> float(ndshm.open("docs-example")[0, 2])
+    3.0
+
+`unlink`: remove a name. Processes that have the array keep it::
+
+    >>> ndshm.unlink("docs-example")
+    True
+
+`from_array`: a copy of a numpy array under a name::
+
+    >>> _ = ndshm.from_array("docs-example", numpy.arange(6).reshape(2, 3), replace=True)
+
+`ls`: the arrays that have names::
+
+    >>> next(row.shape for row in ndshm.ls() if row.name == "docs-example")
+    (2, 3)
+
+`share`: a copy without a name, to be sent to other processes. The last process that has it frees it::
+
+    >>> import pickle
+    >>> same = pickle.loads(pickle.dumps(ndshm.share(numpy.zeros(3))))
+
+`paint`: an array that several processes paint at once, chunk by chunk::
+
+    def fill(x, region):
+        x[...] = region[0].start
+
+    if __name__ == "__main__":
+        array = ndshm.paint("example", (64, 512), (16, 512), "uint16", fill)
+
+`create_volume`, `upload`, `download`: chunked volumes (Zarr, Precomputed, N5), on disk and behind URLs::
+
+    >>> import tempfile
+    >>> volume = ndshm.create_volume(tempfile.mkdtemp() + "/em", (4, 6), (2, 3), "uint8")
+    >>> ndshm.upload(volume, numpy.ones((4, 6), "uint8")).result().stored
+    4
+    >>> int(ndshm.download(volume, "0:2,:").result().sum())
+    12
+    >>> ndshm.unlink("docs-example")
+    True
 """
 
 from __future__ import annotations
@@ -21,6 +65,7 @@ from ._array import Array
 from ._attach import create, from_array
 from ._attach import open as open
 from ._core import attached
+from ._dtypes import shown as _shown
 from ._errors import (
     AlreadyExists,
     Cancelled,
@@ -188,11 +233,11 @@ def ls(*, partial: bool = False) -> list[Listed] | list[ListedPartial]:
         return [
             ListedPartial(name, size, None, None, None, None, None, attached)
             if found is None
-            else ListedPartial(name, size, found[0], tuple(found[1]), *found[2:], attached)
+            else ListedPartial(name, size, _shown(found[0]), tuple(found[1]), *found[2:], attached)
             for name, size, found, attached in _core.partial_listing()
         ]
     rows = _core.listing()
-    return [Listed(name, size, dtype, None if lengths is None else tuple(lengths), order) for name, size, dtype, lengths, order in rows]
+    return [Listed(name, size, dtype and _shown(dtype), None if lengths is None else tuple(lengths), order) for name, size, dtype, lengths, order in rows]
 
 
 def unlink(name: str, *, partial: bool = False) -> bool:

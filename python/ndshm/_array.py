@@ -7,21 +7,23 @@ import operator
 import os
 import sys
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic
 
 from . import _core, in_flight
-from ._dtypes import numpy_dtype, refuse_all_but_bits, refuse_mask
+from ._dtypes import numpy_dtype, refuse_all_but_bits, refuse_mask, shown
 from ._errors import HandleExpired, InvalidArgument, NdshmError, NotFound, Unlinked
 from ._guard import Guard, require_numpy
 from ._imports import importing
 from ._operators import Operators
 from ._region import region_of
+from ._types import Scalar
 
 if TYPE_CHECKING:
     import numpy
+    from typing_extensions import TypeIs
 
 
-class Array(Operators, _core.RawArray):
+class Array(Operators, _core.RawArray, Generic[Scalar]):
     """An n-dimensional array in shared memory.
 
     `create`, `open` and `from_array` return a *plain* one: it has a name of your choice, which stays until it is removed with `unlink`.
@@ -39,6 +41,9 @@ class Array(Operators, _core.RawArray):
     Operators and functions are numpy's: ``a + 1``, ``a == b``, ``a += 1``, ``numpy.add(a, 1, out=a)``, ``a.sum()``. Each locks one array at a time;
     results are numpy arrays. ``a[0] += 1`` is two operations with a lock each, so that changes of other processes may be lost between them.
 
+    For type checkers, ``Array[numpy.uint8]`` is an array of that element type. What is made of a dtype's name, such as ``"uint8"``, has no
+    more than `Array`.
+
     A pickle of an array leads to the same memory, and not to a copy. `copy.copy` and ``array[...]`` copy the elements.
     """
 
@@ -49,12 +54,17 @@ class Array(Operators, _core.RawArray):
             _watch_pickles()
 
     @property
-    def dtype(self) -> numpy.dtype[Any]:
+    def dtype(self) -> numpy.dtype[Scalar]:
         """The element type, as a numpy dtype. `dtype_name` is its name, and needs no numpy.
 
         ``bfloat16`` is the type of the package ``ml_dtypes``. Without that package the elements appear as their bits, in ``uint16``.
         """
-        return numpy_dtype(self.dtype_name)
+        return numpy_dtype(self._dtype_code)
+
+    @property
+    def dtype_name(self) -> str:
+        """numpy's name of the element type, such as ``"uint8"``."""
+        return shown(self._dtype_code)
 
     @property
     def ndim(self) -> int:
@@ -80,7 +90,7 @@ class Array(Operators, _core.RawArray):
         """
         return super().notes
 
-    def read(self, timeout: float | None = None) -> Guard:
+    def read(self, timeout: float | None = None) -> Guard[Scalar]:
         """Lock the array for reading, for a ``with`` or ``async with`` block.
 
         Other readers may have it locked at the same time; writers wait.
@@ -108,14 +118,14 @@ class Array(Operators, _core.RawArray):
         """
         return Guard(self, False, timeout)
 
-    def write(self, timeout: float | None = None) -> Guard:
+    def write(self, timeout: float | None = None) -> Guard[Scalar]:
         """Lock the array for writing, for a ``with`` or ``async with`` block. All other guards wait.
 
         The parameters and errors are those of `read`, and `PermissionDenied` if the array was opened read-only.
         """
         return Guard(self, True, timeout)
 
-    def part(self, index: Any) -> Array:
+    def part(self, index: Any) -> Array[Scalar]:
         """Return the array of a region of the same memory. Nothing is copied, and what is written to it is in this array.
 
         The part can be sent like the array, and reaches other processes as the same memory: ``pool.map(fill, array.parts())``. It has no lock
@@ -147,9 +157,9 @@ class Array(Operators, _core.RawArray):
         >>> array[1]
         array([7, 0, 7, 0], dtype=uint8)
         """
-        return Array(self.part_at(*region_of(index, self.shape, self.strides)))
+        return Array(self._part_at(*region_of(index, self.shape, self.strides)))
 
-    def parts(self, axis: int = 0) -> Iterator[Array]:
+    def parts(self, axis: int = 0) -> Iterator[Array[Scalar]]:
         """Yield the `part` at each position along an axis, without that axis.
 
         Raises
@@ -162,6 +172,16 @@ class Array(Operators, _core.RawArray):
             raise InvalidArgument(f"axis={axis}: the array has {self.ndim} axes")
         before = (slice(None),) * (axes % self.ndim)
         return map(lambda position: self.part((*before, position)), range(self.shape[axes]))
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        """Return the elements without a lock, as ``numpy.asarray`` does. Libraries that see this method do not read row by row."""
+        numpy = require_numpy("converting an array")
+        x = numpy.asarray(memoryview(self))
+        if dtype is not None and numpy.dtype(dtype) != x.dtype:
+            if copy is False:
+                raise ValueError(f"an array of {self.dtype_name} is no array of {numpy.dtype(dtype)} without a copy")
+            return x.astype(dtype)
+        return x.copy() if copy else x
 
     def __len__(self) -> int:
         if not self.shape:
@@ -192,20 +212,20 @@ class Array(Operators, _core.RawArray):
         """Write the selected elements under a lock for this access alone."""
         require_numpy("indexing an array")
         refuse_mask(value)
-        if isinstance(value, Array) and value.dtype_name == "bfloat16":
+        if isinstance(value, Array) and value._dtype_code == "bfloat16":
             value = value[...]  # the buffer has bits, which numpy would take for numbers
-            if value.dtype.name != "bfloat16" and self.dtype_name != "bfloat16":
+            if value.dtype.name != "bfloat16" and self._dtype_code != "bfloat16":
                 raise InvalidArgument("bfloat16 elements are only bits to numpy here: install ml_dtypes to convert them to numbers")
         with self.write() as x:
-            if self.dtype_name == "bfloat16":
+            if self._dtype_code == "bfloat16":
                 refuse_all_but_bits(x.dtype, value)
             x[index] = value
 
     def __repr__(self) -> str:
         state = self._state()
         kind = "counted" if self.is_counted else repr(self.name) if self.name else "nameless"
-        if self.is_part:
-            lengths, order = self.whole
+        if self._is_part:
+            lengths, order = self._whole
             whole = f"{tuple(lengths)} order {order}"
             return f"<ndshm.Array part of {kind}: {self.dtype_name} {self.shape} strides {self.strides} of {whole}{state}>"
         axes = f" axes {', '.join(map(_printable, self.axes))}" if self.axes else ""
@@ -216,47 +236,46 @@ class Array(Operators, _core.RawArray):
 
     def _repr_html_(self) -> str:
         with importing:
-            from html import escape
+            from . import _html as html
 
         kind = "counted" if self.is_counted else "plain" if self.name else "nameless"
         rows = {
             **({"name": self.name} if self.name else {}),
-            "kind": f"{'part of ' if self.is_part else ''}{kind}{self._state()}",
-            "shape": " × ".join(map(str, self.shape)) or "()",
+            "kind": f"{'part of ' if self._is_part else ''}{kind}{self._state()}",
+            "shape": html.lengths(self.shape),
             **({"axes": ", ".join(map(_printable, self.axes))} if self.axes else {}),
             "dtype": self.dtype_name,
             "order": self.order or "strided",
             "bytes": f"{self.nbytes:,}",
         }
-        cells = "".join(f"<tr><th>{key}</th><td>{escape(value)}</td></tr>" for key, value in rows.items())
-        return f"<table>{cells}</table>"
+        return html.table(rows) + html.picture(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return self._sent(True)
 
     def _sent(self, reusable: bool) -> tuple[Any, ...]:
         """Return how the receiver of a pickle attaches to this array, or to the whole array and then to this part."""
-        if self.is_part:
-            return _receive_part, (*self._sent_whole(reusable), (self.offset, self.shape, self.strides))
+        if self._is_part:
+            return _receive_part, (*self._sent_whole(reusable), (self._offset, self.shape, self.strides))
         return self._sent_whole(reusable)
 
     def _sent_whole(self, reusable: bool) -> tuple[Any, ...]:
         if self.is_counted:
-            return _receive, (_handle(self, reusable), _machine(), self.dtype_name, self.notes)
+            return _receive, (_handle(self, reusable), _machine(), self._dtype_code, self.notes)
         if not self.name:
             raise NdshmError(
                 "this array was painted by processes without a name, so no other process can open it: download it by threads or under a "
                 "name, or send ndshm.share(array)"
             )
         # A plain array is pickled as its name and layout: the receiver attaches to the array that has the name at that time.
-        lengths, order = self.whole
-        place = (os.fspath(self.directory), tuple(lengths), self.dtype_name, order, self.readonly)
+        lengths, order = self._whole
+        place = (os.fspath(self.directory), tuple(lengths), self._dtype_code, order, self.readonly)
         return _attach_pickled, (self.name, _machine(), *place)
 
     def __dask_tokenize__(self) -> tuple[Any, ...]:
         # Without this, dask would pickle the array to tell it from others.
         what = self.id if self.is_counted else self.name
-        part = (self.offset, self.shape, self.strides) if self.is_part else ()
+        part = (self._offset, self.shape, self.strides) if self._is_part else ()
         return type(self).__name__, _machine(), os.fspath(self.directory), what, *part
 
     def __copy__(self) -> Any:
@@ -264,6 +283,11 @@ class Array(Operators, _core.RawArray):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         return self.__copy__()
+
+
+def is_array(x: object) -> TypeIs[Array]:
+    """Return whether `x` is an array. `isinstance` says the same, and type checkers lose the element type by it."""
+    return isinstance(x, Array)
 
 
 def _printable(name: str) -> str:
@@ -314,9 +338,14 @@ def _attach_pickled(
     return Array(found)
 
 
+def _issue(array: Array, reusable: bool) -> str:
+    """Return the handle of an array, good for one process more, or for any number of processes if it is reusable."""
+    return in_flight._notes.issue(array, reusable, in_flight.grace())
+
+
 def _handle(array: Array, reusable: bool) -> str:
     try:
-        return in_flight.issue(array, reusable)
+        return _issue(array, reusable)
     except (NotFound, Unlinked) as error:
         raise HandleExpired(
             f"`{array.name}` cannot be sent any more, because its name is gone: it was unlinked, or this process inherited the array by a fork "
@@ -341,7 +370,7 @@ def _receive(handle: str, machine: str, dtype: str, notes: dict[str, str], kind:
 
 def _receive_part(attach: Any, arguments: tuple[Any, ...], region: tuple[int, tuple[int, ...], tuple[int, ...]]) -> Array:
     with attach(*arguments) as whole:
-        return Array(whole.part_at(*region))
+        return Array(whole._part_at(*region))
 
 
 def register_with_multiprocessing() -> None:

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import operator
 import sys
+import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias, overload
 
 from . import _core
-from ._array import Array
+from ._array import Array, is_array
 from ._dtypes import name_of, refuse_mask
-from ._errors import InvalidArgument, InvalidType
-from ._guard import require_numpy
+from ._errors import AlreadyExists, InvalidArgument, InvalidType, NotFound, TimedOut
+from ._guard import checked, require_numpy
+from ._types import Scalar
 
 if TYPE_CHECKING:
     import numpy.typing
+
+#: The length of the only axis, or the lengths of all.
+ShapeLike: TypeAlias = int | tuple[int, ...] | list[int]
 
 
 def number_of(value: Any, what: str) -> int:
@@ -29,7 +34,7 @@ def number_of(value: Any, what: str) -> int:
     return number
 
 
-def lengths_of(shape: int | tuple[int, ...] | list[int]) -> list[int]:
+def lengths_of(shape: ShapeLike) -> list[int]:
     """Return the lengths of the axes as a list."""
     lengths: list[Any]
     try:
@@ -101,13 +106,40 @@ def _pieces(shape: tuple[int, ...], nbytes: int, order: str) -> Iterator[tuple[A
     return split(0, nbytes)
 
 
+@overload
 def create(
     name: str,
-    shape: int | tuple[int, ...] | list[int],
+    shape: ShapeLike,
+    dtype: type[Scalar] | numpy.dtype[Scalar],
+    order: str = "C",
+    *,
+    replace: bool = False,
+    exist_ok: bool = False,
+    sparse: bool = False,
+    permissions: int = 0o600,
+    keep_fd: bool = False,
+) -> Array[Scalar]: ...
+@overload
+def create(
+    name: str,
+    shape: ShapeLike,
     dtype: numpy.typing.DTypeLike,
     order: str = "C",
     *,
     replace: bool = False,
+    exist_ok: bool = False,
+    sparse: bool = False,
+    permissions: int = 0o600,
+    keep_fd: bool = False,
+) -> Array: ...
+def create(
+    name: str,
+    shape: ShapeLike,
+    dtype: numpy.typing.DTypeLike,
+    order: str = "C",
+    *,
+    replace: bool = False,
+    exist_ok: bool = False,
     sparse: bool = False,
     permissions: int = 0o600,
     keep_fd: bool = False,
@@ -126,6 +158,9 @@ def create(
         ``"C"``, the last axis contiguous, or ``"F"``, the first.
     replace
         Replace the array that has the name, if any. Processes attached to that array keep its memory.
+    exist_ok
+        Attach to the array that has the name, if any, with the elements that it has. It must have this shape, dtype and order; its
+        `permissions` and pages stay as they are. So it does not matter which of several processes is first.
     sparse
         Reserve no memory: a process that writes when none is left is killed.
     permissions
@@ -137,6 +172,8 @@ def create(
     ------
     AlreadyExists
         The name is taken.
+    Mismatch
+        With ``exist_ok``: an array of another shape, dtype or order has the name.
     NoSpace
         There is not enough memory. Nothing was created.
     InvalidArgument
@@ -144,27 +181,43 @@ def create(
     KeyboardInterrupt
         Ctrl-C. Nothing was created, except that with ``replace`` the new array may have taken the place of the old one.
     """
-    lengths, dtype_name, bits = lengths_of(shape), name_of(dtype), permissions_of(permissions)
-    made = _core.Made()
-    try:
-        return Array(
-            _core.create(
-                name,
-                lengths,
-                dtype_name,
-                order,
-                made=made,
-                replace=replace,
-                sparse=sparse,
-                permissions=bits,
-                keep_fd=keep_fd,
+    lengths, element, bits = lengths_of(shape), name_of(dtype), permissions_of(permissions)
+    if replace and exist_ok:
+        raise InvalidArgument("replace and exist_ok: give one of them, to lose or to keep the array that has the name")
+    while True:
+        made = _core.Made()
+        try:
+            return Array(
+                _core.create(
+                    name,
+                    lengths,
+                    element,
+                    order,
+                    made=made,
+                    replace=replace,
+                    sparse=sparse,
+                    permissions=bits,
+                    keep_fd=keep_fd,
+                )
             )
-        )
-    except BaseException:
-        made.undo()  # Ctrl-C came after the array was made
-        raise
+        except AlreadyExists:
+            if not exist_ok:
+                raise
+        except BaseException:
+            made.undo()  # Ctrl-C came after the array was made
+            raise
+        try:
+            return Array(_core.open(name, lengths=lengths, dtype=element, order=order, keep_fd=keep_fd))
+        except NotFound:  # it was removed meanwhile
+            continue
 
 
+@overload
+def from_array(
+    name: str, x: Array[Scalar] | numpy.typing.NDArray[Scalar], *, replace: bool = False, permissions: int = 0o600, keep_fd: bool = False
+) -> Array[Scalar]: ...
+@overload
+def from_array(name: str, x: Any, *, replace: bool = False, permissions: int = 0o600, keep_fd: bool = False) -> Array: ...
 def from_array(name: str, x: Any, *, replace: bool = False, permissions: int = 0o600, keep_fd: bool = False) -> Array:
     """Create a copy of an array. Fortran order is kept; every other order of axes becomes C. An `Array` is copied under its read lock, and
     its notes, such as the axes, are the copy's.
@@ -172,10 +225,10 @@ def from_array(name: str, x: Any, *, replace: bool = False, permissions: int = 0
     The name leads to the array only once all elements are there. Other threads run while numpy copies; the caller ensures that none of them
     writes to `x`. The parameters and errors are those of `create`.
     """
-    if isinstance(x, Array):
+    if is_array(x):
         with x.read() as view:
             # The digest of a renderbuffer's work is not the copy's: it would be taken for finished work.
-            notes = {key: text for key, text in x.notes_to_keep.items() if key != "work"}
+            notes = {key: text for key, text in x._notes_to_keep.items() if key != "work"}
             return _from_array(name, view, notes, replace, permissions, keep_fd)
     return _from_array(name, x, {}, replace, permissions, keep_fd)
 
@@ -203,15 +256,40 @@ def _from_array(name: str, x: Any, notes: dict[str, str], replace: bool, permiss
         raise
 
 
+@overload
 def open(
     name: str,
-    shape: int | tuple[int, ...] | list[int] | None = None,
+    shape: ShapeLike | None = None,
+    *,
+    dtype: type[Scalar] | numpy.dtype[Scalar],
+    order: str | None = None,
+    readonly: bool = False,
+    keep_fd: bool = False,
+    reinterpret: bool = False,
+    timeout: float | None = 0,
+) -> Array[Scalar]: ...
+@overload
+def open(
+    name: str,
+    shape: ShapeLike | None = None,
     dtype: numpy.typing.DTypeLike | None = None,
     order: str | None = None,
     *,
     readonly: bool = False,
     keep_fd: bool = False,
     reinterpret: bool = False,
+    timeout: float | None = 0,
+) -> Array: ...
+def open(
+    name: str,
+    shape: ShapeLike | None = None,
+    dtype: numpy.typing.DTypeLike | None = None,
+    order: str | None = None,
+    *,
+    readonly: bool = False,
+    keep_fd: bool = False,
+    reinterpret: bool = False,
+    timeout: float | None = 0,
 ) -> Array:
     """Attach to the array of this name.
 
@@ -227,23 +305,35 @@ def open(
         Keep one descriptor open, so that guards are available after the name was removed.
     reinterpret
         Do not compare with the description. The number of bytes must still match.
+    timeout
+        Seconds to wait until an array has the name. 0 does not wait, None waits without limit. The array is complete then: `from_array`,
+        `download` and renderbuffers give it the name at the end, and `create` gives zeros.
 
     Raises
     ------
     NotFound
         No file has the name.
+    TimedOut
+        No file had the name in time, if `timeout` is not 0.
     NotDescribed
         The array has no description: give shape and dtype.
     Mismatch
         The array has another size, dtype, shape or order.
     """
-    attachment = _core.open(
-        name,
-        lengths=None if shape is None else lengths_of(shape),
-        dtype=None if dtype is None else name_of(dtype),
-        order=order,
-        readonly=readonly,
-        keep_fd=keep_fd,
-        reinterpret=reinterpret,
-    )
-    return Array(attachment)
+    checked(timeout)
+    lengths, element = None if shape is None else lengths_of(shape), None if dtype is None else name_of(dtype)
+    begin, pause = time.monotonic(), 0.0005
+    while True:
+        try:
+            return Array(
+                _core.open(
+                    name, lengths=lengths, dtype=element, order=order, readonly=readonly, keep_fd=keep_fd, reinterpret=reinterpret
+                )
+            )
+        except NotFound as error:
+            if timeout == 0:
+                raise
+            if timeout is not None and time.monotonic() - begin >= timeout:
+                raise TimedOut(f"{error}; waited for {timeout} seconds") from error
+        time.sleep(pause)
+        pause = min(2 * pause, 0.02)

@@ -33,7 +33,14 @@ _NAMES = {
     "complex": "<c16",
 }
 _KNOWN = frozenset(_NAMES.values())
+# The first name of each is numpy's.
+_SHOWN = {code: name for name, code in reversed(_NAMES.items())}
 _BUILTINS: dict[type, str] = {float: "<f8", int: "<i8", bool: "|b1", complex: "<c16"}
+
+
+def shown(code: str) -> str:
+    """Return numpy's name of an element type of the library, such as ``uint8``."""
+    return _SHOWN.get(code, code)
 
 
 def numpy_dtype(name: str) -> numpy.dtype[Any]:

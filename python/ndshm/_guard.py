@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import math
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, Generic, NoReturn
 
 from . import _core
 from ._errors import TimedOut, WouldBlock
 from ._imports import importing
+from ._types import Scalar
+
+if TYPE_CHECKING:
+    import numpy
 
 
 # The module numpy, once it was needed.
@@ -46,7 +50,7 @@ def checked(timeout: float | None) -> None:
         raise ValueError(f"timeout={timeout}: give seconds, 0 or more, or None to wait without limit")
 
 
-class Guard(_core.RawGuard):
+class Guard(_core.RawGuard, Generic[Scalar]):
     """A lock on an array, for ``with`` or ``async with``. `Array.read` and `Array.write` return one.
 
     When the block ends the lock is released and its view becomes read-only. If another view of the memory is still alive,
@@ -56,10 +60,17 @@ class Guard(_core.RawGuard):
 
     __slots__ = ()
 
+    if TYPE_CHECKING:
+
+        def __enter__(self) -> numpy.ndarray[Any, numpy.dtype[Scalar]]: ...
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NoReturn:
+        raise TypeError("a guard has elements only inside of its block: `with array.read() as x:`, and use x there")
+
     def __reduce__(self) -> NoReturn:
         raise TypeError("a guard belongs to its process: send the array, and lock it there")
 
-    async def __aenter__(self) -> Any:
+    async def __aenter__(self) -> numpy.ndarray[Any, numpy.dtype[Scalar]]:
         """Wait without blocking the event loop: retry the lock with pauses of at most 20 ms."""
         with importing:
             import asyncio
@@ -71,7 +82,8 @@ class Guard(_core.RawGuard):
         while True:
             left = end - time.monotonic()
             try:
-                return self.enter_now()
+                view: numpy.ndarray[Any, numpy.dtype[Scalar]] = self.enter_now()
+                return view
             except WouldBlock:
                 if left <= 0:
                     if limit:

@@ -207,6 +207,23 @@ class Work(Generic[_T]):
         done, total, *_ = self.progress
         return f"<ndshm.{type(self).__name__} {self._title}: {done} of {total}{self._retrying()}{self._ending()}>"
 
+    def _repr_html_(self) -> str:
+        with importing:
+            from . import _html as html
+
+        done, total, nbytes, nbytes_total, transferred, seconds = self.progress
+        state = self._ending().removeprefix(", ") or f"runs{self._retrying()}"
+        return html.table(
+            {
+                "work": self._title,
+                "state": state,
+                "chunks": f"{done} of {total}",
+                "bytes": f"{nbytes:,} of {nbytes_total:,}",
+                "transferred": f"{transferred:,}",
+                "seconds": f"{seconds:.1f}",
+            }
+        )
+
     def _ending(self) -> str:
         if not self.done():
             return ""

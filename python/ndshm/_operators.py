@@ -22,6 +22,14 @@ else:
 
 _Method = Callable[..., Any]
 
+# What libraries look for and do not get.
+_ADVICE = {
+    # dask copies all that has a method `copy`, and would never see what is written later.
+    "copy": ": array[...] copies the elements",
+    # It is a bare address, which would not keep the memory when the array is closed. pillow needs it.
+    "__array_interface__": ": numpy.asarray(array) is the same memory, without a lock; array[...] is a copy",
+}
+
 _BINARY = "add sub mul truediv floordiv mod pow matmul lshift rshift and or xor"
 _COMPARISONS = "lt le eq ne gt ge"
 _UNARY = "neg pos invert abs"
@@ -141,12 +149,12 @@ class Operators(_Base):
     def astype(self, dtype: Any, order: str = "K", casting: str = "unsafe", subok: bool = True, copy: bool = True) -> Any:
         """Return a copy of the elements as another type, in a numpy array. It is a copy also with ``copy=False``."""
         _refuse_bits(self)
-        with self.read() as x:
-            return require_numpy("converting an array").array(x.astype(dtype, order, casting, subok, True))
+        view: Any
+        with self.read() as view:
+            return require_numpy("converting an array").array(view.astype(dtype, order, casting, subok, True))
 
     def __getattr__(self, name: str) -> Any:
-        # dask copies all that has a method `copy`, and would never see what is written later.
-        advice = ": array[...] copies the elements" if name == "copy" else ""
+        advice = _ADVICE.get(name, "")
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{advice}")
 
     def tolist(self) -> Any:
@@ -179,7 +187,7 @@ def _read_only(x: Any) -> Any:
 
 
 def _refuse_bits(array: Operators) -> None:
-    if array.dtype_name == "bfloat16" and array.dtype.name != "bfloat16":
+    if array._dtype_code == "bfloat16" and array.dtype.name != "bfloat16":
         raise InvalidArgument("bfloat16 elements are only bits to numpy here: install ml_dtypes to compute with them")
 
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 import sys
 import time
+import zlib
 from collections.abc import Callable, Iterator
+from types import CodeType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from . import _core
 from ._array import Array
-from ._attach import lengths_of, number_of
-from ._dtypes import name_of
+from ._attach import ShapeLike, lengths_of, number_of
+from ._dtypes import name_of, shown
 from ._errors import NotFound, PaintError, TimedOut, Unlinked, WouldBlock
 from ._guard import checked
 from ._imports import importing
@@ -88,8 +90,8 @@ class RenderBuffer:
     def __init__(
         self,
         name: str,
-        shape: int | tuple[int, ...] | list[int],
-        chunk: int | tuple[int, ...] | list[int],
+        shape: ShapeLike,
+        chunk: ShapeLike,
         dtype: numpy.typing.DTypeLike,
         order: str = "C",
         *,
@@ -223,13 +225,13 @@ class RenderBuffer:
         self._raw.discard()
 
     def __repr__(self) -> str:
-        return f"<ndshm.RenderBuffer {self.name!r}: {self._raw.dtype_name} {self.shape} order {self._raw.order}>"
+        return f"<ndshm.RenderBuffer {self.name!r}: {shown(self._raw._dtype_code)} {self.shape} order {self._raw.order}>"
 
 
 def paint(
     name: str,
-    shape: int | tuple[int, ...] | list[int],
-    chunk: int | tuple[int, ...] | list[int],
+    shape: ShapeLike,
+    chunk: ShapeLike,
     dtype: numpy.typing.DTypeLike,
     function: Callable[[Any, tuple[slice, ...]], object],
     *,
@@ -249,11 +251,11 @@ def paint(
     function
         Called in a worker as ``function(x, region)`` for each chunk. ``x`` is a numpy array of the chunk's elements to fill,
         ``region`` the slices of the whole array that the chunk covers. Workers import the function, so it must be a function of a
-        module, not a lambda.
+        module, not a lambda. A function of a notebook is sent as its code, if the package cloudpickle is installed.
     workers
         The number of processes. None and 0 are one for each processor.
     fingerprint
-        By default the name of the function.
+        By default the function's name and a digest of its code, but not of what it calls.
     progress
         Show a progress bar. Needs the package tqdm.
 
@@ -271,23 +273,21 @@ def paint(
     InvalidArgument
         The number of workers is not one, or an argument of `RenderBuffer` is not valid.
     PaintError, pickle.PicklingError, AttributeError
-        The function cannot be imported by the workers, because it is a lambda, for example, or a function of a notebook. Nothing was begun.
+        The workers cannot get the function, because it is a lambda, for example, or one of a notebook without cloudpickle. Nothing was begun.
     """
     with importing:
         import multiprocessing
         import multiprocessing.connection
-        from multiprocessing.reduction import ForkingPickler
 
     workers = number_of(workers or 0, "workers")
-    # If workers cannot import the function, fail here, before the buffer is begun.
-    _require_importable(function)
-    ForkingPickler.dumps(function)
+    # If workers cannot get the function, fail here, before the buffer is begun.
+    pickled = _pickled(function)
 
     # Spawned, not forked: a fork would copy the locks of this process's threads.
     context = multiprocessing.get_context("spawn")
     identity = fingerprint
     if identity is None:
-        identity = f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', repr(type(function)))}"
+        identity = f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', repr(type(function)))}{_digest(function)}"
     buffer = RenderBuffer(name, shape, chunk, dtype, order, fingerprint=identity, replace=replace, exist_ok=exist_ok)
     done, total = buffer.progress
     found = done
@@ -297,7 +297,7 @@ def paint(
     try:
         for _ in range(count if done < total else 0):
             near, far = context.Pipe(duplex=False)
-            process = context.Process(target=_paint_chunks, args=(name, name_of(dtype), function, far), daemon=True)
+            process = context.Process(target=_paint_chunks, args=(name, name_of(dtype), pickled, far), daemon=True)
             process.start()
             far.close()
             running[near] = process
@@ -337,10 +337,11 @@ def paint(
     return buffer.finish()
 
 
-def _require_importable(function: Any) -> None:
-    """Raise if spawned workers could not import the main program, or not the function from it."""
+def _pickled(function: Any) -> bytes:
+    """Return what spawned workers make the function of. Raise if they could not import it, or not the main program."""
     with importing:
         import multiprocessing
+        from multiprocessing.reduction import ForkingPickler
 
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         raise PaintError(
@@ -350,11 +351,31 @@ def _require_importable(function: Any) -> None:
     file = getattr(main, "__file__", None)
     if getattr(main, "__spec__", None) is None and file is not None and not os.path.exists(file):
         raise PaintError(f"workers cannot import the main program {file}: put it into a file")
-    if getattr(function, "__module__", None) == "__main__" and file is None:
+    if getattr(function, "__module__", None) != "__main__" or file is not None:
+        return bytes(ForkingPickler.dumps(function))
+    try:
+        with importing:
+            import cloudpickle
+    except ImportError as error:
         raise PaintError(
             f"workers cannot import {getattr(function, '__qualname__', function)} from a notebook, or from what is typed: "
-            "write the function into a module, fill.py, and import it from there"
-        )
+            "`pip install cloudpickle`, or write the function into a module, fill.py, and import it from there"
+        ) from error
+    return bytes(cloudpickle.dumps(function))
+
+
+def _digest(function: Any) -> str:
+    """Return a short text that changes with the code of a function, and not with its place in a file or notebook."""
+    code = getattr(function, "__code__", None)
+    return "" if code is None else f" {zlib.crc32(repr(_essence(code)).encode()):08x}"
+
+
+def _essence(value: Any) -> Any:
+    kind: Any = type(value)
+    if kind is CodeType:
+        return value.co_code, value.co_names, value.co_varnames, [*map(_essence, value.co_consts)]
+    # The order of a set is another one in each process.
+    return sorted(map(repr, value)) if kind is frozenset else repr(value)
 
 
 def _bar(done: int, total: int, name: str) -> Any:
@@ -374,11 +395,13 @@ def _claims(name: str, dtype: str) -> Iterator[Claim]:
         pass  # finished or discarded meanwhile: the parent knows which
 
 
-def _paint_chunks(name: str, dtype: str, function: Callable[[Any, tuple[slice, ...]], object], parent: Any) -> None:
+def _paint_chunks(name: str, dtype: str, pickled: bytes, parent: Any) -> None:
     """Paint chunks until none is left. Runs in a worker."""
+    import pickle
     import traceback
 
     try:
+        function = pickle.loads(pickled)
         for claim in _claims(name, dtype):
             with claim as x:
                 function(x, claim.region)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 from . import _core
-from ._array import Array, register_with_multiprocessing
-from ._attach import lengths_of, to_copy
+from ._array import Array, is_array, register_with_multiprocessing
+from ._attach import ShapeLike, lengths_of, to_copy
 from ._dtypes import name_of
 from ._errors import InvalidArgument
+from ._types import Scalar
 
 if TYPE_CHECKING:
     import numpy.typing
@@ -50,6 +51,10 @@ def _known(strategy: str, what: str) -> str:
     return strategy
 
 
+@overload
+def share(x: Array[Scalar] | numpy.typing.NDArray[Scalar], strategy: str | None = None) -> Array[Scalar]: ...
+@overload
+def share(x: Any, strategy: str | None = None) -> Array: ...
 def share(x: Any, strategy: str | None = None) -> Array:
     """Copy an array into shared memory, to be sent to other processes.
 
@@ -85,9 +90,9 @@ def share(x: Any, strategy: str | None = None) -> Array:
     7
     """
     strategy = get_sharing_strategy() if strategy is None else _known(strategy, "strategy")
-    if isinstance(x, Array):
+    if is_array(x):
         with x.read() as view:
-            return _copied(view, strategy, x.notes_to_keep)
+            return _copied(view, strategy, x._notes_to_keep)
     return _copied(x, strategy, {})
 
 
@@ -96,9 +101,13 @@ def _copied(x: Any, strategy: str, notes: dict[str, str]) -> Array:
     return _shared(_core.share(list(x.shape), name_of(x.dtype), order, strategy, source=source, notes=notes))
 
 
+@overload
 def share_zeros(
-    shape: int | tuple[int, ...] | list[int], dtype: numpy.typing.DTypeLike, order: str = "C", strategy: str | None = None
-) -> Array:
+    shape: ShapeLike, dtype: type[Scalar] | numpy.dtype[Scalar], order: str = "C", strategy: str | None = None
+) -> Array[Scalar]: ...
+@overload
+def share_zeros(shape: ShapeLike, dtype: numpy.typing.DTypeLike, order: str = "C", strategy: str | None = None) -> Array: ...
+def share_zeros(shape: ShapeLike, dtype: numpy.typing.DTypeLike, order: str = "C", strategy: str | None = None) -> Array:
     """Create a counted array of zeros. It is like the result of `share`, without a copy.
 
     The parameters are those of `create` and `share`.

@@ -54,7 +54,7 @@ def _exporter(x: numpy.ndarray[Any, Any]) -> tuple[Array, numpy.ndarray[Any, Any
 
 def _exported(array: Array) -> str:
     """Return the type in which numpy sees the elements of an array."""
-    return "<u2" if array.dtype_name == "bfloat16" else array.dtype_name
+    return "<u2" if array._dtype_code == "bfloat16" else array._dtype_code
 
 
 def _address(x: numpy.ndarray[Any, Any]) -> int:

@@ -8,12 +8,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from . import _core, _program
-from ._array import Array, register_with_multiprocessing
+from ._array import Array, is_array, register_with_multiprocessing
 from ._attach import number_of
 from ._attach import open as open_array
-from ._dtypes import name_of, refuse_mask
+from ._dtypes import name_of, refuse_mask, shown
 from ._errors import InvalidArgument, TransferWarning, Unsupported
 from ._guard import require_numpy
+from ._imports import importing
 from ._job import Work, run
 from ._region import RegionLike, slices_of, text_of
 
@@ -40,7 +41,7 @@ class Scale(NamedTuple):
     stored: tuple[int, ...]
     """Elements along each axis of a stored object: a chunk, or a shard of many."""
     dtype: str
-    """The element type, as in numpy's ``dtype.str``, or ``"bfloat16"``."""
+    """numpy's name of the element type, such as ``"uint8"``, or ``"bfloat16"``."""
     axes: tuple[str, ...]
     """A word for each axis: its name, or its number if it has no name of its own. Empty if the volume names none."""
     resolution: tuple[float, ...]
@@ -65,6 +66,30 @@ class VolumeInfo(NamedTuple):
     """Its path or URL, without password."""
     scales: tuple[Scale, ...]
     """Its scales, the finest first."""
+
+    def _repr_html_(self) -> str:
+        html = _html()
+        rows = [
+            (
+                str(mip),
+                scale.key,
+                html.lengths(scale.shape),
+                ", ".join(scale.axes) or "-",
+                scale.dtype,
+                html.lengths(scale.chunk),
+                f"{' × '.join(f'{length:g}' for length in scale.resolution)} {scale.unit}" if scale.resolution else "-",
+                scale.description,
+            )
+            for mip, scale in enumerate(self.scales)
+        ]
+        head = ("mip", "key", "shape", "axes", "dtype", "chunk", "resolution", "format")
+        return f"{html.table({'volume': self.url})}{html.grid(head, rows)}"
+
+
+def _html() -> Any:
+    with importing:
+        from . import _html as html
+    return html
 
 
 class Volume:
@@ -110,6 +135,15 @@ class Volume:
 
     def __repr__(self) -> str:
         return f"<ndshm.Volume {self.url!r}: mip {self.mip}>"
+
+    def _repr_html_(self) -> str:
+        html = _html()
+        rows = {"volume": self.url, "mip": str(self.mip)}
+        if (seen := self._raw.seen) is not None:
+            shape, chunk, dtype, axes, description = seen
+            rows |= {"shape": html.lengths(shape), **({"axes": ", ".join(axes)} if axes else {})}
+            rows |= {"dtype": shown(dtype), "chunk": html.lengths(chunk), "format": description}
+        return str(html.table(rows))
 
 
 #: What `download` and `upload` accept: a path or URL, an open volume, or a ``CloudVolume``.
@@ -311,7 +345,7 @@ def _begin_download(target: _core.RawVolume, region: str | None, **how: Any) -> 
 
 def _writable(out: Any) -> tuple[Any, str | None]:
     """Return what is painted: an array of this package, or a numpy array and its dtype."""
-    if isinstance(out, Array):
+    if is_array(out):
         return out, None
     numpy = require_numpy("downloading into what is not an Array")
     refuse_mask(out)
@@ -435,7 +469,7 @@ def info(volume: VolumeLike) -> VolumeInfo:
 def _scale(row: Sequence[Any]) -> Scale:
     key, resolution, unit, origin, shape, chunk, stored, dtype, kind, _fill, axes, description = row
     return Scale(
-        key, tuple(shape), tuple(origin), tuple(chunk), tuple(stored), dtype, tuple(axes), tuple(resolution), unit, kind, description
+        key, tuple(shape), tuple(origin), tuple(chunk), tuple(stored), shown(dtype), tuple(axes), tuple(resolution), unit, kind, description
     )
 
 
@@ -516,10 +550,10 @@ def create_volume(
         given = (("shape", shape), ("chunk", chunk), ("dtype", dtype))
         if missing := [what for what, value in given if value is None]:
             raise InvalidArgument(f"{' and '.join(missing)}: give a value, or an array or volume that the new one is like (like=)")
-    array = like if isinstance(like, Array) else None
+    array = like if is_array(like) else None
     model = None if like is None or array is not None else _target(like, None)[0]
     element = None if dtype is None else name_of(dtype)
-    if (element or (None if array is None else array.dtype_name)) == "|b1":
+    if (element or (None if array is None else array._dtype_code)) == "|b1":
         raise Unsupported("a volume of bool cannot be created: create one of uint8, which takes bool arrays too")
     family, version = _FORMATS[format]
     said = run(

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from . import _array, _core
 from ._attach import contiguous, lengths_of
-from ._dtypes import name_of, numpy_dtype, refuse_mask
+from ._dtypes import name_of, numpy_dtype, refuse_mask, shown
 from ._errors import HandleExpired, InvalidArgument, Mismatch, NdshmError, Unsupported
 from ._guard import require_numpy
 
@@ -73,7 +73,12 @@ class Array(_core.RawDeviceArray):
     @property
     def dtype(self) -> numpy.dtype[Any]:
         """The element type, as a numpy dtype, as that of `ndshm.Array`. `dtype_name` is its name, and needs no numpy."""
-        return numpy_dtype(self.dtype_name)
+        return numpy_dtype(self._dtype_code)
+
+    @property
+    def dtype_name(self) -> str:
+        """numpy's name of the element type, such as ``"uint8"``."""
+        return shown(self._dtype_code)
 
     @property
     def ndim(self) -> int:
@@ -118,8 +123,8 @@ class Array(_core.RawDeviceArray):
         numpy = require_numpy("writing")
         x = numpy.asarray(x)
         name = name_of(x.dtype)
-        if x.shape != self.shape or (name != self.dtype_name and (name, self.dtype_name) != ("<u2", "bfloat16")):
-            raise Mismatch(f"the elements are {name} {x.shape}, and the array is {self.dtype_name} {self.shape}")
+        if x.shape != self.shape or (name != self._dtype_code and (name, self._dtype_code) != ("<u2", "bfloat16")):
+            raise Mismatch(f"the elements are {shown(name)} {x.shape}, and the array is {self.dtype_name} {self.shape}")
         return numpy.asarray(x, order=self.order).ravel(order="K").view("u1") if x.size else None
 
     def part(self, index: slice) -> Array:
@@ -139,12 +144,12 @@ class Array(_core.RawDeviceArray):
 
         The memory stays as long as this object, also after `close`. ``bfloat16`` is not a type of this interface: use DLPack.
         """
-        if self.dtype_name == "bfloat16":
+        if self._dtype_code == "bfloat16":
             raise AttributeError("__cuda_array_interface__ has no bfloat16: use DLPack")
         return {
             "version": 3,
             "shape": self.shape,
-            "typestr": self.dtype_name,
+            "typestr": self._dtype_code,
             "data": (self.ptr if self.size else 0, False),
             "strides": None if self.order == "C" else self.strides,
             "stream": self.ready_stream(),
@@ -206,7 +211,7 @@ def from_numpy(x: Any, device: int = 0) -> Array:
 
     An `ndshm.Array` is copied under its read lock. Nothing may write to another array meanwhile. The parameters and errors are those of `zeros`.
     """
-    if isinstance(x, _array.Array):
+    if _array.is_array(x):
         with x.read() as view:
             return from_numpy(view, device)
     x, order, source = contiguous(x)
@@ -226,7 +231,7 @@ def _reduce(array: Array) -> tuple[Any, ...]:
             descriptor = resource_sharer.DupFd(number)
         finally:
             os.close(number)
-    return _receive, (descriptor, note, array.shape, array.dtype_name, array.order)
+    return _receive, (descriptor, note, array.shape, array._dtype_code, array.order)
 
 
 def _receive(descriptor: Any, note: str, shape: tuple[int, ...], dtype: str, order: str) -> Array:

@@ -19,13 +19,9 @@ from __future__ import annotations
 
 import atexit
 import os
-from typing import TYPE_CHECKING
 
 from . import _core
 from ._errors import InvalidArgument, NdshmError
-
-if TYPE_CHECKING:
-    from ._array import Array
 
 __all__ = ["clear", "grace"]
 
@@ -53,11 +49,6 @@ def grace() -> float:
     if not _SHORTEST <= seconds <= _LONGEST:
         raise InvalidArgument(f"{_VARIABLE}={text!r}: give seconds, from {_SHORTEST:.0f} to {_LONGEST:.0f} (a week)")
     return seconds
-
-
-def issue(array: Array, reusable: bool) -> str:
-    """Return the handle of an array, good for one process more, or for any number of processes if it is reusable."""
-    return _notes.issue(array, reusable, grace())
 
 
 def clear() -> int:

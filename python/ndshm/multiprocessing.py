@@ -204,7 +204,7 @@ def _view(x: numpy.ndarray[Any, Any]) -> Any:
     try:
         if not array.is_counted and not _has_its_name(array):
             raise NotFound(f"`{array.name}` is another array by now")
-        part = _array.Array(array.part_at(*region))
+        part = _array.Array(array._part_at(*region))
         return _receive_view, (part._sent(False), bool(x.flags.writeable))
     except (NdshmError, ValueError, OSError):  # closed, or its name is gone
         views.warn_of_copy(x, always=True)
@@ -214,7 +214,7 @@ def _view(x: numpy.ndarray[Any, Any]) -> Any:
 def _has_its_name(array: _array.Array) -> bool:
     """Return whether a plain array's name still leads to it. The view keeps the memory, and a receiver would get what has the name."""
     facts = os.stat(array.directory / array.name)
-    return os.name != "posix" or (facts.st_dev, facts.st_ino) == array.file_id
+    return os.name != "posix" or (facts.st_dev, facts.st_ino) == array._file_id
 
 
 def _receive_view(sent: tuple[Any, ...], writeable: bool) -> Any:
@@ -232,7 +232,7 @@ def _send(x: numpy.ndarray[Any, Any]) -> tuple[str, str, str]:
     with share_zeros(x.shape, x.dtype, order) as array:
         # `share` would copy arrays that are not contiguous twice, and keep other threads waiting.
         numpy.copyto(numpy.asarray(array), x)
-        return in_flight.issue(array, reusable=False), _array._machine(), array.dtype_name
+        return _array._issue(array, reusable=False), _array._machine(), array._dtype_code
 
 
 def _receive(handle: str, machine: str, dtype: str, threshold: int) -> Any:

@@ -98,9 +98,9 @@ def as_tensor(array: Array | cuda.Array) -> Tensor:
     if array.closed:
         raise ValueError("the array is closed: open, receive or share it again")
     _settle(8)
-    dtype = getattr(torch, _DTYPES[array.dtype_name], None)
+    dtype = getattr(torch, _DTYPES[array._dtype_code], None)
     if dtype is None:
-        raise Unsupported(f"torch {torch.__version__} has no dtype {_DTYPES[array.dtype_name]}")
+        raise Unsupported(f"torch {torch.__version__} has no dtype {_DTYPES[array._dtype_code]}")
     strides = [stride // array.itemsize for stride in array.strides]
     if any(stride < 0 for stride in strides):
         raise Unsupported("torch has no negative strides: take the part with positive steps, or copy it")
@@ -113,16 +113,16 @@ def as_tensor(array: Array | cuda.Array) -> Tensor:
         # There is nothing to keep, and torch would lose its duplicate of the descriptor.
         tensor = torch.empty_strided(array.shape, strides, dtype=dtype).share_memory_()
     else:
-        tensor = torch.empty(0, dtype=dtype).set_(_storage(torch, array), array.offset // array.itemsize, array.shape, strides)
+        tensor = torch.empty(0, dtype=dtype).set_(_storage(torch, array), array._offset // array.itemsize, array.shape, strides)
     return tensor
 
 
 def _storage(torch: Any, array: Array) -> Any:
     """Let torch map an array, through a descriptor of its own with a lease of its own, which torch sends on and closes without a word."""
-    number, loan = array.leased_descriptor()
+    number, loan = array._leased_descriptor()
     try:
         # It is duplicated. Not more bytes than the elements: torch would lengthen the file.
-        whole = math.prod(array.whole[0]) * array.itemsize
+        whole = math.prod(array._whole[0]) * array.itemsize
         storage = torch.UntypedStorage._new_shared_fd_cpu(number, whole)
     finally:
         os.close(number)  # without unlocking, which would end torch's lease too
@@ -232,7 +232,7 @@ def _array_of(tensor: Any, dtype: str) -> Array | None:
     facts = os.fstat(number)
     # A name can lead to another file by now. A counted array has its own shape and order, and length 1 has any stride.
     steps = zip(array.shape, array.strides, tensor.stride(), strict=True) if array.shape == tensor.shape else None
-    if array.file_id == (facts.st_dev, facts.st_ino) and steps is not None:
+    if array._file_id == (facts.st_dev, facts.st_ino) and steps is not None:
         if all(length == 1 or step == array.itemsize * stride for length, step, stride in steps):
             return array
     array.close()

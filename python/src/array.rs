@@ -294,7 +294,7 @@ impl RawArray {
     }
 
     /// The notes that a copy of the array has too: none, if the array was attached with another shape or type than its description has.
-    #[getter]
+    #[getter(_notes_to_keep)]
     fn notes_to_keep(&self) -> BTreeMap<&str, &str> {
         let is_as_described = |found: &&Description| {
             found.shape() == self.shape.lengths && ElementType::described(found) == self.shape.element
@@ -320,8 +320,8 @@ impl RawArray {
     }
 
     /// The name of the element type, as in numpy's `dtype.str`.
-    #[getter]
-    fn dtype_name(&self) -> &'static str {
+    #[getter(_dtype_code)]
+    fn dtype_code(&self) -> &'static str {
         self.shape.element.as_str()
     }
 
@@ -335,24 +335,25 @@ impl RawArray {
     }
 
     /// Whether this is a part of an array.
-    #[getter]
+    #[getter(_is_part)]
     fn is_part(&self) -> bool {
         self.part.is_some()
     }
 
     /// Lengths and order of the whole array.
-    #[getter]
+    #[getter(_whole)]
     fn whole(&self) -> (Vec<usize>, &'static str) {
         (self.shape.lengths.clone(), self.shape.order_name())
     }
 
     /// The bytes between the first elements of the array and of this part of it.
-    #[getter]
+    #[getter(_offset)]
     fn offset(&self) -> isize {
         self.part.as_ref().map_or(0, |part| part.offset)
     }
 
     /// Returns a part of this array, or of this part. The offset, from the first element here, and the strides are in bytes.
+    #[pyo3(name = "_part_at")]
     fn part_at(&self, py: Python<'_>, offset: isize, lengths: Vec<usize>, strides: Vec<isize>) -> PyResult<Attachment> {
         let memory = self.memory(py)?;
         let lengths = lengths_of(py, lengths)?;
@@ -468,7 +469,7 @@ impl RawArray {
     }
 
     /// Device and number of the file, as in `os.stat_result`. No other file has them while the array is attached.
-    #[getter]
+    #[getter(_file_id)]
     fn file_id(&self, py: Python<'_>) -> PyResult<(u64, u64)> {
         let id = self.memory(py)?.file_id();
         Ok((id.device, id.number))
@@ -476,6 +477,7 @@ impl RawArray {
 
     /// Opens a descriptor that keeps the array attached, and returns its number, which the caller closes. The second value is for a
     /// counted array, which must be looked at when the descriptor and its duplicates are closed.
+    #[pyo3(name = "_leased_descriptor")]
     fn leased_descriptor(&self, py: Python<'_>) -> PyResult<(i32, Option<Loan>)> {
         let memory = self.memory(py)?;
         let opened = py.detach(|| memory.leased_descriptor()).and_then(number_of);

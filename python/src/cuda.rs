@@ -107,8 +107,8 @@ impl RawDeviceArray {
     }
 
     /// The name of the element type, as in numpy's `dtype.str`.
-    #[getter]
-    fn dtype_name(&self) -> &'static str {
+    #[getter(_dtype_code)]
+    fn dtype_code(&self) -> &'static str {
         self.shape.element.as_str()
     }
 

@@ -14,6 +14,13 @@ use crate::in_flight;
 /// in Python's terms.
 pub(crate) fn exception(py: Python<'_>, error: &Error) -> PyErr {
     let text = match error {
+        Error::AlreadyExists { location } => format!(
+            "`{location}` exists already (ndshm.open attaches to it, ndshm.unlink removes it, and calls with `replace` replace it)"
+        ),
+        Error::NotDescribed { location } => format!(
+            "`{location}` does not describe itself (give shape= and dtype=, and order= if it is \"F\", or write them down once with \
+             `ndshm describe`)"
+        ),
         Error::DescriptionMismatch { location, expected, found } => format!(
             "`{location}` describes itself as {found}, not as {expected} (open it without shape, dtype and order, as what it is; if the \
              description is wrong, correct it with `ndshm describe`; reinterpret=True takes the same bytes for other numbers, and converts none)"
@@ -48,6 +55,9 @@ pub(crate) fn exception(py: Python<'_>, error: &Error) -> PyErr {
 
 /// Returns the exception for an error of a volume. Its text has the causes too.
 pub(crate) fn volume_exception(py: Python<'_>, error: &volume::Error) -> PyErr {
+    if let volume::Error::Array(error @ Error::ShapeMismatch { .. }) = error {
+        return named(py, class_of(error), &format!("{error} (bbox= says which region it is)"));
+    }
     if let volume::Error::Array(error) = error {
         return exception(py, error);
     }
@@ -65,6 +75,9 @@ pub(crate) fn volume_exception(py: Python<'_>, error: &volume::Error) -> PyErr {
     }
     if let volume::Error::Alignment { .. } = error {
         text.push_str(", with partial=True");
+    }
+    if let volume::Error::Missing { .. } = error {
+        text.push_str(", with missing=\"fill\" or missing=<number>");
     }
     named(py, class_of_volume_error(error), &text)
 }

@@ -14,11 +14,10 @@ use ndarray_shm::DType;
 use ndarray_shm::array::ArrayLock;
 use pyo3::exceptions::{PyBufferError, PyRuntimeError};
 use pyo3::ffi;
-use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::pyclass::{PyTraverseError, PyVisit};
 use pyo3::sync::PyOnceLock;
-use pyo3::types::PyMemoryView;
+use pyo3::types::{PyMemoryView, PyString};
 
 use crate::array::{RawArray, seconds};
 use crate::errors::named;
@@ -124,7 +123,7 @@ impl BlockView {
             Some(Numpy { asarray, dtype }) => {
                 // In numpy a view of a view refers to the first array, here `base`.
                 let base = asarray.call1((raw,))?;
-                let view = intern!(py, "view");
+                let view = Words::get(py).view.bind(py);
                 let value = match dtype {
                     Some(dtype) => base.call_method1(view, (dtype,)),
                     None => base.call_method0(view),
@@ -145,12 +144,13 @@ impl BlockView {
         match &self.base {
             // Of a base that is read-only, numpy makes no view writable again.
             Some(base) => {
+                let Words { flags, writeable, .. } = Words::get(py);
                 for array in [&self.value, base] {
-                    array.bind(py).getattr(intern!(py, "flags"))?.setattr(intern!(py, "writeable"), false)?;
+                    array.bind(py).getattr(flags.bind(py))?.setattr(writeable.bind(py), false)?;
                 }
             }
             // Refused if another buffer was made of it, which is counted below.
-            None => drop(self.value.bind(py).call_method0(intern!(py, "release"))),
+            None => drop(self.value.bind(py).call_method0(Words::get(py).release.bind(py))),
         }
         Ok(EndedView { view: self, completed })
     }
@@ -248,8 +248,28 @@ fn count_variables(py: Python<'_>, object: &Py<PyAny>, error: &Bound<'_, PyAny>)
     Ok(count)
 }
 
-/// The module numpy, once a guard needed it.
-static NUMPY: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+/// Names of attributes.
+pub(crate) struct Words {
+    view: Py<PyString>,
+    flags: Py<PyString>,
+    writeable: Py<PyString>,
+    release: Py<PyString>,
+}
+
+impl Words {
+    /// Is called when the module is imported: a first call in a thread releases the interpreter in the middle, and a child that is forked then
+    /// would wait for its end for ever.
+    pub(crate) fn get(py: Python<'_>) -> &Self {
+        static WORDS: PyOnceLock<Words> = PyOnceLock::new();
+        WORDS.get_or_init(py, || {
+            let word = |text| PyString::intern(py, text).unbind();
+            Words { view: word("view"), flags: word("flags"), writeable: word("writeable"), release: word("release") }
+        })
+    }
+}
+
+/// The function `numpy.asarray`, once a guard needed it.
+static ASARRAY: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
 
 /// What numpy makes of exported elements. It is looked up before a lock is taken, because that may run Python code.
 pub(crate) struct Numpy<'py> {
@@ -261,16 +281,21 @@ pub(crate) struct Numpy<'py> {
 impl<'py> Numpy<'py> {
     /// Returns `None` if numpy is not installed.
     pub(crate) fn find(py: Python<'py>, element: ElementType) -> PyResult<Option<Self>> {
-        let numpy = match NUMPY.get(py) {
-            Some(module) => module.bind(py).clone(),
-            None => match py.import("ndshm._guard")?.call_method0("optional_numpy")? {
-                missing if missing.is_none() => return Ok(None),
-                module => NUMPY.get_or_init(py, || module.unbind()).bind(py).clone(),
-            },
+        let asarray = if let Some(found) = ASARRAY.get(py) {
+            found.bind(py).clone()
+        } else {
+            let numpy = py.import("ndshm._guard")?.call_method0("optional_numpy")?;
+            if numpy.is_none() {
+                return Ok(None);
+            }
+            let found = numpy.getattr("asarray")?;
+            // Not by `get_or_init`, which releases the interpreter: a child that is forked meanwhile would wait for its end for ever.
+            let _ = ASARRAY.set(py, found.clone().unbind()); // another thread may have set the same
+            found
         };
         let as_bits = element.dtype == DType::Bf16;
         let dtype = || py.import("ndshm._dtypes")?.call_method1("numpy_dtype", (element.as_str(),));
-        Ok(Some(Self { asarray: numpy.getattr(intern!(py, "asarray"))?, dtype: as_bits.then(dtype).transpose()? }))
+        Ok(Some(Self { asarray, dtype: as_bits.then(dtype).transpose()? }))
     }
 }
 

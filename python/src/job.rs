@@ -4,7 +4,7 @@
 //! back often, so that Ctrl-C is noticed.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, Once, PoisonError};
 use std::time::Duration;
 
 use ndarray_shm_volume::{DownloadProgress, Error, Progress, Result, Retries, Retry, StopFlag};
@@ -43,6 +43,9 @@ struct Seen {
     retry: Option<Retry>,
     warnings: Vec<String>,
 }
+
+/// Whether the volumes' tables are made.
+static PREPARED: Once = Once::new();
 
 /// Converts a result for Python.
 type Converted = Box<dyn FnOnce(Python<'_>) -> PyResult<Py<PyAny>> + Send>;
@@ -124,6 +127,8 @@ impl Job {
         work: impl FnOnce(&JobState) -> Result<T> + Send + 'static,
         convert: impl FnOnce(Python<'_>, T) -> PyResult<Py<PyAny>> + Send + 'static,
     ) -> PyResult<Self> {
+        // Under the interpreter's lock, which a fork needs too: see `prepare`.
+        PREPARED.call_once(ndarray_shm_volume::prepare);
         let state = Arc::new(JobState {
             stop: StopFlag::new(),
             retries: Retries::new(),

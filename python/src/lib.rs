@@ -33,6 +33,17 @@ use pyo3::prelude::*;
 
 #[pymodule]
 mod _core {
+    use pyo3::prelude::*;
+
+    use super::guard::Words;
+
+    #[pymodule_init]
+    #[allow(clippy::unnecessary_wraps)] // as PyO3 calls it
+    fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        Words::get(module.py());
+        Ok(())
+    }
+
     #[pymodule_export]
     use super::array::{
         Attachment, Made, RawArray, attached, checked_name, create, emulation, forked, open, open_bytes, unlink,

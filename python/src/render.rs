@@ -349,8 +349,8 @@ impl RawBuffer {
         PyTuple::new(py, &self.shape.lengths)
     }
 
-    #[getter]
-    fn dtype_name(&self) -> &'static str {
+    #[getter(_dtype_code)]
+    fn dtype_code(&self) -> &'static str {
         self.shape.element.as_str()
     }
 

@@ -78,6 +78,9 @@ type Row = (
     String,
 );
 
+/// What an open volume is known to be: see [`RawVolume::seen`].
+type Seen = (Vec<u64>, Vec<u64>, &'static str, Vec<String>, String);
+
 fn row(scale: ScaleInfo) -> Row {
     let ScaleInfo { key, meta, resolution, unit, .. } = scale;
     let names = if meta.axes.is_empty() { Vec::new() } else { meta.axis_words() };
@@ -113,6 +116,16 @@ impl RawVolume {
     #[getter]
     fn mip(&self) -> usize {
         self.target.mip
+    }
+
+    /// Returns shape, shape of a chunk, dtype, names of axes and description of the scale, or None if this process has not opened it.
+    #[getter]
+    fn seen(&self) -> Option<Seen> {
+        let source = self.target.source.lock().unwrap_or_else(PoisonError::into_inner);
+        let open = source.as_ref().filter(|open| open.forks == forks())?;
+        let meta = open.volume.meta();
+        let names = if meta.axes.is_empty() { Vec::new() } else { meta.axis_words() };
+        Some((meta.shape.clone(), meta.chunk_shape.clone(), meta.dtype.as_str(), names, meta.description.clone()))
     }
 
     /// Starts to list the scales.

@@ -52,7 +52,7 @@ def test_lent_array_is_attached_in_each_process_that_has_the_descriptor(name: st
     array = ndshm.share_zeros(16, "u1") if is_counted else ndshm.create(name, 16, "u1")
     array[0] = 7
     name = array.name
-    number, loan = array.leased_descriptor()
+    number, loan = array._leased_descriptor()
     assert (loan is not None) == is_counted
     view = mmap.mmap(number, 16)  # duplicates the descriptor, as torch does
     os.close(number)
@@ -87,7 +87,7 @@ def leads_to(entry: str, name: str) -> bool:
 def test_nameless_array_is_lent_and_leaves_nothing() -> None:
     before = set(os.listdir("/dev/shm"))
     array = ndshm.share_zeros(16, "u1", strategy="file_descriptor")
-    number, loan = array.leased_descriptor()
+    number, loan = array._leased_descriptor()
     assert loan is not None and loan.settle()
     array[3] = 7
     array.close()
@@ -99,7 +99,7 @@ def test_nameless_array_is_lent_and_leaves_nothing() -> None:
 
 def test_array_that_gets_its_name_while_it_is_lent_is_removed_after_the_loan() -> None:
     array = ndshm.share_zeros(16, "u1", strategy="file_descriptor")
-    number, loan = array.leased_descriptor()
+    number, loan = array._leased_descriptor()
     same = pickle.loads(pickle.dumps(array))
     name = same.name
     ndshm.in_flight.clear()
@@ -114,19 +114,19 @@ def test_unlinked_array_is_lent_through_its_descriptor_only(name: str) -> None:
     array = ndshm.create(name, 16, "u1")
     array.unlink()
     with pytest.raises(ndshm.Unlinked):
-        array.leased_descriptor()
+        array._leased_descriptor()
     array = ndshm.create(name, 16, "u1", keep_fd=True)
     array.unlink()
-    os.close(array.leased_descriptor()[0])
+    os.close(array._leased_descriptor()[0])
     array.close()
     with pytest.raises(ValueError, match="closed"):
-        array.leased_descriptor()
+        array._leased_descriptor()
 
 
 def test_identity_is_that_of_the_file(name: str) -> None:
     array = ndshm.create(name, 16, "u1")
     facts = os.stat(f"/dev/shm/{name}")
-    assert array.file_id == (facts.st_dev, facts.st_ino)
+    assert array._file_id == (facts.st_dev, facts.st_ino)
 
 
 class Box(list[mmap.mmap]):
@@ -136,7 +136,7 @@ class Box(list[mmap.mmap]):
 @pytest.mark.parametrize("soon", [False, True])
 def test_call_comes_when_the_memory_is_freed(name: str, soon: bool) -> None:
     """Other than that of an ordinary weak reference."""
-    number, _ = ndshm.create(name, 16, "u1").leased_descriptor()
+    number, _ = ndshm.create(name, 16, "u1")._leased_descriptor()
     box = Box([mmap.mmap(number, 16)])
     os.close(number)
     lent: list[bool] = []

@@ -41,14 +41,14 @@ SENT: set[str] = set()
 @pytest.fixture(autouse=True)
 def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Install with the default threshold, and leave the process as if nothing had ever been installed."""
-    issue = in_flight.issue
+    issue = _array._issue
 
     def issue_and_note(array: ndshm.Array, reusable: bool) -> str:
         handle = issue(array, reusable)
         SENT.add(array.name)
         return handle
 
-    monkeypatch.setattr(in_flight, "issue", issue_and_note)
+    monkeypatch.setattr(_array, "_issue", issue_and_note)
     ndshm.multiprocessing.install()
     yield
     ndshm.multiprocessing.uninstall()

@@ -128,8 +128,8 @@ def test_guards_of_parts_are_those_of_the_whole_array(array: ndshm.Array) -> Non
 def test_part_keeps_the_memory_and_says_what_it_is() -> None:
     array = ndshm.share(np.zeros((3, 4), "uint8"))
     part = array.part(np.s_[:, 1::2])
-    assert repr(part) == "<ndshm.Array part of counted: |u1 (3, 2) strides (4, 2) of (3, 4) order C>"
-    assert (part.is_part, array.is_part, part.order, array.part(1).order, array.part(np.s_[:, 0:1]).order) == (True, False, None, "C", None)
+    assert repr(part) == "<ndshm.Array part of counted: uint8 (3, 2) strides (4, 2) of (3, 4) order C>"
+    assert (part._is_part, array._is_part, part.order, array.part(1).order, array.part(np.s_[:, 0:1]).order) == (True, False, None, "C", None)
     assert part.__dask_tokenize__() != array.part(np.s_[:, 0::2]).__dask_tokenize__()
     assert part.id == array.id
     array.close()
@@ -184,8 +184,8 @@ def test_pickle_of_a_region_outside_of_the_array_is_refused(name: str) -> None:
     ],
 )
 def test_window_is_taken_if_its_corners_are_inside(offset: int, lengths: list[int], strides: list[int]) -> None:
-    part = ndshm.Array(ndshm.share_zeros((3, 4), "uint16").part_at(offset, lengths, strides))
-    assert (part.offset, part.shape, part.strides) == (offset, tuple(lengths), tuple(strides))
+    part = ndshm.Array(ndshm.share_zeros((3, 4), "uint16")._part_at(offset, lengths, strides))
+    assert (part._offset, part.shape, part.strides) == (offset, tuple(lengths), tuple(strides))
     part[...] = 1
 
 
@@ -216,7 +216,7 @@ def test_window_is_taken_if_its_corners_are_inside(offset: int, lengths: list[in
 def test_window_that_is_not_inside_or_not_regular_is_refused(offset: int, lengths: list[int], strides: list[int]) -> None:
     array = ndshm.share_zeros((3, 4), "uint16")
     with pytest.raises(ndshm.InvalidArgument, match="not inside"):
-        array.part_at(offset, lengths, strides)
+        array._part_at(offset, lengths, strides)
 
 
 @pytest.mark.parametrize("index", [np.s_[:: 1 << 62], np.s_[:: -(1 << 70)], np.s_[3 :: 1 << 62, 4:5:1000]])

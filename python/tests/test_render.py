@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 import ndshm
+from ndshm._render import _digest
 
 SHAPE, CHUNK = (10, 7, 4), (4, 4, 4)
 
@@ -320,7 +321,7 @@ def test_abandoned_buffer_is_listed_and_removed(name: str) -> None:
     _abandon(name)
     assert name not in [row.name for row in ndshm.ls()]
     [row] = [row for row in ndshm.ls(partial=True) if row.name == name]
-    assert row == (name, 32, "|u1", (8, 4), "C", "old", (1, 2), False)
+    assert row == (name, 32, "uint8", (8, 4), "C", "old", (1, 2), False)
     assert not ndshm.unlink(name)
     assert ndshm.unlink(name, partial=True)
     assert not ndshm.unlink(name, partial=True)
@@ -469,7 +470,8 @@ def claim_shape(claim: ndshm.Claim) -> tuple[int, ...]:
 
 def test_paint_accepts_what_was_finished(name: str) -> None:
     first = ndshm.paint(name, (8, 3), (4, 3), "i4", slow_square, workers=1)
-    again = ndshm.paint(name, (8, 3), (4, 3), "i4", failing, workers=1, fingerprint="test_render.slow_square", exist_ok=True)
+    work = f"test_render.slow_square{_digest(slow_square)}"
+    again = ndshm.paint(name, (8, 3), (4, 3), "i4", failing, workers=1, fingerprint=work, exist_ok=True)
     np.testing.assert_array_equal(first[...], again[...])
 
 
@@ -479,7 +481,7 @@ _PAINT = "import ndshm; ndshm.paint({name!r}, 8, 4, 'u1', fill, workers=1)"
 @pytest.mark.parametrize(
     ("program", "way", "advice"),
     [
-        ("def fill(x, region): x[:] = 1\n" + _PAINT, "-c", "write the function into a module"),
+        ("import sys; sys.modules['cloudpickle'] = None\ndef fill(x, region): x[:] = 1\n" + _PAINT, "-c", "write the function into a module"),
         ("import module; fill = module.fill\n" + _PAINT, "-", "put it into a file"),
         ("def fill(x, region): x[:] = 1\n" + _PAINT, "file", "put the call of `paint` under `if __name__"),
     ],
@@ -495,3 +497,24 @@ def test_what_workers_cannot_import_is_refused_with_advice(name: str, tmp_path: 
         assert "all workers ended before one of them had painted a chunk" in ended.stderr
         assert ndshm.unlink(name, partial=True), "the parent had begun"
     assert not ndshm.unlink(name, partial=True)
+
+
+def test_function_with_other_code_is_other_work(name: str) -> None:
+    def changed(x: Any, region: Any) -> None:
+        x[...] = 4
+
+    changed.__module__, changed.__qualname__ = slow_square.__module__, slow_square.__qualname__
+    assert _digest(slow_square) == _digest(slow_square) != _digest(changed)
+    assert _digest(len) == ""
+    sets = [subprocess.run([sys.executable, "-c", SETS], capture_output=True, text=True).stdout for _ in range(4)]
+    assert len({*sets}) == 1 and len(sets[0]) > 9
+
+
+SETS = """
+from ndshm._render import _digest
+
+def known(x, region):
+    x[...] = region in {"one", "two", "three", "four", "five"}
+
+print(_digest(known))
+"""

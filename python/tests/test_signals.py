@@ -174,7 +174,7 @@ def test_interrupt_ends_the_wait_for_a_name(name: str, call: Callable[[ndshm.Arr
         fcntl.fcntl(file, 37, lock)  # F_OFD_SETLK
         with interrupted_soon():
             call(array)
-        assert ndshm.open(name).file_id == array.file_id
+        assert ndshm.open(name)._file_id == array._file_id
     assert array.unlink()
 
 

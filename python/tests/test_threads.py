@@ -119,6 +119,5 @@ def test_forks_amid_a_thousand_jobs_do_not_hang(tmp_path: Path) -> None:
             for _ in range(30):
                 fork(job)
             assert len(list(jobs)) == 1000
-        print(fork(job))
     """
-    assert run(program, str(tmp_path / "v")) == "1\n"
+    run(program, str(tmp_path / "v"))

@@ -120,6 +120,7 @@ pub use crate::upload::{
     upload_from_shared_memory,
 };
 pub use crate::volume::{ChunkSink, ChunkSource, Fetched, Gather, VolumeKind, VolumeMeta};
+pub use crate::zarr::prepare;
 
 /// The programs of the README and of the guide, as tests.
 #[cfg(doctest)]

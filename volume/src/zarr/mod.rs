@@ -23,6 +23,7 @@ mod multiscales;
 #[cfg(feature = "codecs")]
 mod pcodec;
 mod place;
+mod prepare;
 mod shard_index;
 mod sink;
 mod spelling;
@@ -36,6 +37,7 @@ pub(crate) use self::codec_settings::{options as codec_options, without_pool};
 pub(crate) use self::create::sharding_codec;
 use self::document::Document;
 use self::multiscales::Multiscales;
+pub use self::prepare::prepare;
 use crate::description::{Lengths, NewVolume, ScaleInfo};
 use crate::error::{Error, ErrorKind, Result};
 use crate::store::Store;

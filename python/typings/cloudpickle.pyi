@@ -1,0 +1,3 @@
+# What the package uses of it.
+
+def dumps(obj: object) -> bytes: ...
