@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 import time
-import zlib
 from collections.abc import Callable, Iterator
 from types import CodeType
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -366,6 +365,9 @@ def _pickled(function: Any) -> bytes:
 
 def _digest(function: Any) -> str:
     """Return a short text that changes with the code of a function, and not with its place in a file or notebook."""
+    with importing:
+        import zlib
+
     code = getattr(function, "__code__", None)
     return "" if code is None else f" {zlib.crc32(repr(_essence(code)).encode()):08x}"
 

@@ -5,6 +5,13 @@ from __future__ import annotations
 import multiprocessing
 import operator
 import pickle
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -197,3 +204,140 @@ def test_processes_lose_no_addition_and_wait_for_no_circle(method: str) -> None:
         assert process.exitcode == 0, "it waits for ever"
     assert array.min() == array.max() == 4000
     assert left.min() == left.max() and right.min() == right.max(), "each addition is of a whole array"
+
+
+class Watched(ndshm.Array[Any]):
+    """An array that notes its locks."""
+
+    __slots__ = ()
+    locks: list[tuple[str, ndshm.Array]] = []
+
+    def read(self, timeout: float | None = None) -> ndshm.Guard[Any]:
+        self.locks.append(("read", self))
+        return super().read(timeout)
+
+    def write(self, timeout: float | None = None) -> ndshm.Guard[Any]:
+        self.locks.append(("write", self))
+        return super().write(timeout)
+
+
+def watched(array: ndshm.Array) -> Watched:
+    return Watched(array._part_at(0, array.shape, array.strides))
+
+
+# The operations of each line of the guide's table, by the line's first cell. `x` is a numpy array.
+LINES: dict[str, list[Callable[[Any, Any, Any], Any]]] = {
+    "`a + 1`, `1 + a`, `a < x`, `-a`, `abs(a)`": [
+        lambda a, b, x: a + x[0, 0],
+        lambda a, b, x: x + a,
+        lambda a, b, x: a == x,
+        lambda a, b, x: abs(a),
+    ],
+    "`a + b`, `a == b`, `a @ b`": [lambda a, b, x: a + b, lambda a, b, x: a == b, lambda a, b, x: a @ b],
+    "`a += x`, `a += a`": [lambda a, b, x: operator.iadd(a, x), lambda a, b, x: operator.iadd(a, a)],
+    "`a += b`": [lambda a, b, x: operator.iadd(a, b)],
+    "`numpy.add(a, b)`": [lambda a, b, x: np.add(a, b)],
+    "`numpy.add(a, b, out=a)`, `numpy.add.at(a, index, b)`": [
+        lambda a, b, x: np.add(a, b, out=a),
+        lambda a, b, x: np.add.at(a, np.arange(4), b),
+    ],
+    "`a.sum()`, `mean`, `min`, `max`, `any`, `all`, `numpy.sum(a)`": [
+        lambda a, b, x: a.sum(),
+        lambda a, b, x: a.any(axis=0),
+        lambda a, b, x: a.all(),
+        lambda a, b, x: np.sum(a),
+    ],
+    "`a.astype(dtype)`, `a.tolist()`, `a[index]`": [
+        lambda a, b, x: a.astype(a.dtype),
+        lambda a, b, x: a.tolist(),
+        lambda a, b, x: a[0],
+        lambda a, b, x: a[a.shape[0] - 1, 0],
+    ],
+    "`a.T`, `a.reshape(shape)`": [lambda a, b, x: a.T, lambda a, b, x: a.reshape(-1)],
+    "`a[index] = x`, `a[index] = b`": [lambda a, b, x: a.__setitem__(0, x[1]), lambda a, b, x: a.__setitem__(..., b)],
+    "`bool(a)`, `x in a`": [lambda a, b, x: bool(watched(a.part(np.s_[:1, :1]))), lambda a, b, x: x[0, 0] in a],
+    "`hash(a)`, keys of dictionaries, members of sets": [lambda a, b, x: hash(a) == hash(a), lambda a, b, x: a in {a: b}],
+}
+
+
+def lines() -> dict[str, list[str]]:
+    """Return the other cells of each line of the guide's table."""
+    page = (Path(__file__).parents[2] / "docs" / "guide" / "python.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (`.*) \|$", page.partition("## Compute with an array")[2].partition("\n## ")[0], re.M)
+    return {cells[0]: cells[1:] for cells in (row.split(" | ") for row in rows)}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "complex64", "bool", "bfloat16"])
+@pytest.mark.parametrize("kind", ["plain", "counted", "F order", "part"])
+@pytest.mark.parametrize("line", LINES)
+def test_each_line_of_the_guide_says_locks_copies_and_results(line: str, kind: str, dtype: str, name: str) -> None:
+    locks, _, gives, *_ = *lines()[line], ""
+    for act in LINES[line]:
+        x = np.ones((4, 4), ndshm.share_zeros(1, dtype).dtype)
+        b = watched(ndshm.share(x))
+        if kind == "plain":
+            a = watched(ndshm.from_array(name, x, replace=True))
+        else:
+            whole = ndshm.share(np.asarray(np.ones((4, 8)), x.dtype) if kind == "part" else np.asarray(x, order=kind[0]))
+            a = watched(whole.part(np.s_[:, ::2]) if kind == "part" else whole)
+        Watched.locks.clear()
+        result = act(a, b, x)
+        seen = [(way, "b" if array is b else "a") for way, array in Watched.locks]
+        plain = seen[0][0] if seen and len(seen) == 1 else ", then ".join(f"{way} of `{which}`" for way, which in seen) or "none"
+        is_cast = dtype == "bfloat16" and line.startswith("`a[index] = x`") and len(seen) > 1
+        assert plain == ("read of `b`, then write of `a`" if is_cast else locks)
+        if gives.startswith("`a`"):
+            assert result is a or result is None
+        elif isinstance(result, np.ndarray):
+            assert not np.may_share_memory(result, np.asarray(a))
+            assert result.flags.writeable != ("read-only" in gives)
+        assert not isinstance(result, ndshm.Array) or result is a
+        a.close()
+        b.close()
+
+
+def test_the_guide_has_no_other_lines() -> None:
+    assert list(lines()) == list(LINES)
+
+
+INTERRUPTED = """
+import operator, sys
+import numpy, ndshm
+
+array, other = ndshm.open(sys.argv[1]), ndshm.share(numpy.ones(4))
+acts = [
+    lambda: array + 1, lambda: 1 + array, lambda: other + array, lambda: -array, lambda: array == 1, lambda: array @ other,
+    lambda: operator.iadd(array, 1), lambda: operator.iadd(array, array), lambda: operator.iadd(array, other), lambda: operator.iadd(other, array),
+    lambda: numpy.add(array, 1), lambda: numpy.add(other, 1, out=array), lambda: numpy.add.at(array, 0, 1), lambda: numpy.add.reduce(array),
+    lambda: array.sum(), lambda: array.any(), lambda: array.astype("f4"), lambda: array.tolist(), lambda: array.T, lambda: array.reshape(2, 2),
+    lambda: array[0], lambda: array.__setitem__(0, 5), lambda: 1 in array, lambda: list(array),
+]
+for number, act in enumerate(acts):
+    try:
+        print(number, flush=True)
+        act()
+        print("not interrupted", flush=True)
+    except KeyboardInterrupt:
+        print("interrupted", flush=True)
+print("ended", flush=True)
+sys.stdin.readline()
+array += other
+print(array.tolist(), other.tolist(), flush=True)
+"""
+
+
+def test_ctrl_c_ends_the_wait_of_each_operation_and_leaves_no_lock(name: str) -> None:
+    array = ndshm.from_array(name, np.zeros(4))
+    with subprocess.Popen([sys.executable, "-c", INTERRUPTED, name], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdin and child.stdout
+        with array.write():
+            while (line := child.stdout.readline().strip()) != "ended":
+                assert line.isdigit()
+                time.sleep(0.1)  # it waits for the lock by now; if not, the next line says that it was not interrupted
+                child.send_signal(signal.SIGINT)
+                assert child.stdout.readline() == "interrupted\n", line
+        with array.write(timeout=10) as x:
+            assert (x == 0).all()
+        child.stdin.write("\n")
+        child.stdin.flush()
+        assert child.stdout.readline() == "[1.0, 1.0, 1.0, 1.0] [1.0, 1.0, 1.0, 1.0]\n"
