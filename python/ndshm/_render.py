@@ -373,11 +373,10 @@ def _digest(function: Any) -> str:
 
 
 def _essence(value: Any) -> Any:
-    kind: Any = type(value)
-    if kind is CodeType:
+    if isinstance(value, CodeType):
         return value.co_code, value.co_names, value.co_varnames, [*map(_essence, value.co_consts)]
     # The order of a set is another one in each process.
-    return sorted(map(repr, value)) if kind is frozenset else repr(value)
+    return sorted(map(repr, value)) if value.__class__ is frozenset else repr(value)
 
 
 def _bar(done: int, total: int, name: str) -> Any:

@@ -27,6 +27,13 @@ from ndshm import _array, in_flight
 METHODS = ["fork", "spawn", "forkserver"]
 
 
+def is_orphaned(name: str) -> bool:
+    try:
+        return not ndshm.attached(name)
+    except ndshm.NotFound:  # its program has freed it meanwhile
+        return False
+
+
 @pytest.fixture(autouse=True)
 def every_array_is_freed() -> Iterator[None]:
     """Fail if a counted array stays in the directory after a test."""
@@ -37,7 +44,7 @@ def every_array_is_freed() -> Iterator[None]:
     in_flight.clear()
     new = {name for name in set(os.listdir("/dev/shm")) - before if re.fullmatch(r"ndshm-[0-9a-f]+", name)}
     mapped = Path("/proc/self/maps").read_text()
-    left = {name for name in new if name in mapped or not ndshm.attached(name)}  # other programs may be at work
+    left = {name for name in new if name in mapped or is_orphaned(name)}  # other programs may be at work
     assert not left, f"left behind: {left}"
 
 

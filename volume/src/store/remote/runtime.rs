@@ -27,7 +27,7 @@ const REQUESTS: usize = 256;
 pub(super) struct RequestRuntime {
     process: u32,
     runtime: Runtime,
-    driver: Mutex<Driver>,
+    driver: Mutex<DriverThread>,
     requests: Semaphore,
     /// The servers that have answered one of them.
     answered: Answered,
@@ -35,7 +35,7 @@ pub(super) struct RequestRuntime {
 
 /// The thread that moves the bytes, and the calls that need it.
 #[derive(Debug, Default)]
-struct Driver {
+struct DriverThread {
     is_running: bool,
     /// Calls that wait now.
     waits: usize,
@@ -128,12 +128,12 @@ impl RequestRuntime {
         }
     }
 
-    fn driver(&self) -> MutexGuard<'_, Driver> {
+    fn driver(&self) -> MutexGuard<'_, DriverThread> {
         self.driver.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Starts the driving thread if it is not running, and keeps it until the result is dropped.
-    fn begin_wait(&'static self) -> io::Result<Wait> {
+    fn begin_wait(&'static self) -> io::Result<ActiveWait> {
         let mut driver = self.driver();
         if !driver.is_running {
             let thread = thread::Builder::new().name("ndshm-requests".to_owned());
@@ -142,7 +142,7 @@ impl RequestRuntime {
         }
         driver.waits += 1;
         driver.is_used = true;
-        Ok(Wait(self))
+        Ok(ActiveWait(self))
     }
 
     /// Returns when there was no wait for some time.
@@ -160,9 +160,9 @@ impl RequestRuntime {
 }
 
 /// A call that waits.
-struct Wait(&'static RequestRuntime);
+struct ActiveWait(&'static RequestRuntime);
 
-impl Drop for Wait {
+impl Drop for ActiveWait {
     fn drop(&mut self) {
         self.0.driver().waits -= 1;
     }
