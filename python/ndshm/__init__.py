@@ -56,7 +56,7 @@ Most programs need ten names; `help(ndshm.create)` and the like say more.
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple, overload
+from typing import TYPE_CHECKING, Literal, NamedTuple, overload
 
 from . import _core, _program, in_flight, shards
 from . import multiprocessing as multiprocessing
@@ -273,7 +273,10 @@ def gc(dry_run: bool = False, in_flight: bool = False) -> list[str]:
     return _core.reclaim(dry_run, in_flight)
 
 
-def __getattr__(name: str) -> str:
+__version__: str
+
+
+def _attribute(name: str) -> str:
     if name == "__version__":
         from importlib.metadata import version  # it takes longer to import than this package
 
@@ -281,4 +284,6 @@ def __getattr__(name: str) -> str:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
+if not TYPE_CHECKING:  # otherwise type checkers would accept every name
+    __getattr__ = _attribute
 _program.choose_manager()

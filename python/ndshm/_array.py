@@ -177,6 +177,10 @@ class Array(Operators, _core.RawArray, Generic[Scalar]):
         """Return the elements without a lock, as ``numpy.asarray`` does. Libraries that see this method do not read row by row."""
         numpy = require_numpy("converting an array")
         x = numpy.asarray(memoryview(self))
+        if dtype is not None and self._dtype_code == "bfloat16" and numpy.dtype(dtype) != x.dtype:
+            if self.dtype == x.dtype:
+                raise InvalidArgument("bfloat16 elements are only bits to numpy here: install ml_dtypes to convert them to numbers")
+            x = x.view(self.dtype)
         if dtype is not None and numpy.dtype(dtype) != x.dtype:
             if copy is False:
                 raise ValueError(f"an array of {self.dtype_name} is no array of {numpy.dtype(dtype)} without a copy")
@@ -196,9 +200,13 @@ class Array(Operators, _core.RawArray, Generic[Scalar]):
         return map(self.__getitem__, range(self.shape[0]))
 
     def __int__(self) -> int:
+        if not self.shape:
+            return int(self[...])
         raise TypeError("an array is no number: read one element, int(array[index])")  # int() would parse the bytes as text
 
     def __float__(self) -> float:
+        if not self.shape:
+            return float(self[...])
         raise TypeError("an array is no number: read one element, float(array[index])")  # as above
 
     def __getitem__(self, index: Any) -> Any:
@@ -235,7 +243,7 @@ class Array(Operators, _core.RawArray, Generic[Scalar]):
         return ", closed" if self.closed else ", read-only" if self.readonly else ""
 
     def _repr_html_(self) -> str:
-        with importing:
+        with importing("ndshm._html"):
             from . import _html as html
 
         kind = "counted" if self.is_counted else "plain" if self.name else "nameless"
@@ -304,7 +312,7 @@ def _watch_pickles() -> None:
     global _is_watching
     if sys.modules.get("multiprocessing.reduction") and sys.modules.get("numpy"):
         _is_watching = True
-        with importing:
+        with importing("ndshm.multiprocessing"):
             from . import multiprocessing
 
         if not multiprocessing._is_decided:
@@ -375,7 +383,7 @@ def _receive_part(attach: Any, arguments: tuple[Any, ...], region: tuple[int, tu
 
 def register_with_multiprocessing() -> None:
     """Let multiprocessing pickle counted arrays as handles that are used up by their receiver, which loads each pickle once."""
-    with importing:
+    with importing("multiprocessing.reduction"):
         from multiprocessing.reduction import ForkingPickler
 
     ForkingPickler.register(Array, _reduce_for_one)

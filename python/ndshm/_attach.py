@@ -159,8 +159,8 @@ def create(
     replace
         Replace the array that has the name, if any. Processes attached to that array keep its memory.
     exist_ok
-        Attach to the array that has the name, if any, with the elements that it has. It must have this shape, dtype and order; its
-        `permissions` and pages stay as they are. So it does not matter which of several processes is first.
+        Attach to the array that has the name, if any, with the elements that it has. It must have this shape, dtype and order, or without
+        a description as many bytes; its permissions and pages stay as they are. So it does not matter which of several processes is first.
     sparse
         Reserve no memory: a process that writes when none is left is killed.
     permissions
@@ -256,6 +256,18 @@ def _from_array(name: str, x: Any, notes: dict[str, str], replace: bool, permiss
         raise
 
 
+@overload
+def open(
+    name: str,
+    shape: ShapeLike | None,
+    dtype: type[Scalar] | numpy.dtype[Scalar],
+    order: str | None = None,
+    *,
+    readonly: bool = False,
+    keep_fd: bool = False,
+    reinterpret: bool = False,
+    timeout: float | None = 0,
+) -> Array[Scalar]: ...
 @overload
 def open(
     name: str,

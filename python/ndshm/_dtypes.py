@@ -48,7 +48,7 @@ def numpy_dtype(name: str) -> numpy.dtype[Any]:
     found: Any = name
     if name == "bfloat16":
         try:
-            with importing:
+            with importing("ml_dtypes"):
                 from ml_dtypes import bfloat16 as found
         except ImportError:
             found = "<u2"

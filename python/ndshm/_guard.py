@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from typing import TYPE_CHECKING, Any, Generic, NoReturn
 
 from . import _core
@@ -25,21 +26,26 @@ def strict(enabled: bool = True) -> None:
 
 def require_numpy(purpose: str) -> Any:
     """Return the module numpy. If it is not installed, raise an ImportError that names `purpose`."""
-    numpy = optional_numpy()
-    if numpy is None:
-        raise ImportError(f"{purpose} needs numpy: `pip install numpy`, or use memoryview(array)")
-    return numpy
+    try:
+        return _loaded_numpy()
+    except ImportError as error:
+        raise ImportError(f"{purpose} needs numpy: `pip install numpy`, or use memoryview(array)") from error
 
 
 def optional_numpy() -> Any:
     """Return the module numpy, or None if it is not installed."""
+    try:
+        return _loaded_numpy()
+    except ImportError:
+        return None
+
+
+def _loaded_numpy() -> Any:
     global _numpy
     if _numpy is None:
-        try:
-            with importing:
-                import numpy
-        except ImportError:
-            return None
+        with importing("numpy"):
+            import numpy
+
         _numpy = numpy
     return _numpy
 
@@ -72,9 +78,8 @@ class Guard(_core.RawGuard, Generic[Scalar]):
 
     async def __aenter__(self) -> numpy.ndarray[Any, numpy.dtype[Scalar]]:
         """Wait without blocking the event loop: retry the lock with pauses of at most 20 ms."""
-        with importing:
+        with importing("asyncio"):
             import asyncio
-            import time
 
         limit = self.timeout
         end = math.inf if limit is None else time.monotonic() + limit

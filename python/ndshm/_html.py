@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import base64
 import io
+import os
 from collections.abc import Iterable, Mapping
 from html import escape
 from typing import TYPE_CHECKING, Any
 
 from ._errors import NdshmError
 from ._guard import optional_numpy
+from ._imports import importing
 
 if TYPE_CHECKING:
     from ._array import Array
@@ -68,10 +70,21 @@ def _axes(array: Array) -> tuple[int, int] | None:
 def _plane(array: Array) -> tuple[int | slice, ...] | None:
     """Return the index of the middle plane, with steps that leave few enough elements."""
     axes = _axes(array)
-    if axes is None or not array.size or array.dtype_name.startswith(("complex", "bfloat")):
+    if axes is None or not array.size or _has_holes(array) or array.dtype_name.startswith(("complex", "bfloat")):
         return None
     step = -(-max(array.shape[axis] for axis in axes) // _SIDE)
     return tuple(slice(None, None, step) if axis in axes else length // 2 for axis, length in enumerate(array.shape))
+
+
+def _has_holes(array: Array) -> bool:
+    """Return whether the array has no memory for some elements: reading them would take it."""
+    try:
+        with importing():  # for the class of paths
+            place = array.directory
+        facts = os.stat(place / array.name) if array.name else None
+    except OSError:
+        return False  # it has no name any more, and is not read
+    return getattr(facts, "st_blocks", array.nbytes) * 512 < array.nbytes
 
 
 def _is_transposed(array: Array) -> bool:
@@ -82,8 +95,10 @@ def _is_transposed(array: Array) -> bool:
 def _image(x: Any, numpy: Any) -> str:
     x = x.astype("float64")
     known = x[numpy.isfinite(x)]
-    low, high = (known.min(), known.max()) if known.size else (0.0, 0.0)
-    scaled = numpy.nan_to_num((x - low) / ((high - low) or 1.0), nan=0.0, posinf=1.0, neginf=0.0)
+    low, high = (float(known.min()), float(known.max())) if known.size else (0.0, 0.0)
+    # Halves, since the difference of two numbers may be too large for one.
+    scaled = (x / 2 - low / 2) / ((high / 2 - low / 2) or 1.0)
+    scaled = numpy.nan_to_num(scaled, nan=0.0, posinf=1.0, neginf=0.0)
     png = _png((scaled.clip(0, 1) * 255).astype("uint8"))
     if png is None:
         return ""
@@ -95,10 +110,11 @@ def _image(x: Any, numpy: Any) -> str:
 
 
 def _png(pixels: Any) -> bytes | None:
-    try:
-        from PIL import Image  # matplotlib needs it too
-    except ImportError:
-        return None
     file = io.BytesIO()
-    Image.fromarray(pixels).save(file, "png")
+    with importing():  # also while pillow saves, when it imports formats
+        try:
+            from PIL import Image  # matplotlib needs it too
+        except ImportError:
+            return None
+        Image.fromarray(pixels).save(file, "png")
     return file.getvalue()

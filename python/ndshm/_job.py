@@ -22,9 +22,9 @@ _TICK = 0.1
 # How long the end of the program waits for cancelled work.
 _AT_EXIT = 5.0
 
-# Work that may still run, also when no caller waits for it. Not the jobs themselves, which keep their results. Each of the set's methods is
+# Work that may still run, also when no caller waits for it. Not the jobs themselves, which keep their results. Each of its methods is
 # one step, so that no lock is needed, and a signal's handler or a finalizer may begin work at any moment.
-_running: set[_core.JobWatch] = set()
+_running: dict[_core.JobWatch, str] = {}
 
 
 class _Numbers(NamedTuple):
@@ -59,7 +59,7 @@ class Work(Generic[_T]):
     warns = True
 
     def __init__(self, job: _core.Job, title: str, show: bool) -> None:
-        _keep(job)
+        _keep(job, title)
         self._job, self._title = job, title
         self._bar = _bar(title) if show else None
         self._taking = threading.Lock()
@@ -140,7 +140,7 @@ class Work(Generic[_T]):
         return self._wait().__await__()
 
     async def _wait(self) -> _T:
-        with importing:
+        with importing("asyncio"):
             import asyncio
 
         pause = 0.001
@@ -208,7 +208,7 @@ class Work(Generic[_T]):
         return f"<ndshm.{type(self).__name__} {self._title}: {done} of {total}{self._retrying()}{self._ending()}>"
 
     def _repr_html_(self) -> str:
-        with importing:
+        with importing("ndshm._html"):
             from . import _html as html
 
         done, total, nbytes, nbytes_total, transferred, seconds = self.progress
@@ -238,7 +238,7 @@ class Work(Generic[_T]):
 
 def run(job: _core.Job) -> Any:
     """Wait for the end of a job, and return its result. Ctrl-C ends the wait, and the job soon after."""
-    _keep(job)
+    _keep(job, "")
     try:
         while not job.wait(_TICK):
             pass
@@ -250,25 +250,28 @@ def run(job: _core.Job) -> Any:
 
 def _bar(title: str) -> Any:
     try:
-        with importing:
+        with importing("tqdm.auto"):
             from tqdm.auto import tqdm
     except ImportError as error:
         raise ImportError("progress=True needs tqdm: `pip install tqdm`") from error
     return tqdm(total=None, desc=title, unit="B", unit_scale=True, unit_divisor=1024)
 
 
-def _keep(job: _core.Job) -> None:
-    _running.add(job.watch())
+def _keep(job: _core.Job, title: str) -> None:
+    _running[job.watch()] = title
     for watch in list(_running):
         if watch.wait(0.0):
-            _running.discard(watch)
+            _running.pop(watch, None)
 
 
 def _end() -> None:
     """At exit: cancel what still runs, so that nothing half-finished is left."""
-    running = list(_running)  # other threads may begin work meanwhile
+    running = [watch for watch in list(_running) if not watch.wait(0.0)]  # other threads may begin work meanwhile
     for watch in running:
         watch.stop()
+        if title := _running.get(watch):
+            text = f"{title}: the program ended before the work, which is cancelled; call result() to wait for it"
+            warnings.warn(text, TransferWarning, stacklevel=2)
     limit = time.monotonic() + _AT_EXIT
     for watch in running:
         watch.wait(max(0.0, limit - time.monotonic()))
@@ -280,13 +283,28 @@ def _forked() -> None:
 
 
 def _before_fork() -> None:
-    """Wait, for at most a second, until the threads of this package that are about to end have ended.
+    """Wait until the threads of this package have ended, for a moment only if work runs that takes longer.
 
-    Python 3.12 and later warn of each fork beside another thread. If work runs, its threads stay, and the warning is right.
+    A child may find locks of other threads, which it does not have. So Python 3.12 and later warn of each fork beside a thread.
     """
-    limit = time.monotonic() + 1.0
-    while not any(not watch.wait(0.0) for watch in list(_running)) and _has_threads() and time.monotonic() < limit:
-        time.sleep(0.0002)
+    begin = time.monotonic()
+    try:
+        while time.monotonic() - begin < (_PATIENCE if _is_working() else _LONGEST_END) and _has_threads():
+            time.sleep(0.0002)
+    except KeyboardInterrupt:
+        _core.note_interrupt()  # what a hook raises is lost
+
+
+# How many seconds a fork waits for work that runs, and for threads that are about to end.
+_PATIENCE, _LONGEST_END = 0.05, 0.25
+
+
+def _is_working() -> bool:
+    return any(not watch.wait(0.0) for watch in list(_running))
+
+
+# The names of threads that end when their work has ended.
+_THREADS = frozenset(f"ndshm-{name}".encode() for name in "change- children decode- encode- fetch- job manager paint- requests reserve resolver stderr stdout store- write-".split())
 
 
 def _has_threads() -> bool:
@@ -294,14 +312,14 @@ def _has_threads() -> bool:
         tasks = os.listdir("/proc/self/task")
     except OSError:
         return False  # not Linux
-    return len(tasks) > 1 and any(map(_is_own, tasks))
+    return len(tasks) > 1 and any(_is_own(task) for task in tasks if int(task) != os.getpid())
 
 
 def _is_own(task: str) -> bool:
     try:
         # As bytes: a text file could import a codec.
         with open(f"/proc/self/task/{task}/comm", "rb") as file:
-            return file.read().startswith(b"ndshm-")
+            return file.read().rstrip(b"0123456789\n") in _THREADS
     except OSError:
         return False  # it has ended meanwhile
 
@@ -309,3 +327,5 @@ def _is_own(task: str) -> bool:
 atexit.register(_end)
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(before=_before_fork, after_in_child=_forked)
+    # Before the wait: the hooks that were registered last come first.
+    os.register_at_fork(before=_core.hold_jobs, after_in_parent=_core.free_jobs, after_in_child=_core.free_jobs_of_child)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from types import CodeType
+from types import CellType, CodeType, FunctionType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from . import _core
@@ -254,7 +255,7 @@ def paint(
     workers
         The number of processes. None and 0 are one for each processor.
     fingerprint
-        By default the function's name and a digest of its code, but not of what it calls.
+        By default the function's name, and a digest of its code and of the numbers and texts that it uses, but not of what it calls.
     progress
         Show a progress bar. Needs the package tqdm.
 
@@ -274,19 +275,17 @@ def paint(
     PaintError, pickle.PicklingError, AttributeError
         The workers cannot get the function, because it is a lambda, for example, or one of a notebook without cloudpickle. Nothing was begun.
     """
-    with importing:
+    with importing("multiprocessing.connection"):
         import multiprocessing
         import multiprocessing.connection
 
     workers = number_of(workers or 0, "workers")
     # If workers cannot get the function, fail here, before the buffer is begun.
-    pickled = _pickled(function)
+    sent = _sendable(function)
 
     # Spawned, not forked: a fork would copy the locks of this process's threads.
     context = multiprocessing.get_context("spawn")
-    identity = fingerprint
-    if identity is None:
-        identity = f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', repr(type(function)))}{_digest(function)}"
+    identity = _identity(function) if fingerprint is None else fingerprint
     buffer = RenderBuffer(name, shape, chunk, dtype, order, fingerprint=identity, replace=replace, exist_ok=exist_ok)
     done, total = buffer.progress
     found = done
@@ -296,7 +295,7 @@ def paint(
     try:
         for _ in range(count if done < total else 0):
             near, far = context.Pipe(duplex=False)
-            process = context.Process(target=_paint_chunks, args=(name, name_of(dtype), pickled, far), daemon=True)
+            process = context.Process(target=_paint_chunks, args=(name, name_of(dtype), sent, far), daemon=True)
             process.start()
             far.close()
             running[near] = process
@@ -325,6 +324,9 @@ def paint(
                 process.join()
                 if trace is not None:
                     raise PaintError(f"a worker failed while it painted `{name}`:\n{trace}")
+    except BaseException:
+        del buffer  # what is raised leads to this frame, and a buffer in use cannot be begun anew
+        raise
     finally:
         for near, process in running.items():
             if done < total:
@@ -336,9 +338,12 @@ def paint(
     return buffer.finish()
 
 
-def _pickled(function: Any) -> bytes:
-    """Return what spawned workers make the function of. Raise if they could not import it, or not the main program."""
-    with importing:
+def _sendable(function: Any) -> Any:
+    """Return what each worker gets: the function, which it imports, or the bytes of one that it cannot import.
+
+    Raise if the workers could not import the main program, or not the function from it.
+    """
+    with importing("multiprocessing.reduction"):
         import multiprocessing
         from multiprocessing.reduction import ForkingPickler
 
@@ -350,38 +355,64 @@ def _pickled(function: Any) -> bytes:
     file = getattr(main, "__file__", None)
     if getattr(main, "__spec__", None) is None and file is not None and not os.path.exists(file):
         raise PaintError(f"workers cannot import the main program {file}: put it into a file")
-    if getattr(function, "__module__", None) != "__main__" or file is not None:
-        return bytes(ForkingPickler.dumps(function))
+    inner = _unwrapped(function)
+    if getattr(inner, "__module__", None) != "__main__" or file is not None:
+        ForkingPickler.dumps(function)
+        return function
     try:
-        with importing:
+        with importing("cloudpickle"):
             import cloudpickle
     except ImportError as error:
         raise PaintError(
-            f"workers cannot import {getattr(function, '__qualname__', function)} from a notebook, or from what is typed: "
+            f"workers cannot import {getattr(inner, '__qualname__', inner)} from a notebook, or from what is typed: "
             "`pip install cloudpickle`, or write the function into a module, fill.py, and import it from there"
         ) from error
-    return bytes(cloudpickle.dumps(function))
+    return cloudpickle.dumps(function)
 
 
-def _digest(function: Any) -> str:
-    """Return a short text that changes with the code of a function, and not with its place in a file or notebook."""
-    with importing:
+def _unwrapped(function: Any) -> Any:
+    while function.__class__ is functools.partial:
+        function = function.func
+    return function
+
+
+def _identity(function: Any) -> str:
+    """Return a text that changes with the code of a function and the plain values that it uses, and not with its place in a file or notebook."""
+    inner = _unwrapped(function)
+    name = f"{getattr(inner, '__module__', '')}.{getattr(inner, '__qualname__', repr(inner.__class__))}"
+    with importing("zlib"):
         import zlib
 
-    code = getattr(function, "__code__", None)
-    return "" if code is None else f" {zlib.crc32(repr(_essence(code)).encode()):08x}"
+    return f"{name} {zlib.crc32(repr(_essence(function)).encode()):08x}"
 
 
 def _essence(value: Any) -> Any:
+    if value.__class__ is functools.partial:
+        return _essence(value.func), [*map(_essence, value.args)], [(key, _essence(x)) for key, x in sorted(value.keywords.items())]
+    if isinstance(value, FunctionType):
+        variables = [value.__globals__.get(name) for name in _names(value.__code__)]
+        cells = [cell.cell_contents for cell in value.__closure__ or () if cell != CellType()]
+        uses = [value.__defaults__, [*sorted((value.__kwdefaults__ or {}).items())], variables, cells]
+        return _essence(value.__code__), [*map(_essence, uses)]
     if isinstance(value, CodeType):
-        return value.co_code, value.co_names, value.co_varnames, [*map(_essence, value.co_consts)]
-    # The order of a set is another one in each process.
-    return sorted(map(repr, value)) if value.__class__ is frozenset else repr(value)
+        return value.co_code, value.co_exceptiontable, value.co_names, value.co_varnames, [*map(_essence, value.co_consts)]
+    kind: Any = value.__class__
+    if kind in (tuple, list):
+        return [*map(_essence, value)]
+    if kind is frozenset:
+        return sorted(map(repr, value))  # their order is another one in each process
+    # The text of other objects may have their addresses.
+    return repr(value) if kind in (int, float, complex, bool, str, bytes, type(None), type(...)) else kind.__qualname__
+
+
+def _names(code: CodeType) -> list[str]:
+    """Return the names of globals that the code uses, and the functions in it."""
+    return [*code.co_names, *(name for inner in code.co_consts if isinstance(inner, CodeType) for name in _names(inner))]
 
 
 def _bar(done: int, total: int, name: str) -> Any:
     try:
-        with importing:
+        with importing("tqdm.auto"):
             from tqdm.auto import tqdm
     except ImportError as error:
         raise ImportError("progress=True needs tqdm: `pip install tqdm`") from error
@@ -396,13 +427,14 @@ def _claims(name: str, dtype: str) -> Iterator[Claim]:
         pass  # finished or discarded meanwhile: the parent knows which
 
 
-def _paint_chunks(name: str, dtype: str, pickled: bytes, parent: Any) -> None:
+def _paint_chunks(name: str, dtype: str, function: Any, parent: Any) -> None:
     """Paint chunks until none is left. Runs in a worker."""
     import pickle
     import traceback
 
     try:
-        function = pickle.loads(pickled)
+        if isinstance(function, bytes):
+            function = pickle.loads(function)
         for claim in _claims(name, dtype):
             with claim as x:
                 function(x, claim.region)

@@ -54,7 +54,7 @@ class SharedList(Sequence[_T_co]):
     __slots__ = ("__weakref__", "_array", "_content", "_loads", "_places")
 
     def __init__(self, items: Iterable[_T_co]) -> None:
-        with importing:
+        with importing("pickle"):
             import pickle
 
         content, places = bytearray(), array.array(_PLACE, [0])
@@ -77,7 +77,7 @@ class SharedList(Sequence[_T_co]):
         self._attach(shared, len(places))
 
     def _attach(self, shared: Array, places: int) -> None:
-        with importing:
+        with importing("pickle"):
             from pickle import loads  # `import ndshm` does not load it
 
         self._loads = loads

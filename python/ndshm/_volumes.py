@@ -87,7 +87,7 @@ class VolumeInfo(NamedTuple):
 
 
 def _html() -> Any:
-    with importing:
+    with importing("ndshm._html"):
         from . import _html as html
     return html
 

@@ -113,7 +113,7 @@ def install(threshold: int = _DEFAULT, *, views: bool = False) -> None:
 
 def watch_views() -> None:
     """See the numpy arrays that are pickled, and send none of them through shared memory."""
-    with importing:
+    with importing("ndshm._views"):
         from . import _views as _
     reducers, ndarray = _registered()
     previous = reducers.get(ndarray)
@@ -154,7 +154,7 @@ def _rehearse() -> None:
 
 def _registered() -> tuple[dict[type, Any], type]:
     """Return the reducers that were registered for pickles of multiprocessing, and the class of numpy arrays."""
-    with importing:
+    with importing("multiprocessing.reduction"):
         from multiprocessing.reduction import ForkingPickler
 
     # There is a public method to register a reducer, but none to see or remove one.
@@ -184,7 +184,7 @@ class _Registered:
                 pass  # an exception would lose the message, if this is the thread of a Queue
         if self.previous is not None:
             return self.previous(x)
-        with importing:
+        with importing("pickle"):
             from pickle import DEFAULT_PROTOCOL  # it is loaded when this is called, and `import ndshm` does not load it
 
         # The protocol of this pickle is not known here. It is the default one, unless a caller chose another.
@@ -193,7 +193,7 @@ class _Registered:
 
 def _view(x: numpy.ndarray[Any, Any]) -> Any:
     """Return how a view of an array is sent as a part of it. Return None if it is copied, and warn if that changes its meaning."""
-    with importing:
+    with importing("ndshm._views"):
         from . import _views as views
 
     if not _views or (found := views.find(x)) is None:

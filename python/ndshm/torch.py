@@ -179,7 +179,7 @@ def from_tensor(tensor: Tensor, *, copy: bool | None = None) -> Array:
 
 def _torch() -> Any:
     try:
-        with importing:
+        with importing("torch"):
             import torch
     except ImportError as error:
         raise ImportError("ndshm.torch needs torch: https://pytorch.org says how to install it") from error

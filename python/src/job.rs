@@ -4,8 +4,9 @@
 //! back often, so that Ctrl-C is noticed.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, Once, PoisonError};
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use ndarray_shm_volume::{DownloadProgress, Error, Progress, Result, Retries, Retry, StopFlag};
 use pyo3::exceptions::PyRuntimeError;
@@ -44,8 +45,34 @@ struct Seen {
     warnings: Vec<String>,
 }
 
+/// How many forks are about to happen. Work that is asked for meanwhile begins afterwards: a child must not find a lock of a thread that
+/// begins or ends, which it does not have.
+static FORKING: AtomicU32 = AtomicU32::new(0);
+
+/// How long a start waits before it looks again, and in all: a hook of another package may start work in the thread that forks.
+const HOLD: Duration = Duration::from_micros(200);
+const LONGEST_HOLD: Duration = Duration::from_secs(2);
+
+/// Holds new work back until `free_jobs`.
+#[pyfunction]
+pub(crate) fn hold_jobs() {
+    FORKING.fetch_add(1, Ordering::Relaxed);
+}
+
+/// Lets new work begin, after a fork, in the parent.
+#[pyfunction]
+pub(crate) fn free_jobs() {
+    FORKING.fetch_sub(1, Ordering::Relaxed);
+}
+
+/// Lets new work begin in a forked child, which has no other thread that forks.
+#[pyfunction]
+pub(crate) fn free_jobs_of_child() {
+    FORKING.store(0, Ordering::Relaxed);
+}
+
 /// Whether the volumes' tables are made.
-static PREPARED: Once = Once::new();
+static PREPARED: AtomicBool = AtomicBool::new(false);
 
 /// Converts a result for Python.
 type Converted = Box<dyn FnOnce(Python<'_>) -> PyResult<Py<PyAny>> + Send>;
@@ -127,8 +154,14 @@ impl Job {
         work: impl FnOnce(&JobState) -> Result<T> + Send + 'static,
         convert: impl FnOnce(Python<'_>, T) -> PyResult<Py<PyAny>> + Send + 'static,
     ) -> PyResult<Self> {
+        let end = Instant::now() + LONGEST_HOLD;
+        while FORKING.load(Ordering::Relaxed) > 0 && Instant::now() < end {
+            Python::attach(|py| py.detach(|| std::thread::sleep(HOLD)));
+        }
         // Under the interpreter's lock, which a fork needs too: see `prepare`.
-        PREPARED.call_once(ndarray_shm_volume::prepare);
+        if !PREPARED.swap(true, Ordering::Relaxed) {
+            ndarray_shm_volume::prepare();
+        }
         let state = Arc::new(JobState {
             stop: StopFlag::new(),
             retries: Retries::new(),

@@ -58,13 +58,15 @@ mod _core {
     #[pymodule_export]
     use super::in_flight::InFlight;
     #[pymodule_export]
-    use super::job::{Job, JobWatch};
+    use super::job::{Job, JobWatch, free_jobs, free_jobs_of_child, hold_jobs};
     #[pymodule_export]
     use super::listing::{listing, partial_listing, reclaim};
     #[pymodule_export]
     use super::render::{FreshClaim, RawBuffer, RawClaim, join_render, render};
     #[pymodule_export]
     use super::shared::{Loan, expire, open_counted, receive, revoke, set_manager, share, strategies};
+    #[pymodule_export]
+    use super::signals::{acquire_for_fork, interrupt_again, note_interrupt};
     #[pymodule_export]
     use super::soon::Soon;
     #[pymodule_export]

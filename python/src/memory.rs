@@ -169,6 +169,9 @@ impl ElementType {
             DType::I16 => c"h",
             DType::U32 => c"I",
             DType::I32 => c"i",
+            // The letters of numpy's own types of this size, where there are two.
+            DType::U64 if cfg!(all(unix, target_pointer_width = "64")) => c"L",
+            DType::I64 if cfg!(all(unix, target_pointer_width = "64")) => c"l",
             DType::U64 => c"Q",
             DType::I64 => c"q",
             DType::F16 => c"e",

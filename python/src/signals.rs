@@ -1,9 +1,11 @@
 //! Calls that Ctrl-C can end: the library asks between the steps of a long call, and the interpreter handles the signals that have come.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use ndarray_shm::Error;
 use ndarray_shm::backend::interruptible;
+use pyo3::exceptions::PyKeyboardInterrupt;
 use pyo3::prelude::*;
 
 use crate::errors::exception;
@@ -56,6 +58,39 @@ pub(crate) fn interruptibly<R: Send>(py: Python<'_>, work: impl FnOnce() -> Resu
     match interrupted {
         Some(error) => Err(error),
         None => done.map_err(|failed| failed.into_exception(py)),
+    }
+}
+
+/// Whether Ctrl-C came in a hook of a fork.
+static INTERRUPTED: AtomicBool = AtomicBool::new(false);
+
+/// Acquires a lock of Python for a fork, also if signals end the wait. The exception of Ctrl-C comes after the fork.
+#[pyfunction]
+pub(crate) fn acquire_for_fork(py: Python<'_>, lock: &Bound<'_, PyAny>) -> PyResult<()> {
+    let mut lost = Ok(());
+    while let Err(error) = lock.call_method0("acquire") {
+        if error.is_instance_of::<PyKeyboardInterrupt>(py) {
+            note_interrupt();
+        } else {
+            lost = Err(error);
+        }
+    }
+    lost // Python prints it
+}
+
+/// Tells that Ctrl-C came in a hook, which cannot raise it.
+#[pyfunction]
+pub(crate) fn note_interrupt() {
+    INTERRUPTED.store(true, Ordering::Relaxed);
+}
+
+/// Repeats the Ctrl-C that came in a hook.
+#[pyfunction]
+#[allow(unsafe_code)]
+pub(crate) fn interrupt_again() {
+    if INTERRUPTED.swap(false, Ordering::Relaxed) {
+        // SAFETY: may be called at any time, as by a signal handler.
+        unsafe { pyo3::ffi::PyErr_SetInterrupt() };
     }
 }
 

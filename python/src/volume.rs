@@ -1,6 +1,6 @@
 //! Volumes: opening and creating them, and dividing a region among machines.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use ndarray_shm::DType;
 use ndarray_shm_volume::markers::{self, Marker};
@@ -37,13 +37,18 @@ struct InProcess<V: ?Sized> {
 impl Target {
     /// Returns the volume, opened for reading.
     pub(crate) fn source(&self) -> Result<Arc<dyn ChunkSource>> {
-        let source = || self.source.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(open) = source().as_ref().filter(|open| open.forks == forks()) {
-            return Ok(Arc::clone(&open.volume));
+        let known = |slot: &Option<InProcess<dyn ChunkSource>>| {
+            slot.as_ref().filter(|open| open.forks == forks()).map(|open| Arc::clone(&open.volume))
+        };
+        // In a forked child a thread of the parent may have locked it for ever: the volume is opened anew then.
+        if let Some(open) = self.source.try_lock().ok().and_then(|slot| known(&slot)) {
+            return Ok(open);
         }
         // The lock is not held while a server answers.
         let volume: Arc<dyn ChunkSource> = Arc::from(self.options().open(self.url.clone())?);
-        *source() = Some(InProcess { volume: Arc::clone(&volume), forks: forks() });
+        if let Ok(mut slot) = self.source.try_lock() {
+            *slot = Some(InProcess { volume: Arc::clone(&volume), forks: forks() });
+        }
         Ok(volume)
     }
 
@@ -121,7 +126,7 @@ impl RawVolume {
     /// Returns shape, shape of a chunk, dtype, names of axes and description of the scale, or None if this process has not opened it.
     #[getter]
     fn seen(&self) -> Option<Seen> {
-        let source = self.target.source.lock().unwrap_or_else(PoisonError::into_inner);
+        let source = self.target.source.try_lock().ok()?;
         let open = source.as_ref().filter(|open| open.forks == forks())?;
         let meta = open.volume.meta();
         let names = if meta.axes.is_empty() { Vec::new() } else { meta.axis_words() };

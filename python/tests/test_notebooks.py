@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import os
 import re
 import sys
 import threading
@@ -20,7 +21,7 @@ from PIL import Image
 import ndshm
 
 CELLS = """
-import numpy, ndshm
+import functools, numpy, ndshm
 from matplotlib import pyplot
 %matplotlib inline
 name, place = {name!r}, {place!r}
@@ -30,10 +31,18 @@ with array.write() as x:
 array
 #---
 def fill(x, region):
-    x[...] = numpy.add(region[0].start, 1)
+    x[...] = numpy.add(region[0].start, step)
 
+step = 1
 painted = ndshm.paint(name, (8, 6), (4, 6), "float32", fill, replace=True)
 painted[:, 0].tolist()
+#---
+step = 2
+try:
+    ndshm.paint(name, (8, 6), (4, 6), "float32", fill, exist_ok=True)
+except ndshm.Mismatch:
+    shown = functools.partial(fill)
+    print(ndshm.paint(name, (8, 6), (4, 6), "float32", shown, replace=True)[:, 0].tolist())
 #---
 volume = ndshm.create_volume(place, (64, 64), (32, 32), "uint8")
 _ = await ndshm.upload(volume, numpy.full((64, 64), 3, "uint8"))
@@ -70,9 +79,10 @@ def run(cells: str, directory: Path) -> list[dict[str, Any]]:
 
 def test_notebook_shows_what_it_makes(name: str, tmp_path: Path) -> None:
     shown = run(CELLS.format(name=name, place=str(tmp_path / "em")), tmp_path)
-    array, painted, volume, info, work, plot, gone = shown
+    array, painted, again, volume, info, work, plot, gone = shown
     assert "<td>8 × 64 × 96</td>" in array["text/html"] and "<td>uint8</td>" in array["text/html"] and "<img" in array["text/html"]
     assert painted["text/plain"] == "[1.0, 1.0, 1.0, 1.0, 5.0, 5.0, 5.0, 5.0]"
+    assert again["stdout"] == "[2.0, 2.0, 2.0, 2.0, 6.0, 6.0, 6.0, 6.0]\n"
     assert "<td>32 × 32</td>" in volume["text/html"] and "100%" in volume["stderr"]
     assert "<th>chunk</th>" in info["text/html"] and "<td>uint8</td>" in info["text/html"]
     assert "<td>4 of 4</td>" in work["text/html"] and "<td>ended</td>" in work["text/html"]
@@ -101,6 +111,18 @@ def test_picture_is_the_middle_plane() -> None:
 @pytest.mark.parametrize("x", [np.array(5), np.arange(3), np.zeros((0, 3)), np.zeros((2, 3), "c8"), np.zeros((5, 3, 0, 2))])
 def test_array_without_a_plane_has_no_picture(x: Any) -> None:
     assert picture(ndshm.share(x)) is None
+
+
+def test_sparse_array_has_no_picture_and_gets_no_memory(name: str) -> None:
+    array = ndshm.create(name, (10_000, 10_000), "f8", sparse=True)
+    before = os.stat(f"/dev/shm/{name}").st_blocks
+    assert picture(array) is None and os.stat(f"/dev/shm/{name}").st_blocks == before
+
+
+@pytest.mark.filterwarnings("error")
+def test_numbers_near_the_largest_have_a_picture() -> None:
+    seen = picture(ndshm.share(np.array([[1.7e308, -1.7e308], [0, np.inf]])))
+    assert seen is not None and seen.tolist() == [[255, 0], [127, 255]]
 
 
 def test_locked_array_has_no_picture_and_no_wait(name: str) -> None:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import numpy as np
 import pytest
 
 import ndshm
-from ndshm._render import _digest
+from ndshm._render import _identity
 
 SHAPE, CHUNK = (10, 7, 4), (4, 4, 4)
 
@@ -470,7 +471,7 @@ def claim_shape(claim: ndshm.Claim) -> tuple[int, ...]:
 
 def test_paint_accepts_what_was_finished(name: str) -> None:
     first = ndshm.paint(name, (8, 3), (4, 3), "i4", slow_square, workers=1)
-    work = f"test_render.slow_square{_digest(slow_square)}"
+    work = _identity(slow_square)
     again = ndshm.paint(name, (8, 3), (4, 3), "i4", failing, workers=1, fingerprint=work, exist_ok=True)
     np.testing.assert_array_equal(first[...], again[...])
 
@@ -504,17 +505,41 @@ def test_function_with_other_code_is_other_work(name: str) -> None:
         x[...] = 4
 
     changed.__module__, changed.__qualname__ = slow_square.__module__, slow_square.__qualname__
-    assert _digest(slow_square) == _digest(slow_square) != _digest(changed)
-    assert _digest(len) == ""
-    sets = [subprocess.run([sys.executable, "-c", SETS], capture_output=True, text=True).stdout for _ in range(4)]
-    assert len({*sets}) == 1 and len(sets[0]) > 9
+    assert _identity(slow_square) == _identity(slow_square) != _identity(changed)
+    first, second = made_with(1), made_with(2)
+    assert _identity(first) == _identity(made_with(1)) != _identity(second)
+    assert _identity(partial(first, 1)) == _identity(partial(first, 1)) != _identity(partial(first, 2)) != _identity(partial(first, b=2))
+    assert _identity(partial(slow_square)).startswith("test_render.slow_square ")
+    programs = ["V = 1\n" + WORK, "V = 2\n" + WORK, "V = 1\n" + WORK.replace("try: A; B", "try: A"), "V = 1\n" + WORK]
+    printed = [subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout for program in programs]
+    assert printed[0] == printed[3] and len({*printed}) == 3 and len(printed[0]) > 9
 
 
-SETS = """
-from ndshm._render import _digest
+def made_with(value: int) -> Any:
+    def work(x: Any, region: Any, a: int = value) -> None:
+        x[...] = value
+
+    return work
+
+
+WORK = """
+from ndshm._render import _identity
 
 def known(x, region):
-    x[...] = region in {"one", "two", "three", "four", "five"}
+    try: A; B
+    except ValueError: pass
+    x[...] = region in {"one", "two", "three", "four", "five"} and V
 
-print(_digest(known))
+print(_identity(known))
 """
+
+
+def with_table(x: Any, region: tuple[slice, ...], table: Any) -> None:
+    time.sleep(0.2)
+    x[...] = table[1]
+
+
+def test_each_worker_gets_the_arrays_of_the_function(name: str) -> None:
+    table = ndshm.share(np.arange(4, dtype="u1"))
+    painted = ndshm.paint(name, (8, 8), (1, 8), "u1", partial(with_table, table=table), workers=3)
+    assert (painted == 1).all()

@@ -121,3 +121,73 @@ def test_forks_amid_a_thousand_jobs_do_not_hang(tmp_path: Path) -> None:
             assert len(list(jobs)) == 1000
     """
     run(program, str(tmp_path / "v"))
+
+
+INTERRUPTED = """
+import os, signal, threading, time
+from ndshm import _imports
+
+held = threading.Event()
+
+def hold():
+    with _imports.importing():
+        held.set()
+        time.sleep(1)
+
+threading.Thread(target=hold).start()
+held.wait()
+threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+try:
+    child = os.fork()
+    if not child:
+        os._exit(0)
+    time.sleep(5)
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+os.wait()
+assert not _imports._lock._is_owned()
+"""
+
+
+def test_ctrl_c_while_a_fork_waits_comes_after_it() -> None:
+    assert run(INTERRUPTED) == "interrupted\n"
+
+
+def test_fork_does_not_wait_for_threads_of_the_program(tmp_path: Path) -> None:
+    program = """
+        import threading, time
+        import ndshm
+
+        end = threading.Event()
+        with open("/proc/self/comm", "w") as file:
+            file.write("ndshm-worker.py")  # as that of a script with this name; threads inherit it
+        thread = threading.Thread(target=end.wait)
+        thread.start()
+        begin = time.monotonic()
+        fork()
+        print(time.monotonic() - begin < 0.2)
+        end.set()
+    """
+    assert run(program) == "True\n"
+
+
+def test_forks_beside_the_first_request_and_picture_do_not_hang(tmp_path: Path) -> None:
+    volume = ndshm.create_volume(tmp_path / "v", (16, 16), (8, 8), "uint8")
+    ndshm.upload(volume, np.ones((16, 16), "u1")).result()
+    program = """
+        import logging  # pillow imports it, and its own hooks of forks must not come in the middle of one
+        import sys, threading, time
+        import numpy, ndshm
+
+        array = ndshm.share(numpy.eye(4))
+        act = (lambda: ndshm.download(sys.argv[1]).result()) if sys.argv[2] == "request" else array._repr_html_
+        thread = threading.Thread(target=act)
+        thread.start()
+        time.sleep(float(sys.argv[3]))
+        fork(act)
+        thread.join()
+    """
+    with serving(tmp_path) as server:
+        for number in range(16):
+            run(program, f"zarr://{server.url}/v", "request", str(number * 0.0003))
+            run(program, "", "picture", str(number * 0.002))

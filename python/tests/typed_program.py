@@ -39,6 +39,8 @@ def images(name: str) -> None:
     with array.read() as view:
         assert view.dtype == np.uint8 and view[3, 4] == 2
     array += 1
+    assert_type(array, Bytes)
+    assert_type(ndshm.open(name, (8, 16), np.uint8), Bytes)
     doubled: NDArray[Any] = array * 2
     assert doubled[3, 4] == 6 and array.sum() == int(doubled.sum()) // 2 and array[3, 4] == 3
     assert {part.shape for part in rows(array)} == {(16,)} and asyncio.run(brightest(array)) == 8

@@ -5,7 +5,6 @@
 
 use std::fs;
 use std::path::Path;
-use std::sync::Arc;
 
 use ndarray::{ArrayD, Dimension as _, IxDyn};
 use ndarray_shm::{DType, Element};
@@ -321,9 +320,9 @@ pub fn write_volume(directory: &Path, spec: &DemoSpec) -> Result<()> {
         Format::ZarrV3 => serde_json::from_value(json.clone()).map(ArrayMetadata::V3),
     }
     .map_err(|error| refused(Box::new(error)))?;
-    let store = Arc::new(FilesystemStore::new(directory).map_err(|error| refused(Box::new(error)))?);
-    let array = || Array::new_with_metadata(Arc::clone(&store), "/", metadata.clone());
-    let array = without_pool(array).map_err(|error| refused(Box::new(error)))?;
+    let store = FilesystemStore::new(directory).map_err(|error| refused(Box::new(error)))?;
+    let array = || Array::new_with_metadata(store.into(), "/", metadata);
+    let array = without_pool(array)?.map_err(|error| refused(Box::new(error)))?;
 
     if let Some(parent) = directory.parent() {
         fs::create_dir_all(parent).map_err(|error| Error::io("making", parent, error))?;

@@ -84,8 +84,8 @@ impl ZarrArray {
         let unreadable = |kind| move |cause: Cause| Error::volume(kind, document.name(), UNREADABLE).because(cause);
         // Constructed from the document that was checked, not read again: the stored one may have changed.
         let metadata = document.metadata()?;
-        let array = || Array::new_with_metadata(Arc::new(MemoryStore::new()), "/", metadata.clone());
-        let array = without_pool(array).map_err(|error| unreadable(kind_of(&error))(Box::new(error)))?;
+        let array = || Array::new_with_metadata(Arc::new(MemoryStore::new()), "/", metadata);
+        let array = without_pool(array)?.map_err(|error| unreadable(kind_of(&error))(Box::new(error)))?;
         check_extensions(&array).map_err(unreadable(ErrorKind::Unsupported))?;
         Self::with(store, document, array, dtype).map_err(|cause| {
             let is_unknown = matches!(cause.downcast_ref(), Some(PluginCreateError::Unsupported(_)))

@@ -73,20 +73,27 @@ impl RequestRuntime {
     /// Returns the runtime of this process; makes it on the first call.
     pub(super) fn current() -> io::Result<&'static Self> {
         let process = std::process::id();
-        let mut current = CURRENT.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(runtime) = current.filter(|runtime| runtime.process == process) {
+        // Locked for moments only, and not while a runtime is built: a child that is forked meanwhile would wait for the lock for ever.
+        let current = || CURRENT.lock().unwrap_or_else(PoisonError::into_inner);
+        let of_process = |current: Option<&'static Self>| current.filter(|runtime| runtime.process == process);
+        if let Some(runtime) = of_process(*current()) {
             return Ok(runtime);
         }
         // Host names are resolved by threads of their own, because that blocks.
         let mut builder = Builder::new_current_thread();
         let runtime = builder.thread_name("ndshm-resolver").thread_keep_alive(IDLE).enable_all().build()?;
-        let runtime: &'static Self = Box::leak(Box::new(Self {
+        let made = Self {
             process,
             runtime,
             driver: Mutex::default(),
             requests: Semaphore::new(REQUESTS),
             answered: Answered::default(),
-        }));
+        };
+        let mut current = current();
+        if let Some(other) = of_process(*current) {
+            return Ok(other); // another thread was faster
+        }
+        let runtime: &'static Self = Box::leak(Box::new(made));
         *current = Some(runtime);
         Ok(runtime)
     }
