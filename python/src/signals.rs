@@ -86,12 +86,11 @@ pub(crate) fn note_interrupt() {
 
 /// Repeats the Ctrl-C that came in a hook.
 #[pyfunction]
-#[allow(unsafe_code)]
-pub(crate) fn interrupt_again() {
+pub(crate) fn interrupt_again(py: Python<'_>) -> PyResult<()> {
     if INTERRUPTED.swap(false, Ordering::Relaxed) {
-        // SAFETY: may be called at any time, as by a signal handler.
-        unsafe { pyo3::ffi::PyErr_SetInterrupt() };
+        py.import("_thread")?.call_method0("interrupt_main")?;
     }
+    Ok(())
 }
 
 /// Handles the signals that have come. Called by a thread that has released the interpreter's lock.
