@@ -26,6 +26,9 @@ _AT_EXIT = 5.0
 # one step, so that no lock is needed, and a signal's handler or a finalizer may begin work at any moment.
 _running: dict[_core.JobWatch, str] = {}
 
+# Whether the program has ended, and has been told what was cancelled.
+_is_ended = False
+
 
 class _Numbers(NamedTuple):
 
@@ -68,7 +71,7 @@ class Work(Generic[_T]):
 
     def __del__(self) -> None:
         # The error of an upload that is never shown means lost data.
-        if getattr(self, "_process", None) != os.getpid() or self._outcome is not None or not self.done():
+        if _is_ended or getattr(self, "_process", None) != os.getpid() or self._outcome is not None or not self.done():
             return
         try:
             self._job.take()
@@ -266,12 +269,14 @@ def _keep(job: _core.Job, title: str) -> None:
 
 def _end() -> None:
     """At exit: cancel what still runs, so that nothing half-finished is left."""
+    global _is_ended
     running = [watch for watch in list(_running) if not watch.wait(0.0)]  # other threads may begin work meanwhile
     for watch in running:
         watch.stop()
         if title := _running.get(watch):
             text = f"{title}: the program ended before the work, which is cancelled; call result() to wait for it"
             warnings.warn(text, TransferWarning, stacklevel=2)
+    _is_ended = True
     limit = time.monotonic() + _AT_EXIT
     for watch in running:
         watch.wait(max(0.0, limit - time.monotonic()))

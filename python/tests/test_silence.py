@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -32,6 +33,27 @@ def test_error_of_a_conversion_says_what_to_do() -> None:
     for convert in (int, float):
         with pytest.raises(TypeError, match=rf"{convert.__name__}\(array\[index\]\)"):
             convert(ndshm.share(np.array([49], "u1")))
+
+
+def test_array_without_axes_is_a_number() -> None:
+    array = ndshm.share(np.array(3.75))
+    assert (float(array), int(array)) == (3.75, 3)
+
+
+def test_names_of_numpy_that_arrays_lack_come_with_advice() -> None:
+    array = ndshm.share(np.arange(3))
+    for name, advice in (("std", "x.std inside"), ("argmax", "array[...].argmax of a copy"), ("copy", "array[...] copies")):
+        with pytest.raises(AttributeError, match=re.escape(advice)):
+            getattr(array, name)
+    with pytest.raises(AttributeError, match="'nonsense'$"):
+        getattr(array, "nonsense")  # noqa: B009
+
+
+@pytest.mark.parametrize("dtype", ["int64", "uint64", "int32", "bool"])
+def test_elements_have_numpys_own_types(dtype: str) -> None:
+    array = ndshm.share(np.ones(2, dtype))
+    with array.read() as x:
+        assert x.dtype.type is type(array[0]) is array[...].dtype.type is np.asarray(array).dtype.type is np.dtype(dtype).type
 
 
 def test_array_with_a_mask_is_refused(name: str) -> None:

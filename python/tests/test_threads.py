@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -37,12 +39,16 @@ def fork(act=lambda: None):
 
 def run(program: str, *arguments: str) -> str:
     """Run a program that has the function `fork`, and return what it printed."""
-    done = subprocess.run(
-        [sys.executable, "-c", FORK + textwrap.dedent(program), *arguments], capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stderr
-    assert not done.stderr
-    return done.stdout
+    command = [sys.executable, "-c", FORK + textwrap.dedent(program), *arguments]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
+        try:
+            printed, errors = process.communicate(timeout=120)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)  # its children too
+            raise
+    assert process.returncode == 0, errors
+    assert not errors
+    return printed
 
 
 VOLUMES: dict[str, dict[str, object]] = {

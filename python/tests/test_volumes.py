@@ -840,3 +840,23 @@ def test_failed_work_says_so_although_nobody_waits_for_it(tmp_path: Path) -> Non
     done = ndshm.upload(volume, np.ones(16, "u1"))
     done.result()
     assert repr(done).endswith("ended>")
+
+
+ABANDONED = """
+import sys
+import numpy, ndshm
+
+volume = ndshm.create_volume(sys.argv[1], (4096, 4096), (64, 64), "u1", encoding="gzip")
+x = numpy.random.default_rng(1).integers(0, 255, (4096, 4096)).astype("u1")
+work = ndshm.upload(volume, x)
+if sys.argv[2] == "waits":
+    work.result()
+"""
+
+
+@pytest.mark.parametrize("way", ["waits", "ends"])
+def test_program_that_ends_before_its_upload_is_told(tmp_path: Path, way: str) -> None:
+    done = subprocess.run([sys.executable, "-c", ABANDONED, str(tmp_path / "v"), way], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0
+    assert done.stderr.count("TransferWarning") == (way == "ends"), done.stderr
+    assert ("upload: the program ended before the work" in done.stderr) == (way == "ends")
