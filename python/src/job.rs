@@ -62,7 +62,8 @@ pub(crate) fn hold_jobs() {
 /// Lets new work begin, after a fork, in the parent.
 #[pyfunction]
 pub(crate) fn free_jobs() {
-    FORKING.fetch_sub(1, Ordering::Relaxed);
+    // Not below 0: a package that is imported while another thread forks gets the end of that fork, and not its beginning.
+    let _ = FORKING.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |forks| forks.checked_sub(1));
 }
 
 /// Lets new work begin in a forked child, which has no other thread that forks.
