@@ -34,7 +34,7 @@ def look(array: ndshm.cuda.Array) -> Seen:
     return array.dtype_name, array.shape, array.order, array.is_shared, float(x.sum())
 
 
-SENT: Seen = ("<f4", (2, 3), "F", True, 15.0)
+SENT: Seen = ("float32", (2, 3), "F", True, 15.0)
 
 
 def sent(device: int = 0) -> ndshm.cuda.Array:
