@@ -386,21 +386,27 @@ def _identity(function: Any) -> str:
     return f"{name} {zlib.crc32(repr(_essence(function)).encode()):08x}"
 
 
-def _essence(value: Any) -> Any:
-    if value.__class__ is functools.partial:
-        return _essence(value.func), [*map(_essence, value.args)], [(key, _essence(x)) for key, x in sorted(value.keywords.items())]
-    if isinstance(value, FunctionType):
-        variables = [value.__globals__.get(name) for name in _names(value.__code__)]
-        cells = [cell.cell_contents for cell in value.__closure__ or () if cell != CellType()]
-        uses = [value.__defaults__, [*sorted((value.__kwdefaults__ or {}).items())], variables, cells]
-        return _essence(value.__code__), [*map(_essence, uses)]
+def _essence(function: Any) -> Any:
+    if function.__class__ is functools.partial:
+        keywords = [(key, _plain(value)) for key, value in sorted(function.keywords.items())]
+        return _essence(function.func), _plain(function.args), keywords
+    if not isinstance(function, FunctionType):
+        return ""
+    variables = [_plain(function.__globals__.get(name)) for name in _names(function.__code__)]
+    cells = [_plain(cell.cell_contents) for cell in function.__closure__ or () if cell != CellType()]
+    keywords = [(key, _plain(value)) for key, value in sorted((function.__kwdefaults__ or {}).items())]
+    return _plain(function.__code__), _plain(function.__defaults__), keywords, variables, cells
+
+
+def _plain(value: Any) -> Any:
+    """Return the value of code, numbers, texts and tuples of them; of everything else, such as a function that is called, only the class."""
     if isinstance(value, CodeType):
-        return value.co_code, value.co_exceptiontable, value.co_names, value.co_varnames, [*map(_essence, value.co_consts)]
+        return value.co_code, value.co_exceptiontable, value.co_names, value.co_varnames, _plain(value.co_consts)
     kind: Any = value.__class__
-    if kind in (tuple, list):
-        return [*map(_essence, value)]
+    if kind is tuple:
+        return [*map(_plain, value)]
     if kind is frozenset:
-        return sorted(map(repr, value))  # their order is another one in each process
+        return sorted(repr(_plain(element)) for element in value)  # their order is another one in each process
     # The text of other objects may have their addresses.
     return repr(value) if kind in (int, float, complex, bool, str, bytes, type(None), type(...)) else kind.__qualname__
 

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 import ndshm
+from watched import Watched, watched
 
 pytestmark = pytest.mark.filterwarnings("error::ndshm.ViewOutlivesGuard")
 
@@ -204,25 +205,6 @@ def test_processes_lose_no_addition_and_wait_for_no_circle(method: str) -> None:
         assert process.exitcode == 0, "it waits for ever"
     assert array.min() == array.max() == 4000
     assert left.min() == left.max() and right.min() == right.max(), "each addition is of a whole array"
-
-
-class Watched(ndshm.Array[Any]):
-    """An array that notes its locks."""
-
-    __slots__ = ()
-    locks: list[tuple[str, ndshm.Array]] = []
-
-    def read(self, timeout: float | None = None) -> ndshm.Guard[Any]:
-        self.locks.append(("read", self))
-        return super().read(timeout)
-
-    def write(self, timeout: float | None = None) -> ndshm.Guard[Any]:
-        self.locks.append(("write", self))
-        return super().write(timeout)
-
-
-def watched(array: ndshm.Array) -> Watched:
-    return Watched(array._part_at(0, array.shape, array.strides))
 
 
 # The operations of each line of the guide's table, by the line's first cell. `x` is a numpy array.

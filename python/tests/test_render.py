@@ -510,9 +510,21 @@ def test_function_with_other_code_is_other_work(name: str) -> None:
     assert _identity(first) == _identity(made_with(1)) != _identity(second)
     assert _identity(partial(first, 1)) == _identity(partial(first, 1)) != _identity(partial(first, 2)) != _identity(partial(first, b=2))
     assert _identity(partial(slow_square)).startswith("test_render.slow_square ")
+    assert _identity(recursive(True)) == _identity(recursive(True)) != _identity(recursive(False))
     programs = ["V = 1\n" + WORK, "V = 2\n" + WORK, "V = 1\n" + WORK.replace("try: A; B", "try: A"), "V = 1\n" + WORK]
     printed = [subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout for program in programs]
     assert printed[0] == printed[3] and len({*printed}) == 3 and len(printed[0]) > 9
+
+
+def countdown(number: int) -> int:
+    return number and countdown(number - 1)
+
+
+def recursive(flag: bool) -> Any:
+    def work(x: Any, region: Any) -> None:
+        x[...] = countdown(3) if flag else work(x, region)
+
+    return work
 
 
 def made_with(value: int) -> Any:
