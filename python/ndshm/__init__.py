@@ -100,6 +100,7 @@ from ._errors import (
 )
 from ._guard import Guard, strict
 from ._job import Progress
+from ._libraries import install
 from ._program import doctor
 from ._render import Claim, FinishedChunk, RenderBuffer, paint
 from ._share import get_all_sharing_strategies, get_sharing_strategy, set_sharing_strategy, share, share_zeros
@@ -179,6 +180,7 @@ __all__ = [
     "get_sharing_strategy",
     "in_flight",
     "info",
+    "install",
     "ls",
     "paint",
     "set_sharing_strategy",

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use ndarray_shm::array::{ArrayLock, Description};
 use ndarray_shm::render;
-use ndarray_shm::{Access, CreationMode, Directory, Error, Location, Order, Result, default_backend};
+use ndarray_shm::{Access, CreationMode, DType, Directory, Error, Location, Order, Result, default_backend};
 use ndarray_shm_volume::VolumeNotes;
 use pyo3::Borrowed;
 use pyo3::buffer::PyBuffer;
@@ -21,6 +21,7 @@ use pyo3::exceptions::{PyBufferError, PyValueError};
 use pyo3::ffi;
 use pyo3::prelude::*;
 
+use crate::addresses;
 use crate::copying::Source;
 use crate::dlpack;
 use crate::errors::{exception, named};
@@ -43,6 +44,8 @@ struct Content {
     shape: Shape,
     part: Option<Part>,
     description: Option<Description>,
+    /// The value of `FORKS` when the memory was attached.
+    forks: u32,
 }
 
 impl Attachment {
@@ -52,7 +55,12 @@ impl Attachment {
 
     /// With the description that the array had when it was attached.
     pub(crate) fn described(memory: Arc<dyn Memory>, shape: Shape, description: Option<Description>) -> Self {
-        Self(Mutex::new(Some(Content { memory, shape, part: None, description })))
+        Self(Mutex::new(Some(Content { memory, shape, part: None, description, forks: forks() })))
+    }
+
+    /// Of memory that an array of this process, or of the process that it was forked from, has attached.
+    pub(crate) fn again(memory: Arc<dyn Memory>, shape: Shape, forks: u32) -> Self {
+        Self(Mutex::new(Some(Content { memory, shape, part: None, description: None, forks })))
     }
 }
 
@@ -111,10 +119,6 @@ pub(crate) fn forks() -> u32 {
 }
 
 impl Attached {
-    fn new(memory: Arc<dyn Memory>) -> Self {
-        Self { memory, forks: forks(), private: false }
-    }
-
     /// Returns whether the memory must be attached anew before it is used, and whether through a private mapping.
     ///
     /// A forked child is not counted, so it attaches to a counted array for itself. (A plain array's lease belongs to its mappings, the
@@ -267,12 +271,12 @@ impl RawArray {
     #[new]
     fn new(attachment: &Attachment) -> PyResult<Self> {
         let content = attachment.0.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let Content { memory, shape, part, description } =
+        let Content { memory, shape, part, description, forks } =
             content.ok_or_else(|| PyValueError::new_err("this attachment belongs to another array"))?;
         let (name, directory) = (memory.name().to_owned(), memory.directory().path().to_owned());
         let is_counted = memory.counted().is_some();
         let private = part.as_ref().is_some_and(|part| part.private);
-        let attached = Mutex::new(Some(Attached { private, ..Attached::new(memory) }));
+        let attached = Mutex::new(Some(Attached { memory, forks, private }));
         let (part, writers) = part.map_or_else(Default::default, |part| (Some(part.window), part.writers));
         Ok(Self {
             attached,
@@ -363,8 +367,31 @@ impl RawArray {
         };
         let private = self.attached().as_ref().is_some_and(|attached| attached.private);
         let part = Part { window, private, writers: self.writers() };
-        let content = Content { memory, shape: self.shape.clone(), part: Some(part), description: None };
+        let content =
+            Content { memory, shape: self.shape.clone(), part: Some(part), description: None, forks: forks() };
         Ok(Attachment(Mutex::new(Some(content))))
+    }
+
+    /// Returns the bytes of the whole array, in the order in which they are in memory.
+    #[pyo3(name = "_as_bytes")]
+    fn as_bytes(&self, py: Python<'_>) -> PyResult<Attachment> {
+        let memory = self.memory(py)?;
+        addresses::note(&memory, &self.shape); // with its own type, before the bytes are exported
+        let element = ElementType { dtype: DType::U8, is_bool: false };
+        let shape = Shape { element, lengths: vec![self.shape.bytes()], order: Order::C };
+        Ok(Attachment::new(memory, shape))
+    }
+
+    /// Returns the whole array, attached through the same mapping.
+    #[pyo3(name = "_whole_again")]
+    fn whole_again(&self, py: Python<'_>) -> PyResult<Attachment> {
+        Ok(Attachment::described(self.memory(py)?, self.shape.clone(), self.description.clone()))
+    }
+
+    /// Uses up a handle of this counted array, without attaching once more. Returns whether it was still good.
+    #[pyo3(name = "_redeem")]
+    fn redeem(&self, py: Python<'_>, handle: &str) -> PyResult<bool> {
+        self.counted(py, |counted| Ok(counted.redeem(&handle.parse()?)))
     }
 
     /// The name. Empty while a counted array has none.
@@ -512,6 +539,7 @@ impl RawArray {
         }
         let memory = self.memory(py).map_err(|closed| PyBufferError::new_err(closed.to_string()))?;
         let (writer, window) = ((!memory.is_readonly()).then(|| self.writers.enter()), self.window());
+        addresses::note(&memory, &self.shape);
         let export = dlpack::Export {
             address: memory.pointer().wrapping_offset(window.offset).cast(),
             device: dlpack::CPU,
@@ -536,6 +564,7 @@ impl RawArray {
         let writer = (!memory.is_readonly()).then(|| this.writers.enter());
         // SAFETY: the interpreter calls this with a buffer to fill, and `__releasebuffer__` releases it.
         unsafe { export::fill(view, flags, slf.as_any(), &elements, memory.is_readonly(), writer) }?;
+        addresses::note(&memory, &this.shape);
         let mut exported = this.exported.lock().unwrap_or_else(PoisonError::into_inner);
         if !exported.iter().any(|before| Arc::ptr_eq(before, &memory)) {
             exported.push(memory);

@@ -6,15 +6,18 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use ndarray_shm::counted::{Handle, HandleOptions, give_up, inspect_in, on_no_space};
-use ndarray_shm::{Directory, Result, default_backend};
+use ndarray_shm::counted::{Handle, HandleOptions, SharingStrategy, give_up, inspect_in, on_no_space};
+use ndarray_shm::{DType, Directory, Error, Order, Result, default_backend};
 use pyo3::prelude::*;
 
-use crate::array::{RawArray, seconds};
-use crate::shared::Counted;
+use crate::array::{Attachment, RawArray, seconds};
+use crate::errors::exception;
+use crate::memory::{ElementType, Shape};
+use crate::recycle::Shelf;
+use crate::shared::{Counted, create};
 
 /// The least number of handles at which those of freed arrays are looked for.
 const MANY: usize = 1024;
@@ -39,12 +42,13 @@ pub(crate) struct InFlight(&'static Page);
 /// The notes of a process, and those of its forked child, which inherits this page, perhaps locked, and begins the next.
 struct Page {
     notes: Mutex<Option<Notes>>,
+    shelf: Mutex<Option<Shelf>>,
     next: OnceLock<Box<Page>>,
 }
 
 impl Page {
     const fn new() -> Self {
-        Self { notes: Mutex::new(None), next: OnceLock::new() }
+        Self { notes: Mutex::new(None), shelf: Mutex::new(None), next: OnceLock::new() }
     }
 
     /// Calls `act` with the notes. Called without the interpreter's lock only, because another thread may have the notes for the time of
@@ -52,6 +56,14 @@ impl Page {
     fn with<R>(&self, act: impl FnOnce(&mut Notes) -> R) -> R {
         let mut notes: MutexGuard<'_, _> = self.notes.lock().unwrap_or_else(PoisonError::into_inner);
         act(notes.get_or_insert_default())
+    }
+}
+
+impl Page {
+    /// Calls `act` with the memory that can be used again. Called without the interpreter's lock only, as [`with`](Self::with).
+    fn with_shelf<R>(&self, act: impl FnOnce(&mut Shelf) -> R) -> R {
+        let mut guard: MutexGuard<'_, _> = self.shelf.lock().unwrap_or_else(PoisonError::into_inner);
+        act(guard.get_or_insert_default())
     }
 }
 
@@ -69,6 +81,9 @@ fn current() -> &'static Page {
 /// Gives up pickles in a directory, of which so many bytes are missing. Returns whether any were freed.
 fn make_room(directory: &Directory, bytes: u64) -> bool {
     let page = current();
+    if page.with_shelf(Shelf::clear) {
+        return true;
+    }
     // The notes are not locked while arrays are looked at: if another thread pickles one of them again meanwhile, its handle counts as
     // not loaded and stays.
     let handles = page.with(|notes| notes.handles_in(directory, |issued| issued.key.1));
@@ -152,6 +167,15 @@ impl Notes {
         }
     }
 
+    /// Forgets the handles of an array whose memory another one has by now.
+    fn forget_array(&mut self, id: u128) {
+        for key in [(id, false), (id, true)] {
+            let number = self.current.get(&key).copied();
+            let issued = number.and_then(|number| self.issued.remove_entry(&number));
+            self.leave(issued);
+        }
+    }
+
     /// Returns the handles of arrays in a directory, that which was renewed last at the end.
     fn handles_in(&self, directory: &Directory, is_meant: fn(&Issued) -> bool) -> Vec<Handle> {
         let there = |issued: &&Issued| is_meant(issued) && issued.path.parent() == Some(directory.path());
@@ -183,6 +207,33 @@ impl InFlight {
     fn issue(&self, py: Python<'_>, array: &Bound<'_, RawArray>, reusable: bool, grace: f64) -> PyResult<String> {
         let grace = seconds(grace)?;
         array.get().counted(py, |array| self.0.with(|notes| notes.issue(array, reusable, grace)))
+    }
+
+    /// Creates a counted array of bytes, in memory that this process has used before if it can. Also returns whether the bytes are zeros.
+    ///
+    /// At most `most` bytes are kept to be used again.
+    fn share_bytes(&self, py: Python<'_>, length: usize, most: usize) -> PyResult<(Attachment, bool)> {
+        let shape = Shape { element: ElementType { dtype: DType::U8, is_bool: false }, lengths: vec![length], order: Order::C };
+        let page = self.0;
+        let made = py.detach(|| {
+            if let Some((memory, before)) = page.with_shelf(|shelf| shelf.take(length))? {
+                page.with(|notes| notes.forget_array(before));
+                return Ok((memory, false));
+            }
+            let is_kept = page.with_shelf(|shelf| shelf.has_room(length, most));
+            let memory = create(&shape, SharingStrategy::FileSystem, is_kept, |_| ())?;
+            if is_kept {
+                page.with_shelf(|shelf| shelf.keep(Arc::clone(&memory), length));
+            }
+            Ok((memory, true))
+        });
+        let (memory, is_zeroed) = made.map_err(|error: Error| exception(py, &error))?;
+        Ok((Attachment::new(memory, shape), is_zeroed))
+    }
+
+    /// Lets go of the memory that is kept to be used again.
+    fn clear_recycled(&self, py: Python<'_>) {
+        py.detach(|| self.0.with_shelf(Shelf::clear));
     }
 
     /// Returns all handles.

@@ -3,10 +3,11 @@
 //! Memory of a type known at run time (`memory`), counted arrays (`shared`), the class that Python's `Array` derives from (`array`),
 //! renderbuffers (`render`), views that live as long as a lock (`guard`), the buffer protocol for both (`export`), DLPack (`dlpack`), work in
 //! threads of its own (`job`), volumes (`volume`), downloads and uploads (`transfer`), calls that are made later (`soon`), and exceptions
-//! (`errors`), calls that Ctrl-C can end (`signals`), handles that still protect their arrays (`in_flight`), and copies of numpy arrays
-//! (`copying`). On Linux also arrays in the memory of a GPU (`device_memory`), and the class of those (`cuda`). What can be written in Python
+//! (`errors`), calls that Ctrl-C can end (`signals`), handles that still protect their arrays (`in_flight`), memory that is used again
+//! (`recycle`), which array has an address (`addresses`), and copies of numpy arrays (`copying`). On Linux also arrays in the memory of a GPU (`device_memory`), and the class of those (`cuda`). What can be written in Python
 //! is written there.
 
+mod addresses;
 mod array;
 mod copying;
 #[cfg(target_os = "linux")]
@@ -22,6 +23,7 @@ mod job;
 mod listing;
 mod memory;
 mod part;
+mod recycle;
 mod render;
 mod shared;
 mod signals;
@@ -45,6 +47,8 @@ mod _core {
     }
 
     #[pymodule_export]
+    use super::addresses::array_at;
+    #[pymodule_export]
     use super::array::{
         Attachment, Made, RawArray, attached, checked_name, create, emulation, forked, open, open_bytes, unlink,
     };
@@ -64,7 +68,7 @@ mod _core {
     #[pymodule_export]
     use super::render::{FreshClaim, RawBuffer, RawClaim, join_render, render};
     #[pymodule_export]
-    use super::shared::{Loan, expire, open_counted, receive, revoke, set_manager, share, strategies};
+    use super::shared::{Loan, expire, open_counted, receive, redeem, revoke, set_manager, share, strategies};
     #[pymodule_export]
     use super::signals::{acquire_for_fork, interrupt_again, note_interrupt};
     #[pymodule_export]

@@ -39,6 +39,10 @@ pub(crate) trait Memory: Send + Sync {
     fn counted(&self) -> Option<&dyn Counted> {
         None
     }
+    /// As [`counted`](Self::counted), for what needs the array for itself.
+    fn counted_mut(&mut self) -> Option<&mut dyn Counted> {
+        None
+    }
 }
 
 impl<T: Element, D: Dimension> Memory for SharedArray<T, D> {

@@ -31,6 +31,9 @@ pub(crate) trait Counted: Memory {
     /// Issues a handle. An array without a name gets its name first.
     fn issue(&self, options: HandleOptions) -> Result<Handle>;
     fn renew(&self, handle: &Handle, grace: Duration) -> bool;
+    fn redeem(&self, handle: &Handle) -> bool;
+    /// Makes the memory that of a new array. Returns `false` if it may have another user.
+    fn recycle(&mut self) -> Result<bool>;
     fn freeze(&self) -> Result<()>;
     fn is_frozen(&self) -> bool;
     /// Attaches once more, for example in a forked child, which is not counted.
@@ -118,6 +121,10 @@ impl<T: Element> Memory for RefcountedArray<T, IxDyn> {
     fn counted(&self) -> Option<&dyn Counted> {
         Some(self)
     }
+
+    fn counted_mut(&mut self) -> Option<&mut dyn Counted> {
+        Some(self)
+    }
 }
 
 impl<T: Element> Counted for RefcountedArray<T, IxDyn> {
@@ -142,6 +149,14 @@ impl<T: Element> Counted for RefcountedArray<T, IxDyn> {
 
     fn renew(&self, handle: &Handle, grace: Duration) -> bool {
         RefcountedArray::renew(self, handle, grace)
+    }
+
+    fn redeem(&self, handle: &Handle) -> bool {
+        RefcountedArray::redeem(self, handle)
+    }
+
+    fn recycle(&mut self) -> Result<bool> {
+        RefcountedArray::recycle(self)
     }
 
     fn freeze(&self) -> Result<()> {
@@ -206,7 +221,7 @@ pub(crate) fn share(
     let strategy = strategy_of(py, strategy)?;
     let memory = interruptibly(py, || {
         let mut copied = Ok(());
-        let memory = create(&shape, strategy, |bytes| {
+        let memory = create(&shape, strategy, false, |bytes| {
             if let Some(source) = &source {
                 copied = source.copy_to(bytes, &shape);
             }
@@ -217,10 +232,16 @@ pub(crate) fn share(
     Ok(Attachment::described(memory, shape, description))
 }
 
-fn create(shape: &Shape, strategy: SharingStrategy, fill: impl FnOnce(&mut [u8])) -> Result<Arc<dyn Memory>> {
+/// Creates a counted array. With `keep_fd` its memory can be recycled.
+pub(crate) fn create(
+    shape: &Shape,
+    strategy: SharingStrategy,
+    keep_fd: bool,
+    fill: impl FnOnce(&mut [u8]),
+) -> Result<Arc<dyn Memory>> {
     let lengths = IxDyn(&shape.lengths).set_f(shape.order == Order::F);
     with_element!(shape.element.dtype, T => {
-        let options = CreateOptions::<RefcountedArray<T, IxDyn>>::new();
+        let options = CreateOptions::<RefcountedArray<T, IxDyn>>::new().keep_fd(keep_fd);
         let array = options.share_with(strategy, lengths, |mut view| {
             if let Some(elements) = view.as_slice_memory_order_mut() {
                 fill(bytemuck::cast_slice_mut(elements)); // a new array is always contiguous
@@ -284,4 +305,10 @@ pub(crate) fn set_manager(path: Option<PathBuf>) {
 #[pyfunction]
 pub(crate) fn revoke(py: Python<'_>, handle: &str) -> PyResult<bool> {
     py.detach(|| handle.parse::<Handle>()?.revoke()).map_err(|error: Error| exception(py, &error))
+}
+
+/// Uses up one use of a handle without attaching, and returns whether it was still good.
+#[pyfunction]
+pub(crate) fn redeem(py: Python<'_>, handle: &str) -> PyResult<bool> {
+    py.detach(|| handle.parse::<Handle>()?.redeem()).map_err(|error: Error| exception(py, &error))
 }

@@ -148,6 +148,29 @@ impl Handle {
         self.change_and_leave(|counts| counts.renew(self.ticket, grace, os::since_boot))
     }
 
+    /// Uses the handle up once, as [`attach`](Self::attach) does, for a receiver that does not want the array.
+    ///
+    /// Returns `false` if the handle was used up or revoked before, or the array was removed.
+    ///
+    /// ```
+    /// use ndarray_shm::counted::SharingStrategy;
+    /// use ndarray_shm::{CreateOptions, RefcountedArray};
+    ///
+    /// let array = CreateOptions::<RefcountedArray<u16, _>>::new().share(SharingStrategy::FileSystem, (2, 3))?;
+    /// let handle = array.handle()?;
+    /// handle.renew(std::time::Duration::from_secs(60))?; // for two receivers
+    /// assert!(handle.redeem()?);
+    /// assert_eq!(array.in_flight(), 1);
+    /// # Ok::<(), ndarray_shm::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`PermissionDenied`](Error::PermissionDenied): this user may not open the file for writing.
+    pub fn redeem(&self) -> Result<bool> {
+        self.change_and_leave(|counts| counts.redeem(self.ticket))
+    }
+
     /// Shortens the time for which the handle protects the array to `grace` from now. A shorter one stays. Its uses do not change.
     ///
     /// It is for a sender that ends, and had promised more time than its receivers still need. Use it with care: receivers that rely on the
@@ -177,6 +200,11 @@ impl Handle {
     /// Renews the handle through an attachment, if that is to the array with the handle's random number.
     pub(super) fn renew_with(&self, memory: &CountedSegment, id: u128, grace: Duration) -> bool {
         self.id == id && memory.counts().renew(self.ticket, grace, os::since_boot)
+    }
+
+    /// Uses the handle through an attachment, if that is to the array with the handle's random number.
+    pub(super) fn redeem_with(&self, memory: &CountedSegment, id: u128) -> bool {
+        self.id == id && memory.counts().redeem(self.ticket)
     }
 
     /// Revokes the handle without waiting for long. If that fails, the handle expires.

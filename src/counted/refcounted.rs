@@ -257,6 +257,63 @@ impl<T: Element, D: Dimension> RefcountedArray<T, D> {
         handle.renew_with(&self.memory, self.id, grace)
     }
 
+    /// Uses up a handle of this array that has arrived, as [`Handle::attach`] does, without attaching once more.
+    ///
+    /// For a process that receives many handles of one array. Returns `false` if the handle was used or revoked, or is not one of this
+    /// array.
+    ///
+    /// ```
+    /// use ndarray_shm::RefcountedArray;
+    /// use ndarray_shm::counted::SharingStrategy;
+    ///
+    /// let array = ndarray_shm::CreateOptions::<RefcountedArray<u16, _>>::new().share(SharingStrategy::FileSystem, (2, 3))?;
+    /// let handle = array.handle()?;
+    /// assert!(array.redeem(&handle) && !array.redeem(&handle));
+    /// assert_eq!(array.in_flight(), 0);
+    /// # Ok::<(), ndarray_shm::Error>(())
+    /// ```
+    pub fn redeem(&self, handle: &Handle) -> bool {
+        handle.redeem_with(&self.memory, self.id)
+    }
+
+    /// Lets the memory be that of a new array, with another [number](Self::id) and the same name, type, shape and elements.
+    ///
+    /// For a sender of many arrays of one shape: memory that was written before is several times as fast to fill. Handles of the old array lead nowhere.
+    ///
+    /// Returns `false`, and changes nothing, unless this is certainly the only user of the array: no other handle is attached in any
+    /// process, none is in flight, and this process has not forked since it attached (a child may still read). Also if the array is nameless,
+    /// frozen or [kept](Self::keep), keeps no descriptor ([`CreateOptions::keep_fd`](crate::CreateOptions::keep_fd)), or if the platform cannot
+    /// prove that it is alone (all but Linux).
+    ///
+    /// A descriptor of the array that is on its way over a channel leads to the new array.
+    ///
+    /// ```
+    /// use ndarray_shm::counted::SharingStrategy;
+    /// use ndarray_shm::{CreateOptions, RefcountedArray};
+    ///
+    /// let options = CreateOptions::<RefcountedArray<u8, _>>::new().keep_fd(true);
+    /// let mut array = options.share(SharingStrategy::FileSystem, 100)?;
+    /// let (before, handle) = (array.id(), array.handle()?);
+    /// assert!(!array.recycle()?, "a handle is in flight");
+    /// drop(handle.attach::<u8, ndarray::Ix1>()?);
+    /// # if cfg!(target_os = "linux") {
+    /// assert!(array.recycle()? && array.id() != before);
+    /// # }
+    /// # Ok::<(), ndarray_shm::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Those of locking, and of reading and writing the end of the file.
+    pub fn recycle(&mut self) -> Result<bool> {
+        let id = random::number();
+        let is_new = self.memory.renumber(id)?;
+        if is_new {
+            self.id = id;
+        }
+        Ok(is_new)
+    }
+
     /// Gives a nameless array its random name. From now on it is shared by name.
     ///
     /// Nothing is copied. This handle keeps its descriptor. If the array has its name already, nothing changes.

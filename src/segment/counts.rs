@@ -524,6 +524,14 @@ impl<W: Word, const SLOTS: usize> Counts<W, SLOTS> {
         self.slots.iter().any(|slot| slot.update(ticket, |number| ticket.is_used_in(number).then_some(0)))
     }
 
+    /// Begins the counts of the next array in the same memory, with one handle. The caller holds COUNTED alone.
+    ///
+    /// The arrivals go on, and expired tickets stay until their slots are needed: the next array has another random number, which a handle
+    /// is compared with before its ticket is used.
+    pub(crate) fn begin_again(&self) {
+        self.change(|state| Ok::<_, ()>((State(NAMED | state.0 & ARRIVALS).with_handles(1).with_arrival(), ())));
+    }
+
     /// Returns how many tickets protect the array, and how long the last of them does so.
     pub(crate) fn in_flight(&self, now: Option<Duration>) -> (usize, Duration) {
         // The number before the deadline, as in `TicketSlot::make`.

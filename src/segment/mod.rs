@@ -15,6 +15,7 @@ mod mapping;
 mod plain;
 mod reclaim;
 mod recycle;
+mod renumber;
 mod room;
 pub(crate) mod trailer;
 
@@ -62,6 +63,8 @@ pub(crate) struct Segment {
     held: Option<Token>,
     /// Fork generation of the process that made the mapping. A forked child shares the open file description.
     generation: u64,
+    /// How many forks that process had begun before, or `None` if one was under way.
+    forks: Option<u64>,
 }
 
 /// A descriptor that is kept beside a mapping, and dropped after it.
@@ -104,6 +107,7 @@ impl Segment {
             guards_by_descriptor: false,
             held: None,
             generation: os::fork_generation(),
+            forks: os::forks(),
         })
     }
 

@@ -28,6 +28,8 @@ use crate::os::{self, Facts, FileId};
 pub(crate) const PAGE: usize = 4096;
 /// Bytes of the record.
 pub(crate) const RECORD: usize = 304;
+/// Bytes of the footer, the last ones of the file.
+pub(crate) const FOOTER_BYTES: u64 = FOOTER as u64;
 
 const TICKETS_AT: usize = 64;
 const TICKET: usize = 16;
@@ -165,6 +167,19 @@ impl Trailer {
     /// file that is not the original is never removed.
     pub(crate) fn is_original(&self) -> bool {
         self.made_in == self.file
+    }
+
+    /// Returns the footer with which the file becomes that of the next array, with this random number. Everything else that never changes
+    /// stays.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`new_page`]: none, as the trailer was made by it.
+    pub(crate) fn next_footer(&self, id: u128) -> Result<[u8; FOOTER], String> {
+        let page = new_page(self.kind, self.payload, id, self.made_in, self.state, &self.name, &self.record)?;
+        let mut footer = [0; FOOTER];
+        footer.copy_from_slice(&page[FOOTER_AT..]);
+        Ok(footer)
     }
 
     /// Returns the number of tickets in flight, and how long the last of them protects the array.

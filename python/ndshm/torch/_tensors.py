@@ -1,14 +1,4 @@
-"""torch tensors that are the memory of arrays, and stay so when torch sends them to other processes.
-
->>> import ndshm.torch
->>> array = ndshm.share_zeros((2, 3), "float32")
->>> tensor = ndshm.torch.as_tensor(array)
->>> tensor[1, 2] = 7
->>> float(array[1, 2]), tensor.is_shared()
-(7.0, True)
-
-torch is imported by the first call. It is no dependency of this package.
-"""
+"""Tensors of arrays, and arrays of tensors."""
 
 from __future__ import annotations
 
@@ -21,16 +11,16 @@ import weakref
 from collections import deque
 from typing import TYPE_CHECKING, Any, TypeGuard
 
-from . import _core
-from ._array import Array
-from ._errors import InvalidArgument, Mismatch, NdshmError, NotAnArray, NotFound, Unsupported
-from ._imports import importing
-from ._share import _shared, get_sharing_strategy
+from .. import _core
+from .._array import Array
+from .._errors import InvalidArgument, Mismatch, NdshmError, NotAnArray, NotFound, Unsupported
+from .._imports import importing
+from .._share import _shared, get_sharing_strategy
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from . import cuda
+    from .. import cuda
 
 __all__ = ["PrivateTensor", "as_tensor", "from_tensor"]
 
@@ -118,7 +108,15 @@ def as_tensor(array: Array | cuda.Array) -> Tensor:
 
 
 def _storage(torch: Any, array: Array) -> Any:
-    """Let torch map an array, through a descriptor of its own with a lease of its own, which torch sends on and closes without a word."""
+    """Let torch map an array, through a descriptor of its own with a lease of its own, which torch sends on and closes without a word.
+
+    Where tensors travel as arrays, torch needs no descriptor.
+    """
+    with importing("ndshm.torch._storages"):
+        from . import _storages
+
+    if is_installed():
+        return _storages.storage_of(torch, array)
     number, loan = array._leased_descriptor()
     try:
         # It is duplicated. Not more bytes than the elements: torch would lengthen the file.
@@ -129,7 +127,14 @@ def _storage(torch: Any, array: Array) -> Any:
     os.set_inheritable(storage._get_shared_fd(), False)  # a program that is run would keep the array
     if loan is not None:
         _watch(storage, loan)
+    _storages.enter(storage, _storages.Place(Array(array._whole_again()), 0, whole, storage.data_ptr()))
     return storage
+
+
+def is_installed() -> bool:
+    """Return whether torch's own tensors travel as arrays."""
+    module = sys.modules.get("ndshm.torch._install")
+    return module is not None and module.is_installed()
 
 
 def from_tensor(tensor: Tensor, *, copy: bool | None = None) -> Array:
@@ -214,6 +219,13 @@ def _array_of(tensor: Any, dtype: str) -> Array | None:
     storage = tensor.untyped_storage()
     if tensor.storage_offset() != 0 or storage.nbytes() != tensor.numel() * tensor.element_size():
         return None
+    with importing("ndshm.torch._storages"):
+        from . import _storages
+
+    place = _storages.place_of(storage)
+    if place is not None:
+        array = Array(place.array._whole_again())
+        return array if array._dtype_code == dtype and _is_laid_out_as(array, tensor) else None
     try:
         number = storage._get_shared_fd()  # `_share_fd_cpu_` would move a private tensor to shared memory
     except RuntimeError:
@@ -230,13 +242,19 @@ def _array_of(tensor: Any, dtype: str) -> Array | None:
     except (InvalidArgument, Mismatch, NotAnArray, NotFound):
         return None  # the file is torch's own, or the name is gone, or it is an array of another dtype
     facts = os.fstat(number)
-    # A name can lead to another file by now. A counted array has its own shape and order, and length 1 has any stride.
-    steps = zip(array.shape, array.strides, tensor.stride(), strict=True) if array.shape == tensor.shape else None
-    if array._file_id == (facts.st_dev, facts.st_ino) and steps is not None:
-        if all(length == 1 or step == array.itemsize * stride for length, step, stride in steps):
-            return array
+    # A name can lead to another file by now.
+    if array._file_id == (facts.st_dev, facts.st_ino) and _is_laid_out_as(array, tensor):
+        return array
     array.close()
     return None
+
+
+def _is_laid_out_as(array: Array, tensor: Any) -> bool:
+    """Return whether shape and strides are equal. A counted array has its own shape and order, and length 1 has any stride."""
+    if array.shape != tensor.shape:
+        return False
+    steps = zip(array.shape, array.strides, tensor.stride(), strict=True)
+    return all(length == 1 or step == array.itemsize * stride for length, step, stride in steps)
 
 
 # Counted arrays that torch has freed in this process, but perhaps not in another one. Nothing tells when that one frees them, so this

@@ -1,0 +1,333 @@
+"""Storages of torch that are the memory of arrays: which ones, how they come to be, and how they are sent to other processes.
+
+A storage is torch's word for the memory of tensors: tensors that are views of each other have one storage. Everything here is about bytes;
+torch sends dtypes, shapes and strides beside them.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from functools import partial
+from multiprocessing import util
+from typing import Any
+
+from .. import _array, _core, in_flight
+from .._array import Array
+from .._errors import HandleExpired, NotFound, Unlinked
+from ..multiprocessing import _has_its_name
+
+#: Storages of at most so many bytes share an array: a mapping for each would cost more than its bytes, and a process has 65,530 of them.
+SMALL = 32 << 10
+#: The bytes of such an array.
+SLAB = 1 << 20
+#: Each storage in it begins at a multiple of a cache line.
+_ALIGNMENT = 64
+
+# Held while a storage is moved, sent or received, so that two threads do not move it twice, nor map an array twice. A fork waits for it: a
+# child that is forked meanwhile would find half a move, and wait for ever.
+_lock = threading.RLock()
+
+
+class Place:
+    """Where the bytes of a storage are: in which array, and at what address in this process."""
+
+    __slots__ = ("__weakref__", "address", "array", "key", "length", "offset")
+
+    def __init__(self, array: Array, offset: int, length: int, address: int) -> None:
+        self.array, self.offset, self.length, self.address = array, offset, length, address
+        self.key = (_identity(array), offset, length)
+
+    def is_that_of(self, storage: Any) -> bool:
+        """Return whether the storage is still here: torch can move one, and use an address again."""
+        address: int = storage.data_ptr()
+        length: int = storage.nbytes()
+        return self.address == address and self.length == length
+
+
+class _Entry(weakref.ref[Any]):
+    """A storage, as long as it lives, and its place."""
+
+    __slots__ = ("cdata", "place")
+
+    cdata: int
+    place: Place
+
+
+# Every storage that is known to be the memory of an array, by torch's address of its storage object, and by its place.
+_by_cdata: dict[int, _Entry] = {}
+_by_place: dict[tuple[Any, int, int], _Entry] = {}
+# The arrays that are attached here for one of them, by their identity: the array as it is sent, and its bytes.
+_attached: weakref.WeakValueDictionary[Any, _Bytes]
+
+
+class _Bytes(Array):
+    """The bytes of an array. torch keeps this object as long as a storage of them lives."""
+
+    __slots__ = ("whole",)
+
+    whole: Array
+
+
+_attached = weakref.WeakValueDictionary()
+
+
+def _identity(array: Array) -> Any:
+    """Return what no other array has while this one is attached."""
+    return array.id if array.is_counted else array._file_id
+
+
+def _forget(entry: _Entry) -> None:
+    # It runs whenever torch frees a storage, in whatever thread. Each step is one of the interpreter's own.
+    if _by_cdata.get(entry.cdata) is entry:
+        _by_cdata.pop(entry.cdata, None)
+    if _by_place.get(entry.place.key) is entry:
+        _by_place.pop(entry.place.key, None)
+
+
+def enter(storage: Any, place: Place) -> None:
+    """Note where a storage is, or is about to be."""
+    entry = _Entry(storage, _forget)
+    entry.cdata, entry.place = storage._cdata, place
+    _by_cdata[entry.cdata] = entry
+    _by_place[place.key] = entry
+
+
+def leave(storage: Any) -> None:
+    """Forget a storage that has given its memory back."""
+    entry = _by_cdata.get(storage._cdata)
+    if entry is not None and entry() is storage:
+        _forget(entry)
+
+
+def place_of(storage: Any) -> Place | None:
+    """Return where a storage is, or None if it is not the memory of an array that other processes can change."""
+    entry = _by_cdata.get(storage._cdata)
+    if entry is not None and entry() is storage and entry.place.is_that_of(storage):
+        return entry.place
+    if storage.device.type != "cpu" or storage.nbytes() == 0:
+        return None
+    # `torch.from_dlpack(array)`, `torch.from_numpy(numpy.asarray(array))` and the like.
+    found = _core.array_at(storage.data_ptr(), storage.nbytes())
+    if found is None:
+        return None
+    attachment, offset = found
+    place = Place(Array(attachment), offset, storage.nbytes(), storage.data_ptr())
+    enter(storage, place)
+    return place
+
+
+def storage_of(torch: Any, array: Array) -> Any:
+    """Return the storage of a whole array. There is one in a process."""
+    with _lock:
+        known = _known((_identity(array), 0, array.nbytes))
+        return _map(torch, _bytes_of(Array(array._whole_again())), 0, array.nbytes) if known is None else known
+
+
+def _known(key: tuple[Any, int, int]) -> Any:
+    """Return the storage at a place, if this process has one."""
+    entry = _by_place.get(key)
+    storage = None if entry is None else entry()
+    return storage if entry is not None and storage is not None and entry.place.is_that_of(storage) else None
+
+
+def _bytes_of(array: Array) -> _Bytes:
+    whole = _Bytes(array._as_bytes())
+    whole.whole = array
+    _attached[_identity(array)] = whole
+    return whole
+
+
+def _map(torch: Any, whole: _Bytes, offset: int, length: int) -> Any:
+    """Return a new storage of some bytes of an array."""
+    storage = torch.frombuffer(whole, dtype=torch.uint8, count=length, offset=offset).untyped_storage()
+    enter(storage, Place(whole.whole, offset, length, storage.data_ptr()))
+    return storage
+
+
+class _Slab:
+    """An array that small storages share. A place in it is used once."""
+
+    def __init__(self) -> None:
+        self.bytes = _bytes_of(Array(_core.share([SLAB], "|u1", "C", "file_system")))
+        self.used = 0
+
+    def take(self, length: int) -> int | None:
+        offset = self.used
+        if offset + length > SLAB:
+            return None
+        self.used = -(-(offset + length) // _ALIGNMENT) * _ALIGNMENT
+        return offset
+
+
+_slab: _Slab | None = None
+# How many bytes this process keeps to use them again: 0, except in workers of a DataLoader.
+_recycled = 0
+
+
+def recycle(most: int) -> None:
+    """Keep so many bytes of arrays that were sent, to use them again."""
+    global _recycled
+    _recycled = most
+    if not most:
+        in_flight._notes.clear_recycled()
+
+
+def new(torch: Any, length: int, *, is_overwritten: bool) -> Any:
+    """Return a new storage in shared memory. Its bytes are zeros, unless the caller overwrites all of them."""
+    global _slab
+    with _lock:
+        if length <= SMALL:
+            if _slab is None or (offset := _slab.take(length)) is None:
+                _slab = _Slab()
+                offset = _slab.take(length) or 0
+            return _map(torch, _slab.bytes, offset, length)
+        attachment, is_zeroed = in_flight._notes.share_bytes(length, _recycled)
+        storage = _map(torch, _bytes_of(Array(attachment)), 0, length)
+    if not is_zeroed and not is_overwritten:
+        storage.fill_(0)
+    return storage
+
+
+def move(torch: Any, storage: Any) -> Place:
+    """Move a private storage to shared memory. Every tensor of it stays one of it."""
+    with _lock:
+        place = place_of(storage)
+        if place is None:
+            target = new(torch, storage.nbytes(), is_overwritten=True)
+            target.copy_(storage)
+            place = _by_cdata[target._cdata].place
+            # Noted before it is moved: an exception in between, such as Ctrl-C, leaves an entry that does not count.
+            enter(storage, place)
+            storage._swap_data_ptr_(target)
+        return place
+
+
+class _Sent(threading.local):
+    """The handles that this thread has issued for the message that it is pickling, each with its array."""
+
+    handles: list[tuple[Array, str]] | None = None
+
+
+_sent = _Sent()
+
+
+def message() -> list[tuple[Array, str]] | None:
+    """Return the handles of the message that this thread is pickling."""
+    return _sent.handles
+
+
+def begin_message() -> None:
+    """Begin to note the handles of a message."""
+    _sent.handles = []
+
+
+def end_message(around: list[tuple[Array, str]] | None, is_complete: bool) -> None:
+    """End the notes of a message. If it was not pickled to its end, no process will use its handles."""
+    handles, _sent.handles = _sent.handles, around
+    if is_complete:
+        if around is not None and handles:
+            around.extend(handles)
+        return
+    for array, handle in handles or ():
+        array._redeem(handle)
+
+
+def reduce(place: Place) -> tuple[Any, ...]:
+    """Return how a storage of this place is pickled, for one receiver."""
+    array = place.array
+    with _lock:
+        if not array.is_counted:
+            if not _has_its_name(array):
+                raise Unlinked(f"`{array.name}` is another array by now, so this tensor of it cannot be sent: send a copy, tensor.clone()")
+            _, arguments = array._sent(False)
+            return receive_plain, (arguments, place.offset, place.length)
+        handle = _array._handle(array, False)
+        if _sent.handles is not None:
+            _sent.handles.append((array, handle))
+        return receive, (handle, _array._machine(), array._dtype_code, place.offset, place.length)
+
+
+def receive(handle: str, machine: str, dtype: str, offset: int, length: int) -> Any:
+    """Return the storage of a message. What this process has already is the same storage, and is not mapped again."""
+    torch = _installed()
+    _array._refuse_other_machine(machine, "the tensor")
+    identity = handle.split(":", 3)[2]
+    with _lock:
+        storage = _known((identity, offset, length))
+        whole = _attached.get(identity)
+        array = whole.whole if storage is None and whole is not None else None
+        if storage is not None:
+            array = _by_cdata[storage._cdata].place.array
+        if array is not None:
+            if not array._redeem(handle):
+                raise HandleExpired(_EXPIRED)
+        else:
+            whole = _bytes_of(_attach(handle, machine, dtype))
+        if storage is None:
+            assert whole is not None
+            storage = _map(torch, whole, offset, length)
+        return storage
+
+
+_EXPIRED = (
+    "the tensor of this message is gone: the message was loaded before, or it was sent more than NDSHM_PICKLE_GRACE seconds ago (600 by default): set "
+    "this variable to a longer time in the sender"
+)
+
+
+def _attach(handle: str, machine: str, dtype: str) -> Array:
+    try:
+        return _array._receive(handle, machine, dtype, {})
+    except (HandleExpired, NotFound) as error:
+        raise HandleExpired(_EXPIRED) from error
+
+
+def receive_plain(arguments: tuple[Any, ...], offset: int, length: int) -> Any:
+    """Return the storage of a plain array that was sent, or of bytes of it."""
+    torch = _installed()
+    array = _array._attach_pickled(*arguments)
+    with _lock:
+        key = (_identity(array), offset, length)
+        storage = _known(key)
+        if storage is None:
+            whole = _attached.get(key[0])
+            storage = _map(torch, _bytes_of(array) if whole is None else whole, offset, length)
+        return storage
+
+
+def _installed() -> Any:
+    from . import _install
+
+    return _install.installed_by_message()
+
+
+def end() -> None:
+    """At the end of the process: let go of memory that no tensor has. A child of multiprocessing ends without freeing its objects."""
+    global _slab
+    _slab = None
+    recycle(0)
+
+
+def _forked() -> None:
+    """In a forked child: the parent goes on to fill its own slab, and to use its own memory again."""
+    global _recycled, _slab
+    _slab, _recycled = None, 0
+    _lock.release()
+
+
+class _Ending:
+    """Ends this module's memory with the process, whether that is a child of multiprocessing or not."""
+
+    def begin(self) -> None:
+        # Children forget what their parent has registered for its own end.
+        util.Finalize(None, end, exitpriority=-200)
+
+
+_ending = _Ending()
+_ending.begin()
+util.register_after_fork(_ending, _Ending.begin)
+
+# As in `_imports`.
+os.register_at_fork(before=partial(_core.acquire_for_fork, _lock), after_in_parent=_lock.release, after_in_child=_forked)
