@@ -45,6 +45,16 @@ fn nameless_array_does_not_die_while_a_descriptor_is_in_flight() {
 }
 
 #[test]
+fn next_array_in_the_same_memory_has_one_handle_and_more_arrivals() {
+    let counts = plain();
+    counts.acquire().expect("a process that will be killed");
+    let before = counts.state();
+    counts.begin_again();
+    assert_eq!(counts.state(), State(before.0 & !HANDLES | 1).with_arrival());
+    assert_eq!(counts.release(Some(NOW)), Left::Nothing);
+}
+
+#[test]
 fn number_of_handles_does_not_overflow() {
     let counts = Counts { word: AtomicU64::new(NAMED | (HANDLES - 1)), ..plain() };
     counts.acquire().expect("the last that fits");

@@ -205,7 +205,8 @@ impl Segment {
         self.lock_cells(turn, home, kind, range, wait)
     }
 
-    /// As [`hold`](Self::hold), for a counted array. Its memory is never recycled, so a forked child needs no lease of its own.
+    /// As [`hold`](Self::hold), for a counted array. No process recycles its memory that has forked since it mapped it, so a forked child needs
+    /// no lease of its own.
     pub(crate) fn hold_counted(&self, home: &Home, kind: LockKind, range: LockRange, wait: Wait<'_>) -> Result<Hold> {
         let turn = Turn::open(|| self.open_again(home, self.access_for(kind, home)?))?;
         self.lock_cells(turn, home, kind, range, wait)

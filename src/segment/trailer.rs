@@ -240,6 +240,16 @@ mod tests {
     }
 
     #[test]
+    fn next_footer_changes_the_number_alone() {
+        let mut page = new_page(Kind::Counted, 100, 7, ID, State::new(true), "it", &[9; RECORD]).expect("it fits");
+        let before = read(&page, 8192).expect("valid");
+        page[FOOTER_AT..].copy_from_slice(&before.next_footer(8).expect("it fits"));
+        let after = read(&page, 8192).expect("valid");
+        assert_eq!((after.id, after.is_original()), (8, true));
+        assert_eq!((after.payload, &after.name, after.record), (before.payload, &before.name, before.record));
+    }
+
+    #[test]
     fn flipped_bit_of_record_or_footer_is_detected() {
         let page = new_page(Kind::Counted, 100, 7, ID, State::new(true), "it", &[9; RECORD]).expect("it fits");
         for bit in FILE_AT * 8..PAGE * 8 {

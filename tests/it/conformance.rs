@@ -26,6 +26,7 @@ mod queue_kills;
 mod queue_senders;
 mod queues;
 mod races;
+mod recycled;
 mod render;
 mod roles;
 
@@ -44,6 +45,7 @@ pub fn trials(place: &Place) -> Vec<Trial> {
         descriptions::trials,
         errors::trials,
         races::trials,
+        recycled::trials,
         counted::trials,
         frozen::trials,
         handles::trials,

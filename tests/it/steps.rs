@@ -9,6 +9,7 @@ mod drops;
 mod give_up;
 mod locks;
 mod names;
+mod recycle;
 mod render;
 #[cfg(feature = "channel")]
 mod stress;
@@ -27,6 +28,7 @@ pub fn trials(place: &Place) -> Vec<Trial> {
         give_up::trials,
         locks::trials,
         names::trials,
+        recycle::trials,
         render::trials,
         #[cfg(feature = "channel")]
         stress::trials,
@@ -42,6 +44,7 @@ pub const ROLES: &[&[(&str, Role)]] = &[
     give_up::ROLES,
     locks::ROLES,
     names::ROLES,
+    recycle::ROLES,
     render::ROLES,
     #[cfg(feature = "channel")]
     stress::ROLES,

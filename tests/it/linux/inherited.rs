@@ -23,12 +23,13 @@ pub fn trials(place: &Place) -> Vec<Trial> {
             forked_child_is_refused_recycled_memory,
             forked_child_uses_what_it_inherited,
             guard_of_a_forked_child_keeps_memory_from_the_pool,
+            counted_array_that_a_child_has_inherited_is_not_recycled,
         ],
     )
 }
 
 pub const ROLES: &[(&str, Role)] =
-    &[("inherited-recycled", recycled), ("inherited-used", used), ("inherited-guarded", guarded)];
+    &[("inherited-recycled", recycled), ("inherited-used", used), ("inherited-guarded", guarded), ("inherited-counted", counted)];
 
 pub const LENGTH: usize = 5000;
 
@@ -183,4 +184,32 @@ fn guard_of_a_forked_child_keeps_memory_from_the_pool(place: &Place) {
     child.expect("done");
     child.finish();
     assert_eq!(place.everything(), [] as [&str; 0]);
+}
+
+/// A process that forks, and cannot recycle what its child has inherited.
+fn counted(_: &[String]) {
+    let options = CreateOptions::<RefcountedArray<u8, Ix1>>::new().backend(backend_of_child()).keep_fd(true);
+    let mut array = options.share(SharingStrategy::FileSystem, LENGTH).unwrap();
+    assert!(array.recycle().unwrap(), "before the fork");
+    array.write().unwrap().fill(7);
+    let (reader, mut writer) = UnixStream::pair().unwrap();
+    let child = fork(|| {
+        let _ = (&reader).read_exact(&mut [0]);
+        array.read().unwrap().iter().all(|element| *element == 7)
+    });
+    assert!(!array.recycle().unwrap(), "the kernel would grant the lock: parent and child share a description");
+    writer.write_all(&[0]).unwrap();
+    wait(child);
+    assert!(!array.recycle().unwrap(), "nothing tells that the child has ended");
+    // What is mapped after the fork, no child has.
+    let mut later = options.share(SharingStrategy::FileSystem, LENGTH).unwrap();
+    assert!(later.recycle().unwrap());
+    in_forked_child(|| !later.recycle().unwrap_or(true));
+    say("done");
+}
+
+fn counted_array_that_a_child_has_inherited_is_not_recycled(place: &Place) {
+    let mut child = Child::start(place, "inherited-counted", &[]);
+    child.expect("done");
+    child.finish();
 }
