@@ -1,4 +1,4 @@
-//! Which array has the memory at an address: for libraries that keep an address and forget whose it is, as torch does.
+//! Which array has the memory at an address: for libraries that keep an address and forget the array, as torch does.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -8,7 +8,7 @@ use pyo3::prelude::*;
 use crate::array::{Attachment, forks};
 use crate::memory::{Memory, Shape};
 
-/// Memory whose address was given to other libraries.
+/// Memory with an address that was given to other libraries.
 struct Noted {
     memory: Weak<dyn Memory>,
     shape: Shape,

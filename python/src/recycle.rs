@@ -11,7 +11,7 @@ use crate::memory::Memory;
 /// Most arrays that are kept. Each costs a descriptor.
 const MOST: usize = 16;
 
-/// The arrays whose memory can be used again, the oldest first: those that this process uses, those that it has sent, and those that no
+/// The arrays that have memory which can be used again, the oldest first: those that this process uses, those that it has sent, and those that no
 /// process has any more. An array is used here as long as there is another reference to it.
 #[derive(Default)]
 pub(crate) struct Shelf(Vec<Spare>);

@@ -1,4 +1,4 @@
-"""torch's DataLoader: what its workers keep and send, and batches that nobody reads any more."""
+"""torch's DataLoader: what its workers keep and send, and batches that no process reads any more."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def _end_all() -> None:
 
 
 def _end(unread: int | None) -> None:
-    """Read what workers have sent and nobody will load, and end its handles. The workers have ended."""
+    """Read what workers have sent and no process will load, and end its handles. The workers have ended."""
     if unread is None:
         return
     try:

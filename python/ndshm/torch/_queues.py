@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -30,11 +31,20 @@ def patch(settings: Callable[[], int | str | None]) -> None:
     _patch_spawning(settings)
 
 
+class _Feeding(threading.local):
+    """Whether this is the thread of a Queue, in which an error would be printed and lost."""
+
+    loses_errors = False
+
+
+_feeding = _Feeding()
+
+
 def _patch_pickler() -> None:
-    """Take the handles of a message back that cannot be pickled to its end."""
+    """Take the handles of a message back that cannot be pickled to its end. Send an error of ours in place of a message that would be lost."""
     from multiprocessing.reduction import ForkingPickler
 
-    dump = ForkingPickler.dump
+    dump, dumps = ForkingPickler.dump, ForkingPickler.dumps.__func__  # type: ignore[attr-defined]
 
     def new_dump(self: Any, obj: Any) -> Any:
         """See pickle.Pickler.dump."""
@@ -47,43 +57,35 @@ def _patch_pickler() -> None:
         finally:
             _storages.end_message(around, is_complete)
 
+    def new_dumps(cls: Any, obj: Any, *args: Any, **kwargs: Any) -> Any:
+        """See multiprocessing.reduction.ForkingPickler."""
+        try:
+            return dumps(cls, obj, *args, **kwargs)
+        except NdshmError as error:
+            if not _feeding.loses_errors:
+                raise
+            return dumps(cls, _loader.with_error(obj, error) or _Failed(error), *args, **kwargs)
+
     ForkingPickler.dump = new_dump  # type: ignore[method-assign]
+    ForkingPickler.dumps = classmethod(new_dumps)  # type: ignore[assignment]
 
 
 def _patch_queues() -> None:
-    """Send an error of ours in place of the message that it kept a Queue's thread from sending.
+    """Note which threads lose errors: those of Queues.
 
-    That thread prints the error otherwise, and whoever waits for the message waits for ever. Queues of ``concurrent.futures`` have a method
-    of their own here, which tells the future.
+    Such a thread prints an error, and a process that waits for the message waits for ever. Queues of ``concurrent.futures`` have a method of
+    their own for errors, which tells the future.
     """
     from multiprocessing.queues import Queue
 
-    report = Queue._on_queue_feeder_error
+    feed = Queue._feed  # type: ignore[attr-defined]
 
-    def new_report(self: Any, error: BaseException, obj: Any) -> None:
+    def new_feed(*args: Any, **kwargs: Any) -> None:
         """See multiprocessing.queues.Queue."""
-        if not isinstance(error, NdshmError) or not _send_error(self, error, obj):
-            report(error, obj)
+        _feeding.loses_errors = Queue._on_queue_feeder_error in (*args, *kwargs.values())  # type: ignore[attr-defined]
+        feed(*args, **kwargs)
 
-    Queue._on_queue_feeder_error = new_report
-
-
-def _send_error(queue: Any, error: NdshmError, obj: Any) -> bool:
-    """Send an error in place of a message, and return whether it was sent."""
-    from multiprocessing.reduction import ForkingPickler
-
-    try:
-        message = ForkingPickler.dumps(_loader.with_error(obj, error) or _Failed(error))
-    except Exception:  # whatever is raised here would end the thread
-        return False
-    queue._sem.acquire()  # the caller has given the message's place in the queue to the next one
-    try:
-        with queue._wlock:
-            queue._writer.send_bytes(message)
-    except OSError:  # nobody reads any more
-        queue._sem.release()
-        return False
-    return True
+    Queue._feed = staticmethod(new_feed)  # type: ignore[attr-defined]
 
 
 class _Failed:
