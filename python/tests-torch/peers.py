@@ -32,9 +32,13 @@ def files() -> list[str]:
     return os.listdir(os.environ["NDSHM_EMULATED_DIR"])
 
 
+# Files that torch's strategy file_system removes no earlier than at the end of this process.
+left_by_torch: set[str] = set()
+
+
 def torch_files() -> list[str]:
     """Return the files of torch's strategy file_system that this process has made."""
-    return [name for name in os.listdir("/dev/shm") if name.startswith(f"torch_{os.getpid()}_")]
+    return [name for name in os.listdir("/dev/shm") if name.startswith(f"torch_{os.getpid()}_") and name not in left_by_torch]
 
 
 def listed(name: str) -> dict[str, Any]:

@@ -78,6 +78,8 @@ def _supported() -> Any:
 def _switch(recycle: int | str | None) -> None:
     global _is_installed, _recycle
     _is_installed, _recycle = recycle is not None, recycle or 0
+    if not _is_installed:
+        _storages.end()
     torch = sys.modules.get("torch.multiprocessing")
     if torch is not None:
         # torch returns this very set.
