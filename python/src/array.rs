@@ -391,7 +391,9 @@ impl RawArray {
     /// Uses up a handle of this counted array, without attaching once more. Returns whether it was still good.
     #[pyo3(name = "_redeem")]
     fn redeem(&self, py: Python<'_>, handle: &str) -> PyResult<bool> {
-        self.counted(py, |counted| Ok(counted.redeem(&handle.parse()?)))
+        let memory = self.memory(py)?;
+        let redeemed = counted_of(&*memory).and_then(|counted| Ok(counted.redeem(&handle.parse()?)));
+        redeemed.map_err(|error| exception(py, &error))
     }
 
     /// The name. Empty while a counted array has none.

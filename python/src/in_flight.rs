@@ -60,6 +60,12 @@ impl Page {
 }
 
 impl Page {
+    /// Calls `act` with the notes if no other thread has them. For callers that keep the interpreter's lock: a thread that gives it away may
+    /// wait for it longer than `act` takes.
+    fn try_with<R>(&self, act: impl FnOnce(&mut Notes) -> R) -> Option<R> {
+        self.notes.try_lock().ok().map(|mut notes| act(notes.get_or_insert_default()))
+    }
+
     /// Calls `act` with the memory that can be used again. Called without the interpreter's lock only, as [`with`](Self::with).
     fn with_shelf<R>(&self, act: impl FnOnce(&mut Shelf) -> R) -> R {
         let mut guard: MutexGuard<'_, _> = self.shelf.lock().unwrap_or_else(PoisonError::into_inner);
@@ -206,6 +212,13 @@ impl InFlight {
     /// for `grace` seconds from now.
     fn issue(&self, py: Python<'_>, array: &Bound<'_, RawArray>, reusable: bool, grace: f64) -> PyResult<String> {
         let grace = seconds(grace)?;
+        let memory = array.get().memory(py)?;
+        if let Some(counted) = memory.counted().filter(|_| !memory.name().is_empty()) {
+            // A few words of shared memory change. (An array without a name gets one, by calls of the system.)
+            if let Some(issued) = self.0.try_with(|notes| notes.issue(counted, reusable, grace)) {
+                return issued.map_err(|error| exception(py, &error));
+            }
+        }
         array.get().counted(py, |array| self.0.with(|notes| notes.issue(array, reusable, grace)))
     }
 

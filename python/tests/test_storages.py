@@ -36,7 +36,7 @@ METHODS = ["fork", "spawn", "forkserver"]
 def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Let storages of the double travel as those of torch do after `install`, and look for what is left."""
     before = counted_arrays()
-    monkeypatch.setattr(_storages, "_installed", lambda: storages)
+    monkeypatch.setattr(_storages, "_torch", storages)
     register()
     yield
     getattr(ForkingPickler, "_extra_reducers").pop(storages.UntypedStorage, None)  # noqa: B009
@@ -49,7 +49,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def register() -> None:
     """What `_install` does with torch, for the double."""
-    _storages._installed = lambda: storages
+    _storages._torch = storages
     ForkingPickler.register(storages.UntypedStorage, lambda storage: _storages.reduce(_storages.move(storages, storage)))
 
 

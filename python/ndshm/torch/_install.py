@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from .. import _core, in_flight
 from .._array import register_with_multiprocessing
 from .._errors import InvalidArgument, InvalidType, Unsupported
-from .._imports import importing
 from . import _loader, _queues, _storages, _tensors
 
 if TYPE_CHECKING:
@@ -123,17 +122,13 @@ def _patch(torch: Any) -> None:
     global _is_patched
     if _is_patched:
         return
-    # torch imports the second when it first pickles a tensor. Two threads that do so at once fail, and so does a child that is forked
-    # meanwhile.
-    with importing("torch.multiprocessing", "torch.nested._internal.nested_tensor", "torch.utils.data"):
-        import torch.multiprocessing
-        import torch.nested._internal.nested_tensor
-        import torch.utils.data  # noqa: F401
-
+    # torch imports the second when it first pickles a tensor. Two threads that do so at once fail, and so does a child that is forked meanwhile.
+    for name in ("torch.multiprocessing", "torch.nested._internal.nested_tensor", "torch.utils.data"):
+        _tensors._torch(name)
     register_with_multiprocessing()
     _patch_storages(torch)
     _queues.patch(_settings)
-    _loader.patch(torch)
+    _loader.patch()
     _is_patched = True
 
 

@@ -9,10 +9,11 @@ import struct
 import sys
 import weakref
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from .. import _core
 from .._errors import NdshmError
+from ._tensors import _torch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,12 +31,10 @@ def is_worker() -> bool:
 
 def is_collating(depth: int) -> bool:
     """Return whether the caller, so many frames above, is torch's own function that stacks tensors. It overwrites what it asks for."""
-    from torch.utils.data._utils.collate import collate_tensor_fn
-
     frame = sys._getframe(depth)
     # Between the two are torch's methods that count elements in bytes.
     for _ in range(3):
-        if frame.f_code is collate_tensor_fn.__code__:
+        if frame.f_code is _stacking:
             return True
         if frame.f_back is None:
             return False
@@ -43,25 +42,29 @@ def is_collating(depth: int) -> bool:
     return False
 
 
+# The code of torch's function that stacks tensors.
+_stacking: Any = None
+
+
 def with_error(obj: Any, error: NdshmError) -> Any:
     """Return what a worker sends in place of a batch that cannot be sent, or None if this is no batch."""
-    if not _is_worker or not isinstance(obj, tuple) or len(obj) != 2:
+    if not _is_worker or type(obj) is not tuple:
         return None
-    from torch._utils import ExceptionWrapper
-    from torch.utils.data import get_worker_info
-
-    worker = get_worker_info()
+    message = cast("tuple[Any, ...]", obj)
+    if len(message) != 2:
+        return None
+    worker = _torch("torch.utils.data").get_worker_info()
     where = f"in DataLoader worker process {os.getpid() if worker is None else worker.id}"
-    return obj[0], ExceptionWrapper((type(error), error, error.__traceback__), where)
+    return message[0], _torch("torch._utils").ExceptionWrapper((type(error), error, error.__traceback__), where)
 
 
-def patch(torch: Any) -> None:
+def patch() -> None:
     """Make the changes to torch's DataLoader."""
-    from torch.utils.data import dataloader
-    from torch.utils.data._utils import worker
-
+    global _stacking
+    _stacking = _torch("torch.utils.data._utils.collate").collate_tensor_fn.__code__
+    worker = _torch("torch.utils.data._utils.worker")
     worker._ndshm_worker_loop, worker._worker_loop = worker._worker_loop, worker_loop
-    loading = dataloader._MultiProcessingDataLoaderIter
+    loading = _torch("torch.utils.data.dataloader")._MultiProcessingDataLoaderIter
     begin, shut_down = loading.__init__, loading._shutdown_workers
 
     def new_begin(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -89,9 +92,9 @@ def worker_loop(*args: Any, **kwargs: Any) -> Any:
     """Run torch's loop of a worker."""
     import inspect
 
-    from torch.utils.data._utils import worker
-
     from . import _install, _storages
+
+    worker = _torch("torch.utils.data._utils.worker")
 
     global _is_worker
     _is_worker = True

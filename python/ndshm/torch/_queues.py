@@ -21,7 +21,8 @@ def reducers() -> dict[type, Callable[[Any], Any]]:
     from multiprocessing.reduction import ForkingPickler
 
     # There is a public method to register a reducer, but none to see or remove one.
-    return getattr(ForkingPickler, "_extra_reducers")  # noqa: B009
+    registered: dict[type, Callable[[Any], Any]] = getattr(ForkingPickler, "_extra_reducers")  # noqa: B009
+    return registered
 
 
 def patch(settings: Callable[[], int | str | None]) -> None:
@@ -116,7 +117,8 @@ def _patch_spawning(settings: Callable[[], int | str | None]) -> None:
 
         return new_launch
 
-    for popen in (popen_spawn_posix.Popen, popen_forkserver.Popen):
+    starting: list[Any] = [popen_spawn_posix.Popen, popen_forkserver.Popen]
+    for popen in starting:
         popen._launch = patched(popen._launch)
 
 

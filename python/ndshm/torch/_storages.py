@@ -251,8 +251,9 @@ def reduce(place: Place) -> tuple[Any, ...]:
 
 def receive(handle: str, machine: str, dtype: str, offset: int, length: int) -> Any:
     """Return the storage of a message. What this process has already is the same storage, and is not mapped again."""
-    torch = _installed()
-    _array._refuse_other_machine(machine, "the tensor")
+    torch = _torch or _installed()
+    if machine != _array._machine():
+        _array._refuse_other_machine(machine, "the tensor")
     identity = handle.split(":", 3)[2]
     with _lock:
         storage = _known((identity, offset, length))
@@ -268,8 +269,17 @@ def receive(handle: str, machine: str, dtype: str, offset: int, length: int) -> 
         if storage is None:
             assert whole is not None
             storage = _map(torch, whole, offset, length)
+            if length <= SMALL:
+                _latest.pop(identity, None)
+                _latest[identity] = whole
+                if len(_latest) > _MOST_LATEST:
+                    _latest.pop(next(iter(_latest)))
         return storage
 
+
+# The arrays of the small storages that arrived last. A receiver that drops each storage before the next would attach for each of them.
+_latest: dict[str, _Bytes] = {}
+_MOST_LATEST = 8
 
 _EXPIRED = (
     "the tensor of this message is gone: the message was loaded before, or it was sent more than NDSHM_PICKLE_GRACE seconds ago (600 by default): set "
@@ -286,7 +296,7 @@ def _attach(handle: str, machine: str, dtype: str) -> Array:
 
 def receive_plain(arguments: tuple[Any, ...], offset: int, length: int) -> Any:
     """Return the storage of a plain array that was sent, or of bytes of it."""
-    torch = _installed()
+    torch = _torch or _installed()
     array = _array._attach_pickled(*arguments)
     with _lock:
         key = (_identity(array), offset, length)
@@ -297,16 +307,24 @@ def receive_plain(arguments: tuple[Any, ...], offset: int, length: int) -> Any:
         return storage
 
 
+# torch, once this process has received a storage.
+_torch: Any = None
+
+
 def _installed() -> Any:
+    """Return torch, with the changes of `_install`."""
+    global _torch
     from . import _install
 
-    return _install.installed_by_message()
+    _torch = _install.installed_by_message()
+    return _torch
 
 
 def end() -> None:
     """At the end of the process: let go of memory that no tensor has. A child of multiprocessing ends without freeing its objects."""
     global _slab
     _slab = None
+    _latest.clear()
     recycle(0)
 
 
@@ -314,6 +332,7 @@ def _forked() -> None:
     """In a forked child: the parent goes on to fill its own slab, and to use its own memory again."""
     global _recycled, _slab
     _slab, _recycled = None, 0
+    _latest.clear()
     _lock.release()
 
 

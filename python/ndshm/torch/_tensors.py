@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import importlib
 import math
 import os
 import sys
@@ -182,13 +183,13 @@ def from_tensor(tensor: Tensor, *, copy: bool | None = None) -> Array:
     return array
 
 
-def _torch() -> Any:
+def _torch(name: str = "torch") -> Any:
+    """Return torch, or one of its modules."""
     try:
-        with importing("torch"):
-            import torch
+        with importing(name):
+            return importlib.import_module(name)
     except ImportError as error:
         raise ImportError("ndshm.torch needs torch: https://pytorch.org says how to install it") from error
-    return torch
 
 
 def _is_on_gpu(array: object) -> TypeGuard[cuda.Array]:
