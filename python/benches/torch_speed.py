@@ -3,7 +3,7 @@
 Three ways are compared: torch's strategies file_descriptor and file_system, and `ndshm.torch.install()`. Each repetition of a case runs in
 a new process, so that each way is installed in a trainer of its own, and the ways take turns.
 
-The time of transport is what a way adds to its yardstick: a loader whose workers stack each batch into the same private memory and send an
+The time of transport is what a way adds to its yardstick: a loader with workers that stack each batch into the same private memory and send an
 integer. Where the trainer reads every byte, the trainer of the yardstick reads as many bytes of its own.
 """
 

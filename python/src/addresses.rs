@@ -40,7 +40,11 @@ pub(crate) fn note(memory: &Arc<dyn Memory>, shape: &Shape) {
     }
     let mut addresses = addresses();
     let address = memory.pointer() as usize;
-    if addresses.noted.get(&address).is_some_and(|noted| noted.memory.as_ptr().cast::<u8>() == Arc::as_ptr(memory).cast()) {
+    if addresses
+        .noted
+        .get(&address)
+        .is_some_and(|noted| noted.memory.as_ptr().cast::<u8>() == Arc::as_ptr(memory).cast())
+    {
         return;
     }
     if addresses.noted.len() >= addresses.most {

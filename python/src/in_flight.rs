@@ -226,7 +226,8 @@ impl InFlight {
     ///
     /// At most `most` bytes are kept to be used again.
     fn share_bytes(&self, py: Python<'_>, length: usize, most: usize) -> PyResult<(Attachment, bool)> {
-        let shape = Shape { element: ElementType { dtype: DType::U8, is_bool: false }, lengths: vec![length], order: Order::C };
+        let shape =
+            Shape { element: ElementType { dtype: DType::U8, is_bool: false }, lengths: vec![length], order: Order::C };
         let page = self.0;
         let made = py.detach(|| {
             if let Some((memory, before)) = page.with_shelf(|shelf| shelf.take(length))? {

@@ -36,7 +36,9 @@ impl Shelf {
                 continue;
             }
             addresses::forget(&kept.memory);
-            let Some(counted) = Arc::get_mut(&mut kept.memory).and_then(|memory| memory.counted_mut()) else { continue };
+            let Some(counted) = Arc::get_mut(&mut kept.memory).and_then(|memory| memory.counted_mut()) else {
+                continue;
+            };
             let before = counted.id();
             if counted.recycle()? {
                 let kept = self.0.remove(at);

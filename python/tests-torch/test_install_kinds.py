@@ -106,7 +106,7 @@ FORGOTTEN: dict[str, tuple[Callable[[], Any], str]] = {
     "nested": (lambda: torch.nested.nested_tensor([torch.arange(3.0), torch.arange(5.0)]), "torch copies a nested tensor when it is received"),
     "buffer": (lambda: torch.nn.Buffer(torch.arange(3.0)), "torch sends a Buffer as a Tensor"),
 }
-# Kinds whose empty storages have no memory that could be the same, or no memory at all.
+# Kinds with empty storages that have no memory that could be the same, or no memory at all.
 WITHOUT_MEMORY = {"empty", "empty_matrix", "empty_integers", "empty_storage", "meta", "meta_empty", "meta_parameter"}
 
 

@@ -1,14 +1,14 @@
 """Kills DataLoader workers and trainers: `python torch_kills.py --way ndshm --seed S --kills N`. Prints what they leave.
 
-Each round has a trainer, whose loader has two workers, and a consumer, to which the trainer sends some of its batches on through a plain
+Each round has a trainer, with a loader of two workers, and a consumer, to which the trainer sends some of its batches on through a plain
 Queue. The trainer keeps a few batches, and checks them when it gets and when it drops them; each has a checksum of each row. At random
 moments the trainer forks a child, which inherits its batches and checks them when the round ends. Workers and the trainer are killed by
-SIGKILL at random moments; some kill themselves after a message was made and before it is sent. A trainer whose worker was killed gets an
+SIGKILL at random moments; some kill themselves after a message was made and before it is sent. A trainer of a killed worker gets an
 error of torch, and starts its loader again.
 
 When all processes of a round have ended, what plain `ndshm gc` leaves must be in flight, with a deadline. After the last deadline
-it must leave nothing. One hang is Python's own: a process that waits for the write lock of a queue whose other writer was killed with it.
-One is torch's own: a worker whose trainer was killed before the worker noted its parent waits for work for ever.
+it must leave nothing. One hang is Python's own: a process that waits for the write lock of a queue, with which the other writer was killed.
+One is torch's own: a worker that had not noted its parent when that was killed waits for work for ever.
 """
 
 from __future__ import annotations

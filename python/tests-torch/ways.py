@@ -55,7 +55,7 @@ def private_mounts() -> list[str] | None:
 
 
 def run(program: Path, *arguments: object, directory: Path, shm: str = "1g", timeout: float = 300, **variables: str) -> str:
-    """Run a program whose /dev/shm is its own and has this size. Return what it printed; fail if it fails or hangs."""
+    """Run a program with a /dev/shm of its own, of this size. Return what it printed; fail if it fails or hangs."""
     mounts = private_mounts()
     if mounts is None:
         (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)("NOT RUN: private mounts cannot be had")

@@ -55,8 +55,9 @@ fn handle_of_the_old_array_never_attaches_the_new_one(place: &Place) {
     drop(used.attach::<u32, Ix1>().unwrap());
     assert!(revoked.revoke().unwrap());
     let expired = array.handle_with(HandleOptions::new().grace(std::time::Duration::ZERO)).unwrap();
-    if !array.recycle().unwrap() {
-        assert!(!Place::RECYCLES);
+    let is_new = array.recycle().unwrap();
+    assert_eq!(is_new, Place::RECYCLES);
+    if !is_new {
         return;
     }
     let mut other = Holder::start(place, &name);

@@ -28,8 +28,12 @@ pub fn trials(place: &Place) -> Vec<Trial> {
     )
 }
 
-pub const ROLES: &[(&str, Role)] =
-    &[("inherited-recycled", recycled), ("inherited-used", used), ("inherited-guarded", guarded), ("inherited-counted", counted)];
+pub const ROLES: &[(&str, Role)] = &[
+    ("inherited-recycled", recycled),
+    ("inherited-used", used),
+    ("inherited-guarded", guarded),
+    ("inherited-counted", counted),
+];
 
 pub const LENGTH: usize = 5000;
 
