@@ -173,7 +173,7 @@ impl Notes {
         }
     }
 
-    /// Forgets the handles of an array whose memory another one has by now.
+    /// Forgets the handles of an array that has given its memory to another one.
     fn forget_array(&mut self, id: u128) {
         for key in [(id, false), (id, true)] {
             let number = self.current.get(&key).copied();
