@@ -17,12 +17,21 @@ _lock = threading.RLock()
 _free: AbstractContextManager[object] = nullcontext()
 
 
+class _Hooks(threading.local):
+    """Whether this thread runs what waits for a module, as the last step of importing that. Others may wait for the module under the lock."""
+
+    are_running = False
+
+
+hooks = _Hooks()
+
+
 def importing(*modules: str) -> AbstractContextManager[object]:
     """Return what is to be held while a function imports modules that may not be loaded yet: ``with importing("numpy"): import numpy``.
 
     Without a name it is always the lock, for calls of libraries that import what they need.
     """
-    return _free if modules and all(map(_is_loaded, modules)) else _lock
+    return _free if hooks.are_running or modules and all(map(_is_loaded, modules)) else _lock
 
 
 def _is_loaded(name: str) -> bool:

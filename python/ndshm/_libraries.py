@@ -8,7 +8,8 @@ import sys
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ._imports import importing
+from ._errors import InvalidType
+from ._imports import hooks, importing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -32,7 +33,7 @@ def install(enabled: bool = True) -> None:
     Parameters
     ----------
     enabled
-        False: undo it.
+        False: undo it, and each library's own ``install`` too.
 
     Raises
     ------
@@ -41,6 +42,7 @@ def install(enabled: bool = True) -> None:
     InvalidArgument
         ``NDSHM_PICKLE_GRACE`` or ``NDSHM_SHARING_STRATEGY`` has a wrong value.
     """
+    refuse_all_but_bool(enabled)
     with importing("ndshm.torch", "ndshm.multiprocessing"):
         from . import multiprocessing, torch
 
@@ -56,6 +58,12 @@ def install(enabled: bool = True) -> None:
     multiprocessing.uninstall()
     if "ndshm.cloudvolume" in sys.modules:
         _cloudvolume("uninstall")
+
+
+def refuse_all_but_bool(enabled: object) -> None:
+    """Refuse what was meant as the name of a strategy, say."""
+    if not isinstance(enabled, bool):
+        raise InvalidType(f"enabled={enabled!r}: give True or False; there is no strategy to choose")
 
 
 def _cloudvolume(function: str) -> None:
@@ -107,5 +115,9 @@ class _Calling(importlib.abc.Loader):
         if module.__spec__ is not None:
             module.__spec__.loader = module.__loader__ = self.loader
         self.loader.exec_module(module)
-        for function in _waiting.pop(module.__name__, []):
-            function()
+        hooks.are_running = True
+        try:
+            for function in _waiting.pop(module.__name__, []):
+                function()
+        finally:
+            hooks.are_running = False

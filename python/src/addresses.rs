@@ -47,6 +47,12 @@ pub(crate) fn note(memory: &Arc<dyn Memory>, shape: &Shape) {
     {
         return;
     }
+    // What was noted there before is gone, since this memory is mapped there now.
+    let last = address.saturating_add(shape.bytes() - 1);
+    let gone: Vec<usize> = addresses.noted.range(address..=last).map(|(start, _)| *start).collect();
+    for start in gone {
+        addresses.noted.remove(&start);
+    }
     if addresses.noted.len() >= addresses.most {
         addresses.noted.retain(|_, noted| noted.memory.strong_count() > 0);
         // The limit grows with what is left, so that the cost for each address is constant.
@@ -66,13 +72,17 @@ pub(crate) fn forget(memory: &Arc<dyn Memory>) {
 /// Returns the array that has these bytes, and where they begin in it. `None` if no array has them all, or if it is read-only.
 #[pyfunction]
 pub(crate) fn array_at(address: usize, length: usize) -> Option<(Attachment, usize)> {
-    let found = addresses().noted.range(..=address).next_back().and_then(|(start, noted)| {
-        let memory = noted.memory.upgrade()?;
-        let offset = address - start;
-        let is_inside = offset.checked_add(length).is_some_and(|end| end <= noted.shape.bytes());
-        is_inside.then(|| (memory, noted.shape.clone(), noted.forks, offset))
-    });
-    // Not before the lock is released: dropping the last reference would free the array.
+    // Memory that is gone may stand between the address and the beginning of the memory that has it.
+    let is_there = |noted: &Noted| noted.memory.strong_count() > 0;
+    let addresses = addresses();
+    let found =
+        addresses.noted.range(..=address).rev().find(|(_, noted)| is_there(noted)).and_then(|(start, noted)| {
+            let memory = noted.memory.upgrade()?;
+            let offset = address - start;
+            let is_inside = offset.checked_add(length).is_some_and(|end| end <= noted.shape.bytes());
+            is_inside.then(|| (memory, noted.shape.clone(), noted.forks, offset))
+        });
+    drop(addresses); // before the memory is: dropping the last reference frees the array
     let (memory, shape, forks, offset) = found?;
     let is_frozen = memory.counted().is_some_and(crate::shared::Counted::is_frozen);
     (!is_frozen).then(|| (Attachment::again(memory, shape, forks), offset))

@@ -46,6 +46,8 @@ struct Content {
     description: Option<Description>,
     /// The value of `FORKS` when the memory was attached.
     forks: u32,
+    /// What can write without a lock, of an array that shows the same memory; a part has that of its array.
+    writers: Writers,
 }
 
 impl Attachment {
@@ -55,12 +57,22 @@ impl Attachment {
 
     /// With the description that the array had when it was attached.
     pub(crate) fn described(memory: Arc<dyn Memory>, shape: Shape, description: Option<Description>) -> Self {
-        Self(Mutex::new(Some(Content { memory, shape, part: None, description, forks: forks() })))
+        Self::of(memory, shape, description, forks(), Writers::default())
     }
 
     /// Of memory that an array of this process, or of the process that it was forked from, has attached.
     pub(crate) fn again(memory: Arc<dyn Memory>, shape: Shape, forks: u32) -> Self {
-        Self(Mutex::new(Some(Content { memory, shape, part: None, description: None, forks })))
+        Self::of(memory, shape, None, forks, Writers::default())
+    }
+
+    fn of(
+        memory: Arc<dyn Memory>,
+        shape: Shape,
+        description: Option<Description>,
+        forks: u32,
+        writers: Writers,
+    ) -> Self {
+        Self(Mutex::new(Some(Content { memory, shape, part: None, description, forks, writers })))
     }
 }
 
@@ -69,8 +81,6 @@ struct Part {
     window: Window,
     /// Whether the array's mapping is the private one of a frozen array.
     private: bool,
-    /// Those of the array, which is frozen with its parts.
-    writers: Writers,
 }
 
 /// An attached array. `ndshm.Array` derives from it.
@@ -271,13 +281,13 @@ impl RawArray {
     #[new]
     fn new(attachment: &Attachment) -> PyResult<Self> {
         let content = attachment.0.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let Content { memory, shape, part, description, forks } =
+        let Content { memory, shape, part, description, forks, writers } =
             content.ok_or_else(|| PyValueError::new_err("this attachment belongs to another array"))?;
         let (name, directory) = (memory.name().to_owned(), memory.directory().path().to_owned());
         let is_counted = memory.counted().is_some();
         let private = part.as_ref().is_some_and(|part| part.private);
         let attached = Mutex::new(Some(Attached { memory, forks, private }));
-        let (part, writers) = part.map_or_else(Default::default, |part| (Some(part.window), part.writers));
+        let part = part.map(|part| part.window);
         Ok(Self {
             attached,
             exported: Mutex::default(),
@@ -366,9 +376,8 @@ impl RawArray {
             return Err(named(py, "InvalidArgument", "the part is not inside of the array"));
         };
         let private = self.attached().as_ref().is_some_and(|attached| attached.private);
-        let part = Part { window, private, writers: self.writers() };
-        let content =
-            Content { memory, shape: self.shape.clone(), part: Some(part), description: None, forks: forks() };
+        let (part, writers) = (Some(Part { window, private }), self.writers());
+        let content = Content { memory, shape: self.shape.clone(), part, description: None, forks: forks(), writers };
         Ok(Attachment(Mutex::new(Some(content))))
     }
 
@@ -379,13 +388,20 @@ impl RawArray {
         addresses::note(&memory, &self.shape); // with its own type, before the bytes are exported
         let element = ElementType { dtype: DType::U8, is_bool: false };
         let shape = Shape { element, lengths: vec![self.shape.bytes()], order: Order::C };
-        Ok(Attachment::new(memory, shape))
+        Ok(Attachment::of(memory, shape, None, forks(), self.writers()))
+    }
+
+    /// Counts this attachment of a counted array out, and leaves its memory mapped: at the end of the process.
+    #[pyo3(name = "_count_out")]
+    fn count_out(&self, py: Python<'_>) -> PyResult<()> {
+        let Some(memory) = self.attached().as_ref().map(|attached| Arc::clone(&attached.memory)) else { return Ok(()) };
+        py.detach(|| memory.counted().map_or(Ok(()), Counted::count_out)).map_err(|error| exception(py, &error))
     }
 
     /// Returns the whole array, attached through the same mapping.
     #[pyo3(name = "_whole_again")]
     fn whole_again(&self, py: Python<'_>) -> PyResult<Attachment> {
-        Ok(Attachment::described(self.memory(py)?, self.shape.clone(), self.description.clone()))
+        Ok(Attachment::of(self.memory(py)?, self.shape.clone(), self.description.clone(), forks(), self.writers()))
     }
 
     /// Uses up a handle of this counted array, without attaching once more. Returns whether it was still good.

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use ndarray_shm::counted::{Handle, HandleOptions, SharingStrategy, give_up, inspect_in, on_no_space};
+use ndarray_shm::counted::{Handle, HandleOptions, Reclaim, SharingStrategy, give_up, inspect_in, on_no_space};
 use ndarray_shm::{DType, Directory, Error, Order, Result, default_backend};
 use pyo3::prelude::*;
 
@@ -87,7 +87,9 @@ fn current() -> &'static Page {
 /// Gives up pickles in a directory, of which so many bytes are missing. Returns whether any were freed.
 fn make_room(directory: &Directory, bytes: u64) -> bool {
     let page = current();
-    if page.with_shelf(Shelf::clear) {
+    // What killed processes have left is of no use to any process.
+    let reclaimed = Reclaim::new().run(directory).is_ok_and(|reclaimed| !reclaimed.removed.is_empty());
+    if page.with_shelf(Shelf::clear) || reclaimed {
         return true;
     }
     // The notes are not locked while arrays are looked at: if another thread pickles one of them again meanwhile, its handle counts as
@@ -129,11 +131,12 @@ impl Notes {
     fn issue(&mut self, array: &dyn Counted, reusable: bool, grace: Duration) -> Result<String> {
         let key = (array.id(), reusable);
         let before = self.current.get(&key).and_then(|number| self.issued.get(number));
-        let renewed = match before {
-            Some(issued) if array.renew(&issued.text.parse()?, grace) => self.current.remove(&key),
-            _ => None,
+        let is_renewed = match before {
+            Some(issued) => array.renew(&issued.text.parse()?, grace),
+            None => false,
         };
-        let before = renewed.and_then(|number| self.issued.remove(&number));
+        // One that cannot be renewed was used up, and protects nothing any more.
+        let before = self.current.remove(&key).and_then(|number| self.issued.remove(&number)).filter(|_| is_renewed);
         let options = HandleOptions::new().grace(grace);
         let text = match &before {
             Some(issued) => issued.text.clone(),

@@ -68,7 +68,7 @@ mod _core {
     #[pymodule_export]
     use super::render::{FreshClaim, RawBuffer, RawClaim, join_render, render};
     #[pymodule_export]
-    use super::shared::{Loan, expire, open_counted, receive, redeem, revoke, set_manager, share, strategies};
+    use super::shared::{Loan, expire, open_counted, prolong, receive, redeem, revoke, set_manager, share, strategies};
     #[pymodule_export]
     use super::signals::{acquire_for_fork, interrupt_again, note_interrupt};
     #[pymodule_export]

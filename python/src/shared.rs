@@ -32,6 +32,7 @@ pub(crate) trait Counted: Memory {
     fn issue(&self, options: HandleOptions) -> Result<Handle>;
     fn renew(&self, handle: &Handle, grace: Duration) -> bool;
     fn redeem(&self, handle: &Handle) -> bool;
+    fn count_out(&self) -> Result<()>;
     /// Makes the memory that of a new array. Returns `false` if it may have another user.
     fn recycle(&mut self) -> Result<bool>;
     fn freeze(&self) -> Result<()>;
@@ -153,6 +154,10 @@ impl<T: Element> Counted for RefcountedArray<T, IxDyn> {
 
     fn redeem(&self, handle: &Handle) -> bool {
         RefcountedArray::redeem(self, handle)
+    }
+
+    fn count_out(&self) -> Result<()> {
+        RefcountedArray::count_out(self)
     }
 
     fn recycle(&mut self) -> Result<bool> {
@@ -305,6 +310,13 @@ pub(crate) fn set_manager(path: Option<PathBuf>) {
 #[pyfunction]
 pub(crate) fn revoke(py: Python<'_>, handle: &str) -> PyResult<bool> {
     py.detach(|| handle.parse::<Handle>()?.revoke()).map_err(|error: Error| exception(py, &error))
+}
+
+/// Lets a handle protect its array for at least this time from now. Returns whether it was still good.
+#[pyfunction]
+pub(crate) fn prolong(py: Python<'_>, handle: &str, grace: f64) -> PyResult<bool> {
+    let grace = seconds(grace)?;
+    py.detach(|| handle.parse::<Handle>()?.prolong(grace)).map_err(|error: Error| exception(py, &error))
 }
 
 /// Uses up one use of a handle without attaching, and returns whether it was still good.

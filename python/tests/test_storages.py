@@ -137,6 +137,48 @@ def test_plain_array_that_lost_its_name_is_not_sent(name: str) -> None:
     ndshm.create(name, 100, "u1", replace=True)
     with pytest.raises(ndshm.Unlinked, match="clone"):
         through(storage)
+    ndshm.unlink(name)
+    with pytest.raises(ndshm.Unlinked, match="clone"):
+        through(storage)
+
+
+def test_array_is_found_where_freed_ones_began() -> None:
+    page = 4096
+    freed = [ndshm.share_zeros(16 * page, "u1") for _ in range(400)]
+    began = {np.asarray(array).ctypes.data for array in freed}
+    del freed
+    gc.collect()
+    array = ndshm.share_zeros(64 * page, "u1")
+    memory = np.asarray(array)
+    inside = [address - memory.ctypes.data for address in began if 0 < address - memory.ctypes.data < memory.nbytes]
+    assert inside, "the kernel maps where there was something before"
+    for offset in inside:
+        storage = storages.UntypedStorage(memory=memory[offset:])
+        assert (place := _storages.place_of(storage)) is not None and place.offset == offset
+
+
+def test_storage_of_a_part_is_that_of_the_whole_array() -> None:
+    array = ndshm.share(np.arange(24, dtype="f4").reshape(4, 6))
+    whole = _storages.storage_of(storages, array)
+    assert whole.nbytes() == 96 and _storages.storage_of(storages, array.part(np.s_[2:, ::2])) is whole
+
+
+def test_array_is_not_frozen_while_a_storage_can_write() -> None:
+    array = ndshm.share(np.zeros(100))
+    storage = _storages.storage_of(storages, array)
+    with pytest.raises(ndshm.InUse, match="can write"):
+        array.freeze()
+    del storage
+    gc.collect()
+    array.freeze()
+
+
+def test_first_storage_of_a_place_is_the_one_that_arrives_again() -> None:
+    array = ndshm.share(np.arange(200, dtype="u1"))
+    first, second = (storages.frombuffer(array, dtype="uint8", count=200).untyped_storage() for _ in range(2))
+    assert through(first) is first and through(second) is first
+    del second
+    assert through(first) is first
 
 
 def test_small_storages_share_an_array() -> None:
@@ -197,6 +239,46 @@ def test_message_that_fails_keeps_nothing() -> None:
         place = _storages.place_of(storage)
         assert place is not None and place.array.in_flight == 1, "that of the good message"
         assert pickle.loads(good) is storage and place.array.in_flight == 0
+
+
+def test_tensor_that_is_sent_again_and_again_leaves_no_notes() -> None:
+    storage = storages.of([1] * LARGE)
+    before = len(in_flight._notes.handles())
+    for _ in range(500):
+        through(storage)
+    assert len(in_flight._notes.handles()) <= before + 1
+
+
+def test_handle_lasts_longer_if_its_sender_lives_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NDSHM_PICKLE_GRACE", "1")
+    monkeypatch.setattr(_storages, "_unread", {})
+    kept, lost = (ForkingPickler.dumps(storages.of([1] * length)) for length in (LARGE, LARGE + 1))
+    monkeypatch.setenv("NDSHM_PICKLE_GRACE", "60")
+    _storages._unread.popitem()  # type: ignore[union-attr]
+    _storages.keep_unread()
+    time.sleep(1.2)
+    ndshm.gc()
+    assert pickle.loads(kept).nbytes() == LARGE
+    with pytest.raises(ndshm.HandleExpired):
+        pickle.loads(lost)
+    _storages.keep_unread()
+    assert not _storages._unread
+
+
+def test_process_that_ends_leaves_nothing(tmp_path: Path) -> None:
+    program = """
+        import os, sys
+        sys.path.insert(0, TESTS)
+        import storages
+        from ndshm.torch import _storages
+
+        storages.kept = [_storages.new(storages, length, is_overwritten=True) for length in (40, 1 << 20)]
+        _storages.end_process()
+        print(len(os.listdir("/dev/shm")), storages.kept[1].nbytes(), storages.kept[1].fill_(7), flush=True)
+        _storages.end_process()
+        os._exit(0)
+        """.replace("TESTS", repr(os.path.dirname(__file__)))
+    assert small_shm.run(program, tmp_path) == [f"0 {1 << 20} None"]
 
 
 # --- recycled memory
@@ -322,6 +404,12 @@ def test_rest_of_a_pipe_is_read_without_waiting() -> None:
     small = storages.of([2] * 40)
     for batch in ((0, {"x": storage, "y": [small]}), (1, storage)):
         writer.send_bytes(ForkingPickler.dumps(batch))
+    array = ndshm.share(np.zeros(10))
+    ndshm.multiprocessing.install(1, views=True)
+    for batch in (array, array.part(np.s_[1:]), np.asarray(array)[2:]):
+        writer.send_bytes(ForkingPickler.dumps(batch))
+    ndshm.multiprocessing.uninstall()
+    assert array.in_flight == 1
     writer.send_bytes(pickle.dumps(Unloadable()))
     place, slab = _storages.place_of(storage), _storages.place_of(small)
     assert place is not None and slab is not None and (place.array.in_flight, slab.array.in_flight) == (1, 1)
@@ -332,6 +420,7 @@ def test_rest_of_a_pipe_is_read_without_waiting() -> None:
     _loader._end(unread)
     assert time.monotonic() - begun < 5
     assert (place.array.in_flight, slab.array.in_flight) == (1, 0), "that of the last message keeps its time"
+    assert array.in_flight == 0
     in_flight.clear()
 
 
@@ -345,8 +434,10 @@ class Unloadable:
 def test_long_message_is_found_too() -> None:
     message = b"x" * 100
     parts = b"\0\0\0\3abc" + b"\xff\xff\xff\xff" + (100).to_bytes(8, "big") + message + b"\0\0\0\x09par"
-    assert list(_loader._messages(parts)) == [b"abc", message, b"par"]
+    assert list(_loader._messages(parts)) == [b"abc", message]
     assert list(_loader._messages(b"\xff\xff\xff\xff\0\0")) == [] == list(_loader._messages(b"\0\0"))
+    # An interrupt has read the beginning of the first message: what is left of it is no length.
+    assert list(_loader._messages(b"\xff\xff\xff\xfc" * 10)) == [] == list(_loader._messages(b"\x7f\0\0\0abc"))
 
 
 # --- errors in the thread of a Queue

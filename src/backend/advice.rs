@@ -50,7 +50,7 @@ pub(crate) fn advice(bound: Bound, place: Place, directory: &Path) -> Cow<'stati
             format!("the disk that has `{directory}` is full: free some of it, or choose a directory on another disk")
         }
         (Bound::MemoryFileSystem, Place::SharedMemory | Place::Nameless) => format!(
-            "unlink arrays that are no longer needed (`ndshm ls`), enlarge the mount (`mount -o remount,size=..`, \
+            "unlink arrays that are no longer needed (`ndshm ls`), remove what killed processes left (`ndshm gc`), enlarge the mount (`mount -o remount,size=..`, \
              `docker run --shm-size=..`, in Kubernetes an `emptyDir: {{medium: Memory}}` at /dev/shm), or {elsewhere}"
         ),
         (Bound::MemoryFileSystem, Place::Emulated | Place::Directory) => format!(

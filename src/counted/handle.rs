@@ -171,6 +171,32 @@ impl Handle {
         self.change_and_leave(|counts| counts.redeem(self.ticket))
     }
 
+    /// Lets the handle protect the array for at least `grace` from now, at most a week. A longer time stays. Its uses do not change.
+    ///
+    /// It is for a sender that lives on, and knows that its receivers take longer than it thought.
+    ///
+    /// Returns `false` if the handle was used up or revoked, if it has expired or is about to, or if the array was removed.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    ///
+    /// use ndarray_shm::counted::SharingStrategy;
+    /// use ndarray_shm::{CreateOptions, RefcountedArray};
+    ///
+    /// let array = CreateOptions::<RefcountedArray<u16, _>>::new().share(SharingStrategy::FileSystem, (2, 3))?;
+    /// let handle = array.handle()?;
+    /// assert!(handle.prolong(Duration::from_secs(600))?);
+    /// assert!(handle.redeem()? && !handle.prolong(Duration::from_secs(600))?);
+    /// # Ok::<(), ndarray_shm::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`PermissionDenied`](Error::PermissionDenied): this user may not open the file for writing.
+    pub fn prolong(&self, grace: Duration) -> Result<bool> {
+        self.change_and_leave(|counts| counts.prolong(self.ticket, grace, os::since_boot))
+    }
+
     /// Shortens the time for which the handle protects the array to `grace` from now. A shorter one stays. Its uses do not change.
     ///
     /// It is for a sender that ends, and had promised more time than its receivers still need. Use it with care: receivers that rely on the

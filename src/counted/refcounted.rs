@@ -393,6 +393,31 @@ impl<T: Element, D: Dimension> RefcountedArray<T, D> {
         self.memory.leased_descriptor()
     }
 
+    /// Counts this handle out and, if it was the last, removes the name, as dropping it does. The memory stays mapped as long as the handle
+    /// lives, for readers and writers that have it already; the array cannot be sent any more.
+    ///
+    /// For a process that is about to end without dropping its values, as by [`std::process::exit`]: what it has attached would stay until
+    /// another process reclaims it. Called twice, it does nothing the second time.
+    ///
+    /// ```
+    /// use ndarray_shm::counted::SharingStrategy;
+    /// use ndarray_shm::{CreateOptions, RefcountedArray};
+    ///
+    /// let array = CreateOptions::<RefcountedArray<u8, _>>::new().share(SharingStrategy::FileSystem, 100)?;
+    /// let name = array.name_if_published().clone();
+    /// array.count_out()?;
+    /// assert!(RefcountedArray::<u8, ndarray::Ix1>::open(name).is_err());
+    /// assert!(array.handle().is_err());
+    /// # Ok::<(), ndarray_shm::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Those of removing a name.
+    pub fn count_out(&self) -> Result<()> {
+        self.memory.count_out()
+    }
+
     /// Detaches, and reports errors. Dropping detaches too, and ignores them.
     ///
     /// # Errors

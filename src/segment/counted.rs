@@ -6,6 +6,7 @@
 //!   released and queried: the other processes may have been killed (reclaim.rs).
 
 use std::fs::File;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use super::attach::{Attach, Subject, attach, by_name};
@@ -34,7 +35,7 @@ pub(crate) struct CountedSegment {
     segment: Segment,
     home: Home,
     /// Whether this handle is in the count and must be subtracted.
-    counted: bool,
+    counted: AtomicBool,
     farewell: Option<Farewell>,
     /// Runs when everything above has been dropped.
     aftermath: Option<Aftermath>,
@@ -211,7 +212,7 @@ impl<R, F: Fn(&Trailer) -> Result<R>> Subject for Counted<F> {
         };
         let mut memory = CountedSegment::of(mapped, page, home, false, how.farewell);
         match memory.counts().acquire() {
-            Ok(()) => memory.counted = true,
+            Ok(()) => *memory.counted.get_mut() = true,
             Err(CountRefusal::Dead) if self.named && !trailer.is_original() => {
                 return Err(Error::NotFound { location: name.to_owned() });
             }
@@ -245,7 +246,8 @@ fn page_at(segment: &Segment) -> usize {
 
 impl CountedSegment {
     fn of(segment: Segment, page: Option<Mapping>, home: &Home, counted: bool, farewell: Option<Farewell>) -> Self {
-        Self { page, segment, home: home.clone(), counted, farewell, aftermath: None }
+        let (home, counted) = (home.clone(), AtomicBool::new(counted));
+        Self { page, segment, home, counted, farewell, aftermath: None }
     }
 
     /// Opens, leases, maps and counts the array of this name, if `read` accepts its trailer.
@@ -356,7 +358,8 @@ impl CountedSegment {
         if counts.state().is_named() && home.leads_to(id)? {
             return Ok(());
         }
-        let Some(kept) = self.segment.descriptor.as_ref().filter(|_| self.counted && !counts.state().is_dead()) else {
+        let Some(kept) = self.segment.descriptor.as_ref().filter(|_| self.is_counted() && !counts.state().is_dead())
+        else {
             return Err(unlinked(home));
         };
         let file = kept.file.try_clone().map_err(|error| Error::os("publish", &home.location, error))?;
@@ -406,6 +409,27 @@ impl CountedSegment {
         }
     }
 
+    fn is_counted(&self) -> bool {
+        self.counted.load(Ordering::Acquire)
+    }
+
+    /// Subtracts this handle from the count and, if it was the last, removes the name, as [`leave`](Self::leave) does. Memory and lease stay.
+    ///
+    /// Handles of killed processes that are still counted keep the name: while this process has the lease, nothing tells that they are dead.
+    pub(crate) fn count_out(&self) -> Result<()> {
+        if !self.segment.is_own_process() || !self.counted.swap(false, Ordering::AcqRel) {
+            return Ok(());
+        }
+        match (self.counts().release(os::since_boot()), self.farewell) {
+            (Left::Nothing, _) => {
+                self.home.backend.unlink_within(&self.home.location, Some(self.segment.id), DROP_WAIT)?;
+            }
+            (Left::InFlight, Some(farewell)) => farewell(&self.home, self.counts().in_flight(os::since_boot()).1),
+            _ => {}
+        }
+        Ok(())
+    }
+
     /// Subtracts this handle from the count and, if it was the last, removes the name.
     ///
     /// What remains is done when the segment is dropped, or by [`CountedSegment::close`].
@@ -414,11 +438,10 @@ impl CountedSegment {
         if !self.segment.is_own_process() {
             return Ok(());
         }
-        if !self.counted {
+        if !std::mem::take(self.counted.get_mut()) {
             self.segment.end_lease(); // it was refused, or has left already
             return Ok(());
         }
-        self.counted = false;
         let (id, now) = (self.segment.id, os::since_boot());
         let left = self.counts().release(now);
         os::step("leave: counted out");

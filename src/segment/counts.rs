@@ -273,6 +273,13 @@ pub(crate) fn dated(until: u64, now: Option<Duration>) -> Option<u64> {
     (until >> BOOT_SHIFT == NO_CLOCK && now.is_some()).then(|| deadline(now, LONGEST_GRACE))
 }
 
+/// Returns the later one of a deadline and that of a ticket which is valid for `grace` from `now`.
+fn later(until: u64, now: Option<Duration>, grace: Duration) -> u64 {
+    let new = deadline(now, grace);
+    // In a process that cannot tell the time both seem to protect for as long; the new one does so for certain.
+    if now.is_some() && remaining(until, now) >= remaining(new, now) { until } else { new }
+}
+
 impl<W: Word> TicketSlot<W> {
     /// Returns the deadline, after it was [dated](dated) if it was by an unknown clock.
     fn until(&self, now: Option<Duration>) -> u64 {
@@ -480,12 +487,7 @@ impl<W: Word, const SLOTS: usize> Counts<W, SLOTS> {
         if !added {
             return false;
         }
-        let later = |until, now| {
-            let new = deadline(now, grace);
-            // In a process that cannot tell the time both seem to protect for as long; the new one does so for certain.
-            if now.is_some() && remaining(until, now) >= remaining(new, now) { until } else { new }
-        };
-        let is_renewed = slot.defer(ticket, clock, later);
+        let is_renewed = slot.defer(ticket, clock, |until, now| later(until, now, grace));
         if !is_renewed && !ticket.is_many() {
             slot.use_once(ticket); // the one that was added
         }
@@ -500,6 +502,12 @@ impl<W: Word, const SLOTS: usize> Counts<W, SLOTS> {
             if now.is_none() || remaining(until, now) <= remaining(new, now) { until } else { new }
         };
         self.slot_of(ticket).is_some_and(|slot| slot.defer(ticket, clock, earlier))
+    }
+
+    /// Lets a ticket protect the array for at least `grace` from now. Its uses do not change. A later deadline stays. Returns `false` as
+    /// [`expire`](Self::expire) does. The caller is attached.
+    pub(crate) fn prolong(&self, ticket: Ticket, grace: Duration, clock: impl Fn() -> Option<Duration>) -> bool {
+        self.slot_of(ticket).is_some_and(|slot| slot.defer(ticket, clock, |until, now| later(until, now, grace)))
     }
 
     fn slot_of(&self, ticket: Ticket) -> Option<&TicketSlot<W>> {

@@ -36,7 +36,7 @@ def install(enabled: bool = True, *, recycle: int | str = "1GiB") -> None:
     - A process needs no file descriptor for a tensor that it keeps, so that it cannot run out of them, and there is no manager process.
     - A sender can end before its tensors are received. A message keeps them for ``NDSHM_PICKLE_GRACE`` seconds (600 by default), and those that
       a DataLoader has not read when it ends go at once.
-    - Killed processes leave nothing in /dev/shm that the manager, the next process that frees an array, or ``ndshm gc`` does not remove.
+    - What killed processes leave in /dev/shm is removed by the manager or by ``ndshm gc``.
     - Without room in /dev/shm there is a `NoSpace` error, in the process that waits for the message if the sender cannot raise it, and no bus
       error.
     - Workers of a DataLoader collate batches in memory that they use again.

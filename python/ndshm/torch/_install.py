@@ -11,7 +11,7 @@ import re
 import sys
 from typing import TYPE_CHECKING, Any
 
-from .. import _core, in_flight
+from .. import _libraries, in_flight
 from .._array import register_with_multiprocessing
 from .._errors import InvalidArgument, InvalidType, Unsupported
 from . import _loader, _queues, _storages, _tensors
@@ -33,6 +33,7 @@ _recycle: int | str = 0
 
 def install(enabled: bool, recycle: int | str) -> None:
     global _is_decided
+    _libraries.refuse_all_but_bool(enabled)
     if not enabled:
         _switch(None)
     else:
@@ -95,8 +96,7 @@ def most_recycled() -> int:
     """Return how many bytes a worker keeps: at most a quarter of the shared memory."""
     if not _is_installed:
         return 0
-    is_emulated, emulated = _core.emulation()
-    facts = os.statvfs(emulated if is_emulated else "/dev/shm")
+    facts = os.statvfs(_storages.shared_memory())
     return min(bytes_of(_recycle), facts.f_frsize * facts.f_blocks // 4)
 
 

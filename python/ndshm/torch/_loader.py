@@ -5,11 +5,14 @@ from __future__ import annotations
 import io
 import os
 import pickle
+import queue
 import struct
 import sys
+import threading
 import weakref
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, cast
+from multiprocessing import util
+from typing import TYPE_CHECKING, Any
 
 from .. import _core
 from .._errors import NdshmError
@@ -21,8 +24,9 @@ if TYPE_CHECKING:
 #: How long a worker that ends waits for its batches to be written, which the trainer reads in order to end their handles.
 _FEEDING = 2.0
 
-# Whether this process is a worker of a DataLoader.
+# Whether this process is a worker of a DataLoader, and what is still to be sent of its batches.
 _is_worker = False
+_batches: Any = None
 
 
 def is_worker() -> bool:
@@ -46,11 +50,11 @@ def is_collating(depth: int) -> bool:
 _stacking: Any = None
 
 
-def with_error(obj: Any, error: NdshmError) -> Any:
-    """Return what a worker sends in place of a batch that cannot be sent, or None if this is no batch."""
-    if not _is_worker or type(obj) is not tuple:
+def with_error(batches: Any, obj: Any, error: NdshmError) -> Any:
+    """Return what a worker sends in place of a batch that cannot be sent, or None if the messages of this queue are no batches."""
+    if not _is_worker or batches is not _batches or type(obj) is not tuple:
         return None
-    message = cast("tuple[Any, ...]", obj)
+    message = list[Any](obj)  # pyright: ignore[reportUnknownArgumentType]
     if len(message) != 2:
         return None
     worker = _torch("torch.utils.data").get_worker_info()
@@ -74,18 +78,28 @@ def patch() -> None:
 
     def new_shut_down(self: Any) -> None:
         """See torch.utils.data.dataloader._MultiProcessingDataLoaderIter."""
-        unread = None if self._shutdown else _unread(self)
+        draining = None if self._shutdown else _Draining(self)
         try:
             shut_down(self)
         finally:
-            _end(unread)
+            if draining is not None:
+                draining.end()
 
     loading.__init__, loading._shutdown_workers = new_begin, new_shut_down
 
-    from multiprocessing.util import Finalize
+    _ending.begin()
+    util.register_after_fork(_ending, _Ending.begin)
 
-    # After multiprocessing has ended and joined the workers. A forked child has its own exit, and the parent's iterators.
-    Finalize(None, _end_all, exitpriority=-100)
+
+class _Ending:
+    """Ends what was not read when the process ends, whether that is a child of multiprocessing or not."""
+
+    def begin(self) -> None:
+        # After multiprocessing has ended and joined the workers. Children forget what their parent has registered for its own end.
+        util.Finalize(None, _end_all, exitpriority=-100)
+
+
+_ending = _Ending()
 
 
 def worker_loop(*args: Any, **kwargs: Any) -> Any:
@@ -96,20 +110,43 @@ def worker_loop(*args: Any, **kwargs: Any) -> Any:
 
     worker = _torch("torch.utils.data._utils.worker")
 
-    global _is_worker
+    global _batches, _is_worker
     _is_worker = True
     # Under this name if the process has installed, as forked children have.
     loop = getattr(worker, "_ndshm_worker_loop", worker._worker_loop)
     given = inspect.signature(loop).bind(*args, **kwargs).arguments
-    queue, done = given["data_queue"], given["done_event"]
+    sending, done = given["data_queue"], given["done_event"]
+    _batches = sending._buffer
+    given["index_queue"] = _Indices(given["index_queue"])
     _storages.recycle(_install.most_recycled() // max(given["num_workers"], 1))
+    _storages.watch_unread()
     try:
-        return loop(*args, **kwargs)
+        return loop(**given)
     finally:
         _storages.end()
         # What is still to be sent is written, so that the trainer finds it: it knows of no other handles.
-        if done.is_set() and queue._thread is not None:
-            queue._thread.join(_FEEDING)
+        if done.is_set() and sending._thread is not None:
+            sending._thread.join(_FEEDING)
+
+
+class _Indices:
+    """The queue by which a worker gets indices. The worker asks again every few seconds."""
+
+    def __init__(self, indices: Any) -> None:
+        self.indices = indices
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.indices, name)
+
+    def get(self, *args: Any, **kwargs: Any) -> Any:
+        from . import _storages
+
+        try:
+            return self.indices.get(*args, **kwargs)
+        except queue.Empty:
+            # The trainer does something else, perhaps for long.
+            _storages.rest()
+            raise
 
 
 # Every iterator that loads by workers.
@@ -118,12 +155,48 @@ _loading: weakref.WeakSet[Any] = weakref.WeakSet()
 
 def _unread(loading: Any) -> int | None:
     """Return a descriptor of the pipe by which the workers send batches."""
-    if loading._ndshm_process != os.getpid():
-        return None  # a forked child has no say about its parent's batches
+    if getattr(loading, "_ndshm_process", None) != os.getpid():
+        return None  # a forked child has no say about its parent's batches; and one that began before `install` keeps their time
     try:
         return os.dup(loading._worker_result_queue._reader.fileno())
     except (AttributeError, OSError):  # it did not begin, has ended, or there is no descriptor left: the deadline ends the handles
         return None
+
+
+class _Draining:
+    """Reads what workers still send while the trainer waits for their end, since a worker cannot end that waits for room in the pipe.
+
+    It begins when torch tells the workers to end: by then torch's own thread, which pins memory, has stopped reading.
+    """
+
+    def __init__(self, loading: Any) -> None:
+        self.unread, self.parts, self.is_over = _unread(loading), list[bytes](), threading.Event()
+        self.thread = threading.Thread(target=self.run, name="ndshm-unread", daemon=True)
+        self.loading: Any = loading
+        self.event: Any = getattr(loading, "_workers_done_event", None)
+        if self.unread is not None and self.event is not None:
+            loading._workers_done_event = self  # for the one call of `set`
+
+    def set(self) -> None:
+        self.loading._workers_done_event = self.event
+        with suppress(RuntimeError):  # the interpreter is ending: what is in the pipe is read afterwards
+            self.thread.start()
+        self.event.set()
+
+    def run(self) -> None:
+        assert self.unread is not None
+        while not self.is_over.wait(0.005):
+            self.parts.append(_rest(self.unread))
+
+    def end(self) -> None:
+        """End the handles of what was read. The workers have ended."""
+        if self.event is not None:
+            self.loading._workers_done_event = self.event
+        self.loading = None
+        self.is_over.set()
+        if self.thread.ident is not None:
+            self.thread.join()
+        _end(self.unread, b"".join(self.parts))
 
 
 def _end_all() -> None:
@@ -132,12 +205,12 @@ def _end_all() -> None:
             _end(_unread(loading))
 
 
-def _end(unread: int | None) -> None:
-    """Read what workers have sent and no process will load, and end its handles. The workers have ended."""
+def _end(unread: int | None, before: bytes = b"") -> None:
+    """Read what workers have sent and no process will load, and end its handles. The workers have ended. `before` was read before."""
     if unread is None:
         return
     try:
-        for message in _messages(_rest(unread)):
+        for message in _messages(before + _rest(unread)):
             with suppress(Exception):  # a message that cannot be loaded keeps its handles to the deadline
                 _Discarding(io.BytesIO(message)).load()
     finally:
@@ -160,11 +233,15 @@ def _messages(rest: bytes) -> Iterator[bytes]:
     while at + 4 <= len(rest):
         (length,) = struct.unpack_from("!i", rest, at)
         at += 4
+        if length < -1:
+            return  # an interrupt has read a part of a message: what follows is the rest of it
         if length == -1:
             if at + 8 > len(rest):
                 return
             (length,) = struct.unpack_from("!Q", rest, at)
             at += 8
+        if at + length > len(rest):
+            return
         yield rest[at : at + length]
         at += length
 
@@ -198,9 +275,7 @@ class _Discarding(pickle.Unpickler):
     """Loads a message and makes none of its objects. The handles in it are used up."""
 
     def find_class(self, module: str, name: str) -> Any:
-        if module == "ndshm.torch._storages" and name == "receive" or module == "ndshm._array" and name == "_receive":
-            return _discard
-        return _Nothing
+        return _DISCARDED.get((module, name), _Nothing)
 
     def persistent_load(self, _: Any) -> Any:
         return _Nothing()
@@ -210,3 +285,24 @@ def _discard(handle: str, *_: Any) -> _Nothing:
     with suppress(NdshmError, OSError):
         _core.redeem(handle)
     return _Nothing()
+
+
+def _discard_part(attach: Any, arguments: Any, *_: Any) -> _Nothing:
+    attach(*arguments)
+    return _Nothing()
+
+
+def _discard_view(sent: Any, *_: Any) -> _Nothing:
+    attach, arguments = sent
+    attach(*arguments)
+    return _Nothing()
+
+
+# What is called in place of the functions that attach to the array of a handle.
+_DISCARDED = {
+    ("ndshm.torch._storages", "receive"): _discard,
+    ("ndshm._array", "_receive"): _discard,
+    ("ndshm._array", "_receive_part"): _discard_part,
+    ("ndshm.multiprocessing", "_receive"): _discard,
+    ("ndshm.multiprocessing", "_receive_view"): _discard_view,
+}

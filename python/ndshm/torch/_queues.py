@@ -36,6 +36,8 @@ class _Feeding(threading.local):
     """Whether this is the thread of a Queue, in which an error would be printed and lost."""
 
     loses_errors = False
+    # What is still to be sent in it.
+    buffer: Any = None
 
 
 _feeding = _Feeding()
@@ -65,7 +67,7 @@ def _patch_pickler() -> None:
         except NdshmError as error:
             if not _feeding.loses_errors:
                 raise
-            return dumps(cls, _loader.with_error(obj, error) or _Failed(error), *args, **kwargs)
+            return dumps(cls, _loader.with_error(_feeding.buffer, obj, error) or _Failed(error), *args, **kwargs)
 
     ForkingPickler.dump = new_dump  # type: ignore[method-assign]
     ForkingPickler.dumps = classmethod(new_dumps)  # type: ignore[assignment]
@@ -84,6 +86,7 @@ def _patch_queues() -> None:
     def new_feed(*args: Any, **kwargs: Any) -> None:
         """See multiprocessing.queues.Queue."""
         _feeding.loses_errors = Queue._on_queue_feeder_error in (*args, *kwargs.values())  # type: ignore[attr-defined]
+        _feeding.buffer = args[0] if args else None
         feed(*args, **kwargs)
 
     Queue._feed = staticmethod(new_feed)  # type: ignore[attr-defined]

@@ -6,16 +6,18 @@ torch sends dtypes, shapes and strides beside them.
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import weakref
+from contextlib import suppress
 from functools import partial
 from multiprocessing import util
 from typing import Any
 
 from .. import _array, _core, in_flight
 from .._array import Array
-from .._errors import HandleExpired, NotFound, Unlinked
+from .._errors import HandleExpired, NdshmError, NotFound, Unlinked
 from ..multiprocessing import _has_its_name
 
 #: Storages of at most so many bytes share an array: a mapping for each would cost more than its bytes, and a process has 65,530 of them.
@@ -86,12 +88,13 @@ def _forget(entry: _Entry) -> None:
         _by_place.pop(entry.place.key, None)
 
 
-def enter(storage: Any, place: Place) -> None:
-    """Note where a storage is, or is about to be."""
+def enter(storage: Any, place: Place, instead_of: Any = None) -> None:
+    """Note where a storage is, or is about to be. A place has one storage that arrives again: the first, as long as it lives."""
     entry = _Entry(storage, _forget)
     entry.cdata, entry.place = storage._cdata, place
     _by_cdata[entry.cdata] = entry
-    _by_place[place.key] = entry
+    if _known(place.key) in (None, instead_of):
+        _by_place[place.key] = entry
 
 
 def leave(storage: Any) -> None:
@@ -120,9 +123,10 @@ def place_of(storage: Any) -> Place | None:
 
 def storage_of(torch: Any, array: Array) -> Any:
     """Return the storage of a whole array. There is one in a process."""
+    length = math.prod(array._whole[0]) * array.itemsize
     with _lock:
-        known = _known((_identity(array), 0, array.nbytes))
-        return _map(torch, _bytes_of(Array(array._whole_again())), 0, array.nbytes) if known is None else known
+        known = _known((_identity(array), 0, length))
+        return _map(torch, _bytes_of(Array(array._whole_again())), 0, length) if known is None else known
 
 
 def _known(key: tuple[Any, int, int]) -> Any:
@@ -174,6 +178,20 @@ def recycle(most: int) -> None:
         in_flight._notes.clear_recycled()
 
 
+def _most_recycled() -> int:
+    """Return how much may be kept now: nothing if other processes have taken half of the memory, so that all of them can use the rest."""
+    if not _recycled:
+        return 0
+    facts = os.statvfs(shared_memory())
+    return _recycled if facts.f_bavail > facts.f_blocks // 2 else 0
+
+
+def shared_memory() -> str:
+    """Return the directory in which arrays are created."""
+    is_emulated, emulated = _core.emulation()
+    return os.fspath(emulated) if is_emulated else "/dev/shm"
+
+
 def new(torch: Any, length: int, *, is_overwritten: bool) -> Any:
     """Return a new storage in shared memory. Its bytes are zeros, unless the caller overwrites all of them."""
     global _slab
@@ -183,7 +201,7 @@ def new(torch: Any, length: int, *, is_overwritten: bool) -> Any:
                 _slab = _Slab()
                 offset = _slab.take(length) or 0
             return _map(torch, _slab.bytes, offset, length)
-        attachment, is_zeroed = in_flight._notes.share_bytes(length, _recycled)
+        attachment, is_zeroed = in_flight._notes.share_bytes(length, _most_recycled())
         storage = _map(torch, _bytes_of(Array(attachment)), 0, length)
     if not is_zeroed and not is_overwritten:
         storage.fill_(0)
@@ -199,7 +217,7 @@ def move(torch: Any, storage: Any) -> Place:
             target.copy_(storage)
             place = _by_cdata[target._cdata].place
             # Noted before it is moved: an exception in between, such as Ctrl-C, leaves an entry that does not count.
-            enter(storage, place)
+            enter(storage, place, instead_of=target)
             storage._swap_data_ptr_(target)
         return place
 
@@ -234,19 +252,53 @@ def end_message(around: list[tuple[Array, str]] | None, is_complete: bool) -> No
         array._redeem(handle)
 
 
+# In a worker of a DataLoader: the handles that it issued last, some of which the trainer may not have used yet.
+_unread: dict[str, None] | None = None
+_MOST_UNREAD = 1024
+
+
+def watch_unread() -> None:
+    """Note the handles that are issued from now on."""
+    global _unread
+    _unread = {}
+
+
+def keep_unread() -> None:
+    """Give the handles that were not used yet their whole time again: their sender lives, and their receiver may come back."""
+    for handle in list(_unread or ()):
+        with suppress(NdshmError, OSError):
+            if _core.prolong(handle, in_flight.grace()):
+                continue
+        with _lock:
+            if _unread is not None:
+                _unread.pop(handle, None)
+
+
 def reduce(place: Place) -> tuple[Any, ...]:
     """Return how a storage of this place is pickled, for one receiver."""
     array = place.array
     with _lock:
         if not array.is_counted:
-            if not _has_its_name(array):
-                raise Unlinked(f"`{array.name}` is another array by now, so this tensor of it cannot be sent: send a copy, tensor.clone()")
+            if not _leads_to(array):
+                raise Unlinked(f"the name `{array.name}` does not lead to this array any more: send a copy, tensor.clone()")
             _, arguments = array._sent(False)
             return receive_plain, (arguments, place.offset, place.length)
         handle = _array._handle(array, False)
         if _sent.handles is not None:
             _sent.handles.append((array, handle))
+        if _unread is not None:
+            _unread[handle] = None
+            if len(_unread) > _MOST_UNREAD:
+                _unread.pop(next(iter(_unread)))
         return receive, (handle, _array._machine(), array._dtype_code, place.offset, place.length)
+
+
+def _leads_to(array: Array) -> bool:
+    """Return whether a plain array still has its name."""
+    try:
+        return _has_its_name(array)
+    except FileNotFoundError:
+        return False
 
 
 def receive(handle: str, machine: str, dtype: str, offset: int, length: int) -> Any:
@@ -320,8 +372,23 @@ def _installed() -> Any:
     return _torch
 
 
+def rest() -> None:
+    """In a worker that waits for work: keep what the trainer has not read, and no memory beside."""
+    in_flight._notes.clear_recycled()
+    keep_unread()
+
+
+def end_process() -> None:
+    """At the end of the process: let go of everything. The interpreter frees few tensors, and in a child of multiprocessing none."""
+    end()
+    for entry in list(_by_cdata.values()):
+        with suppress(NdshmError, OSError):
+            if entry.place.array.is_counted:
+                entry.place.array._count_out()
+
+
 def end() -> None:
-    """At the end of the process: let go of memory that no tensor has. A child of multiprocessing ends without freeing its objects."""
+    """Let go of memory that no tensor has."""
     global _slab
     _slab = None
     _latest.clear()
@@ -330,8 +397,8 @@ def end() -> None:
 
 def _forked() -> None:
     """In a forked child: the parent goes on to fill its own slab, and to use its own memory again."""
-    global _recycled, _slab
-    _slab, _recycled = None, 0
+    global _recycled, _slab, _unread
+    _slab, _recycled, _unread = None, 0, None
     _latest.clear()
     _lock.release()
 
@@ -341,7 +408,7 @@ class _Ending:
 
     def begin(self) -> None:
         # Children forget what their parent has registered for its own end.
-        util.Finalize(None, end, exitpriority=-200)
+        util.Finalize(None, end_process, exitpriority=-200)
 
 
 _ending = _Ending()
