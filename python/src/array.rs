@@ -25,7 +25,7 @@ use crate::addresses;
 use crate::copying::Source;
 use crate::dlpack;
 use crate::errors::{exception, named};
-use crate::export::{self, Elements, Writers};
+use crate::export::{self, Elements, Writer, Writers};
 use crate::memory::{self, Creation, ElementType, Memory, Opening, Shape};
 use crate::part::Window;
 use crate::shared::{Counted, Loan};
@@ -48,6 +48,8 @@ struct Content {
     forks: u32,
     /// What can write without a lock, of an array that shows the same memory; a part has that of its array.
     writers: Writers,
+    /// Whether the new object counts as such as long as it lives.
+    is_writer: bool,
 }
 
 impl Attachment {
@@ -72,7 +74,8 @@ impl Attachment {
         forks: u32,
         writers: Writers,
     ) -> Self {
-        Self(Mutex::new(Some(Content { memory, shape, part: None, description, forks, writers })))
+        let is_writer = false;
+        Self(Mutex::new(Some(Content { memory, shape, part: None, description, forks, writers, is_writer })))
     }
 }
 
@@ -93,6 +96,8 @@ pub(crate) struct RawArray {
     exported: Mutex<Vec<Arc<dyn Memory>>>,
     /// What can write without a lock, by addresses that this object gave away.
     writers: Writers,
+    /// This object itself, if it counts as one of them.
+    _writer: Option<Writer>,
     /// The layout of the whole array.
     shape: Shape,
     /// The elements that this object shows, if it is a part of the array.
@@ -281,17 +286,18 @@ impl RawArray {
     #[new]
     fn new(attachment: &Attachment) -> PyResult<Self> {
         let content = attachment.0.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let Content { memory, shape, part, description, forks, writers } =
+        let Content { memory, shape, part, description, forks, writers, is_writer } =
             content.ok_or_else(|| PyValueError::new_err("this attachment belongs to another array"))?;
         let (name, directory) = (memory.name().to_owned(), memory.directory().path().to_owned());
         let is_counted = memory.counted().is_some();
         let private = part.as_ref().is_some_and(|part| part.private);
         let attached = Mutex::new(Some(Attached { memory, forks, private }));
-        let part = part.map(|part| part.window);
+        let (part, writer) = (part.map(|part| part.window), is_writer.then(|| writers.enter()));
         Ok(Self {
             attached,
             exported: Mutex::default(),
             writers,
+            _writer: writer,
             shape,
             part,
             name,
@@ -377,7 +383,8 @@ impl RawArray {
         };
         let private = self.attached().as_ref().is_some_and(|attached| attached.private);
         let (part, writers) = (Some(Part { window, private }), self.writers());
-        let content = Content { memory, shape: self.shape.clone(), part, description: None, forks: forks(), writers };
+        let (shape, forks, is_writer) = (self.shape.clone(), forks(), false);
+        let content = Content { memory, shape, part, description: None, forks, writers, is_writer };
         Ok(Attachment(Mutex::new(Some(content))))
     }
 
@@ -388,7 +395,10 @@ impl RawArray {
         addresses::note(&memory, &self.shape); // with its own type, before the bytes are exported
         let element = ElementType { dtype: DType::U8, is_bool: false };
         let shape = Shape { element, lengths: vec![self.shape.bytes()], order: Order::C };
-        Ok(Attachment::of(memory, shape, None, forks(), self.writers()))
+        // A library that keeps this object, and no buffer of it, may write at any time.
+        let (writers, is_writer) = (self.writers(), !memory.is_readonly());
+        let content = Content { memory, shape, part: None, description: None, forks: forks(), writers, is_writer };
+        Ok(Attachment(Mutex::new(Some(content))))
     }
 
     /// Counts this attachment of a counted array out, and leaves its memory mapped: at the end of the process.

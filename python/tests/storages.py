@@ -52,9 +52,14 @@ class UntypedStorage:
 
 
 def frombuffer(buffer: Any, *, dtype: Any, count: int, offset: int = 0) -> Any:
-    """Return what has a storage of some bytes of a buffer, which torch keeps as long as that storage."""
+    """Return what has a storage of some bytes of a buffer. As torch does, it keeps the object and its address, and releases the buffer."""
     assert dtype == uint8
-    storage = UntypedStorage(memory=np.frombuffer(buffer, "u1", count, offset))
+    with memoryview(buffer) as view:
+        address = ctypes.addressof(ctypes.c_ubyte.from_buffer(view)) + offset
+        assert offset + count <= view.nbytes
+    kept: Any = (ctypes.c_ubyte * count).from_address(address)
+    kept.keeps = buffer
+    storage = UntypedStorage(memory=np.frombuffer(kept, "u1"))
     return SimpleNamespace(untyped_storage=lambda: storage)
 
 
