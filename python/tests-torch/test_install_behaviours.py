@@ -704,3 +704,20 @@ def test_other_pickles_and_copies_share_nothing(travel: Travel, tmp_path: Path) 
     copies.append(torch.load(tmp_path / "x.pt"))
     x.fill_(2)
     assert all(tensor.tolist() == [1, 1, 1] and not tensor.is_shared() for tensor in copies)
+
+
+def test_sender_gives_private_memory_back() -> None:
+    """Small blocks that last pin large ones that are freed below them, so that glibc keeps those."""
+
+    def resident() -> int:
+        with open("/proc/self/statm", encoding="ascii") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    ndshm.torch.install()
+    before = resident()
+    for _ in range(1000):
+        tensor = torch.ones(1 << 18)
+        pickle.loads(ForkingPickler.dumps(tensor))
+    del tensor
+    ndshm.torch.install(False)
+    assert resident() - before < 400 << 20

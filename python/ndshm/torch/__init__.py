@@ -54,8 +54,9 @@ def install(enabled: bool = True, *, recycle: int | str = "1GiB") -> None:
     enabled
         False: from now on torch's own strategy moves tensors. Those that are arrays by now stay so.
     recycle
-        How many bytes each worker of a DataLoader keeps at most to use them again, as a number or with a unit such as ``"512MiB"``. Never more
-        than a quarter of the shared memory. 0 keeps nothing.
+        How many bytes the workers of a DataLoader together keep at most to use them again, as a number or with a unit such as ``"512MiB"``. Never
+        more than a quarter of the shared memory, and nothing new while less than half of it is free. Every other process keeps up to 16 MiB. 0 keeps
+        nothing.
 
     Raises
     ------

@@ -80,6 +80,8 @@ def _switch(recycle: int | str | None) -> None:
     _is_installed, _recycle = recycle is not None, recycle or 0
     if not _is_installed:
         _storages.end()
+    elif bytes_of(_recycle) and not _loader.is_worker():
+        _storages.recycle_little()
     torch = sys.modules.get("torch.multiprocessing")
     if torch is not None:
         # torch returns this very set.

@@ -18,6 +18,7 @@ from typing import Any
 from .. import _array, _core, in_flight
 from .._array import Array
 from .._errors import HandleExpired, NdshmError, NotFound, Unlinked
+from .._imports import importing
 from ..multiprocessing import _has_its_name
 
 #: Storages of at most so many bytes share an array: a mapping for each would cost more than its bytes, and a process has 65,530 of them.
@@ -166,8 +167,9 @@ class _Slab:
 
 
 _slab: _Slab | None = None
-# How many bytes this process keeps to use them again: 0, except in workers of a DataLoader.
+# How many bytes this process keeps to use them again: in workers of a DataLoader what `install` says, in every other process at most so much.
 _recycled = 0
+_RECYCLED_ANYWHERE = 16 << 20
 
 
 def recycle(most: int) -> None:
@@ -176,6 +178,11 @@ def recycle(most: int) -> None:
     _recycled = most
     if not most:
         in_flight._notes.clear_recycled()
+
+
+def recycle_little() -> None:
+    """Keep as much as any process may."""
+    recycle(_RECYCLED_ANYWHERE)
 
 
 def _most_recycled() -> int:
@@ -219,7 +226,32 @@ def move(torch: Any, storage: Any) -> Place:
             # Noted before it is moved: an exception in between, such as Ctrl-C, leaves an entry that does not count.
             enter(storage, place, instead_of=target)
             storage._swap_data_ptr_(target)
+            del target  # and with it the private memory
+            _freed(place.length)
         return place
+
+
+# How many bytes of private memory were freed since the allocator has last given memory back.
+_bytes_freed = 0
+_MOST_FREED = 256 << 20
+
+
+def _freed(length: int) -> None:
+    """Let the allocator give memory back to the system from time to time.
+
+    Blocks of up to 32 MiB lie between small ones, which note what is on its way, and glibc gives none back that has another above it: a sender
+    of a thousand tensors would keep the private memory of all of them.
+    """
+    global _bytes_freed
+    _bytes_freed += length
+    if _bytes_freed >= _MOST_FREED:
+        _bytes_freed = 0
+        with importing("ctypes"):
+            import ctypes
+
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # other C libraries have none
+        if trim is not None:
+            trim(0)
 
 
 class _Sent(threading.local):
@@ -398,7 +430,7 @@ def end() -> None:
 def _forked() -> None:
     """In a forked child: the parent goes on to fill its own slab, and to use its own memory again."""
     global _recycled, _slab, _unread
-    _slab, _recycled, _unread = None, 0, None
+    _slab, _recycled, _unread = None, min(_recycled, _RECYCLED_ANYWHERE), None
     _latest.clear()
     _lock.release()
 
