@@ -131,12 +131,15 @@ impl Notes {
     fn issue(&mut self, array: &dyn Counted, reusable: bool, grace: Duration) -> Result<String> {
         let key = (array.id(), reusable);
         let before = self.current.get(&key).and_then(|number| self.issued.get(number));
-        let is_renewed = match before {
-            Some(issued) => array.renew(&issued.text.parse()?, grace),
-            None => false,
-        };
-        // One that cannot be renewed was used up, and protects nothing any more.
-        let before = self.current.remove(&key).and_then(|number| self.issued.remove(&number)).filter(|_| is_renewed);
+        let (mut is_renewed, mut is_kept) = (false, false);
+        if let Some(issued) = before {
+            let handle: Handle = issued.text.parse()?;
+            is_renewed = array.renew(&handle, grace);
+            // One with all uses that a ticket can have cannot be renewed. One that was used up protects nothing, and is forgotten.
+            is_kept = !is_renewed && array.is_protected_by(&handle);
+        }
+        let before = self.current.remove(&key).filter(|_| !is_kept).and_then(|number| self.issued.remove(&number));
+        let before = before.filter(|_| is_renewed);
         let options = HandleOptions::new().grace(grace);
         let text = match &before {
             Some(issued) => issued.text.clone(),

@@ -31,6 +31,8 @@ pub(crate) trait Counted: Memory {
     /// Issues a handle. An array without a name gets its name first.
     fn issue(&self, options: HandleOptions) -> Result<Handle>;
     fn renew(&self, handle: &Handle, grace: Duration) -> bool;
+    /// Returns whether a handle of this array protects it.
+    fn is_protected_by(&self, handle: &Handle) -> bool;
     fn redeem(&self, handle: &Handle) -> bool;
     fn count_out(&self) -> Result<()>;
     /// Makes the memory that of a new array. Returns `false` if it may have another user.
@@ -150,6 +152,10 @@ impl<T: Element> Counted for RefcountedArray<T, IxDyn> {
 
     fn renew(&self, handle: &Handle, grace: Duration) -> bool {
         RefcountedArray::renew(self, handle, grace)
+    }
+
+    fn is_protected_by(&self, handle: &Handle) -> bool {
+        self.prolong(handle, Duration::ZERO)
     }
 
     fn redeem(&self, handle: &Handle) -> bool {

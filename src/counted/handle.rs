@@ -228,6 +228,11 @@ impl Handle {
         self.id == id && memory.counts().renew(self.ticket, grace, os::since_boot)
     }
 
+    /// Prolongs the handle through an attachment, if that is to the array with the handle's random number.
+    pub(super) fn prolong_with(&self, memory: &CountedSegment, id: u128, grace: Duration) -> bool {
+        self.id == id && memory.counts().prolong(self.ticket, grace, os::since_boot)
+    }
+
     /// Uses the handle through an attachment, if that is to the array with the handle's random number.
     pub(super) fn redeem_with(&self, memory: &CountedSegment, id: u128) -> bool {
         self.id == id && memory.counts().redeem(self.ticket)

@@ -257,6 +257,14 @@ impl<T: Element, D: Dimension> RefcountedArray<T, D> {
         handle.renew_with(&self.memory, self.id, grace)
     }
 
+    /// Prolongs a handle of this array, as [`Handle::prolong`] does, without attaching once more.
+    ///
+    /// Returns `false` if the handle is not one of this array, and as [`Handle::prolong`] does. With a `grace` of 0 it tells whether the handle
+    /// still protects the array, and changes nothing.
+    pub fn prolong(&self, handle: &Handle, grace: Duration) -> bool {
+        handle.prolong_with(&self.memory, self.id, grace)
+    }
+
     /// Uses up a handle of this array that has arrived, as [`Handle::attach`] does, without attaching once more.
     ///
     /// For a process that receives many handles of one array. Returns `false` if the handle was used or revoked, or is not one of this
