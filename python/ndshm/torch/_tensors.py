@@ -220,20 +220,10 @@ def _array_of(tensor: Any, dtype: str) -> Array | None:
     storage = tensor.untyped_storage()
     if tensor.storage_offset() != 0 or storage.nbytes() != tensor.numel() * tensor.element_size():
         return None
-    with importing("ndshm.torch._storages"):
-        from . import _storages
-
-    place = _storages.place_of(storage)
-    if place is not None:
-        array = Array(place.array._whole_again())
-        return array if array._dtype_code == dtype and _is_laid_out_as(array, tensor) else None
-    try:
-        number = storage._get_shared_fd()  # `_share_fd_cpu_` would move a private tensor to shared memory
-    except RuntimeError:
-        return None  # private, or shared by name
-    if number < 0:
+    found = _file_of(storage)
+    if found is None:
         return None
-    directory, name = os.path.split(os.readlink(f"/proc/self/fd/{number}"))
+    directory, name, identity = found
     try:
         try:
             opened = _core.open(name, lengths=tensor.shape, dtype=dtype, order=order, directory=directory, reinterpret=True)
@@ -242,12 +232,30 @@ def _array_of(tensor: Any, dtype: str) -> Array | None:
         array = Array(opened)
     except (InvalidArgument, Mismatch, NotAnArray, NotFound):
         return None  # the file is torch's own, or the name is gone, or it is an array of another dtype
-    facts = os.fstat(number)
     # A name can lead to another file by now.
-    if array._file_id == (facts.st_dev, facts.st_ino) and _is_laid_out_as(array, tensor):
+    if array._file_id == identity and _is_laid_out_as(array, tensor):
         return array
     array.close()
     return None
+
+
+def _file_of(storage: Any) -> tuple[str, str, tuple[int, int]] | None:
+    """Return the directory, the name and the identity of the file that a storage maps as a whole. Return None if there is none."""
+    try:
+        number = storage._get_shared_fd()  # `_share_fd_cpu_` would move a private tensor to shared memory
+    except RuntimeError:
+        number = -1  # private to torch, or shared by name
+    if number >= 0:
+        directory, name = os.path.split(os.readlink(f"/proc/self/fd/{number}"))
+        facts = os.fstat(number)
+        return directory, name, (facts.st_dev, facts.st_ino)
+    with importing("ndshm.torch._storages"):
+        from . import _storages
+
+    place = _storages.place_of(storage)
+    if place is None or place.length != math.prod(place.array._whole[0]) * place.array.itemsize:
+        return None
+    return os.fspath(place.array.directory), place.array.name, place.array._file_id
 
 
 def _is_laid_out_as(array: Array, tensor: Any) -> bool:
