@@ -82,6 +82,7 @@ pub const ROLES: &[&[(&str, Role)]] = &[
     counted_races::ROLES,
     counters::ROLES,
     races::ROLES,
+    recycled::ROLES,
     queues::ROLES,
     queue_kills::ROLES,
     queue_senders::ROLES,

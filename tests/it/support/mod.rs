@@ -78,7 +78,6 @@ impl Place {
     pub const RECYCLES: bool = cfg!(target_os = "linux");
 
     /// In a child: the place of the parent, which has this name.
-    #[cfg(all(target_os = "linux", feature = "channel"))]
     pub fn of_parent(name: &'static str) -> Self {
         Self { name, backend: backend_of_child(), emulate: true, _directory: None }
     }
