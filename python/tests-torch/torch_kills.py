@@ -265,7 +265,7 @@ def where(pid: int) -> tuple[str, bool]:
         return "it does not say", False
     innermost = re.findall(r"most recent call first\):\n  File \"([^\"]+)\", line (\d+)", text)
     waits_for_lock = any("wacquire" in linecache.getline(path, int(line)) for path, line in innermost)
-    waits_for_work = re.search(r"queues\.py\", line \d+ in get\n  File [^\n]*worker\.py\", line \d+ in _worker_loop\n", text) is not None
+    waits_for_work = re.search(r"queues\.py\", line \d+ in get\n(  File [^\n]*_loader\.py\", line \d+ in get\n)?  File [^\n]*worker\.py\", line \d+ in _worker_loop\n", text) is not None
     return text, waits_for_lock or (waits_for_work and is_orphan)
 
 

@@ -456,9 +456,8 @@ def put_too_much(queue: Any, count: int) -> None:
 
 @pytest.mark.parametrize("kind", ["Queue", "JoinableQueue"])
 @pytest.mark.parametrize("size", [0, 1])
-def test_error_in_the_thread_of_a_queue_is_raised_in_the_receiver(kind: str, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_in_the_thread_of_a_queue_is_raised_in_the_receiver(kind: str, size: int) -> None:
     queue: Any = getattr(multiprocessing.get_context("fork"), kind)(size)
-    # In place of a full /dev/shm: more than any has.
     process = multiprocessing.get_context("fork").Process(target=put_failing, args=(queue,))
     process.start()
     with pytest.raises(ndshm.NoSpace, match=rf"too little.*\(process {process.pid} could not send"):

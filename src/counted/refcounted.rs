@@ -290,7 +290,7 @@ impl<T: Element, D: Dimension> RefcountedArray<T, D> {
     ///
     /// Returns `false`, and changes nothing, unless this is certainly the only user of the array: no other handle is attached in any
     /// process, none is in flight, and this process has not forked since it attached (a child may still read). Also if the array is nameless,
-    /// frozen or [kept](Self::keep), keeps no descriptor ([`CreateOptions::keep_fd`](crate::CreateOptions::keep_fd)), or if the platform cannot
+    /// frozen or [kept](Self::keep), keeps no descriptor ([`CreateOptions::keep_fd`](crate::CreateOptions::keep_fd)), was [counted out](Self::count_out), or if the platform cannot
     /// prove that it is alone (all but Linux).
     ///
     /// A descriptor of the array that is on its way over a channel leads to the new array.

@@ -409,7 +409,8 @@ impl CountedSegment {
         }
     }
 
-    fn is_counted(&self) -> bool {
+    /// Returns whether this handle is in the count: it has neither left nor been [counted out](Self::count_out).
+    pub(super) fn is_counted(&self) -> bool {
         self.counted.load(Ordering::Acquire)
     }
 

@@ -25,7 +25,7 @@ impl CountedSegment {
         let segment = self.segment();
         let Some(kept) = segment.descriptor.as_ref().filter(|_| is_possible()) else { return Ok(false) };
         let is_unforked = segment.is_own_process() && segment.forks.is_some() && segment.forks == os::forks();
-        if !is_unforked || segment.access != Access::ReadWrite || !self.is_unclaimed()? {
+        if !is_unforked || !self.is_counted() || segment.access != Access::ReadWrite || !self.is_unclaimed()? {
             return Ok(false);
         }
         let (name, file) = (&self.home().location, &kept.file);

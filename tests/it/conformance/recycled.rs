@@ -173,6 +173,15 @@ mod bodies {
         array.freeze().unwrap();
         assert!(!array.recycle().unwrap(), "frozen");
         drop(array);
+        let mut array = create(place, &name);
+        let mut other = Holder::with(place, &name, "open");
+        other.0.kill();
+        array.count_out().unwrap();
+        assert!(!array.recycle().unwrap(), "counted out, beside the handle of a killed process");
+        place.reclaim();
+        assert!(place.path(&name).exists(), "this process has its lease");
+        drop(other);
+        drop(array);
         if SharingStrategy::FileDescriptor.is_supported() {
             let options = place.counted::<u32, Ix1>().keep_fd(true);
             let mut nameless = options.share(SharingStrategy::FileDescriptor, 4).unwrap();
