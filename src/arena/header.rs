@@ -228,7 +228,7 @@ impl ArenaHeader {
 
     /// Waits until the deadline for a lock that members hold only for moments.
     pub(super) fn turn(&self, range: LockRange, until: Deadline) -> Result<Turn> {
-        self.segment()?.turn(range, until, &self.home)
+        self.segment()?.turn(range, until)
     }
 
     /// Returns `count` values of a type that consists of atomics, `at` bytes from the beginning; empty if they are not all mapped.

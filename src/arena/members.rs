@@ -72,7 +72,7 @@ impl ArenaHeader {
     fn try_seats(&mut self, until: Deadline) -> Result<Option<u32>> {
         // While another thread forks, the child may get a copy of the file description that is opened now: retry later.
         let Some(forks) = os::forks() else { return Ok(None) };
-        let mut mark = self.segment()?.mark(&self.home)?;
+        let mut mark = self.segment()?.mark()?;
         // Free seats first: reclaiming a dead member takes longer.
         let free = (0..SEATS).filter(|seat| !self.is_taken(*seat));
         for seat in free.chain(0..SEATS) {
@@ -108,7 +108,7 @@ impl ArenaHeader {
 
     /// Asks the kernel whether the process that took the seat is alive.
     pub(crate) fn is_alive(&self, seat: u32) -> Result<bool> {
-        Ok(seat == self.seat || self.segment()?.is_range_locked(lock_space::seat(seat), &self.home)?)
+        Ok(seat == self.seat || self.segment()?.is_range_locked(lock_space::seat(seat))?)
     }
 
     /// Returns the number of the process in a seat, only for display.

@@ -1,6 +1,6 @@
 //! The methods that all attached arrays share, plain and counted ones: layout, guards and views.
 
-/// Generates these methods for an array type with `segment()`, `home()`, `hold(..)`, `read_only()` and a field `layout`.
+/// Generates these methods for an array type with `segment()`, `hold(..)`, `read_only()` and a field `layout`.
 macro_rules! guarded {
     ($name:ident) => {
         const _: () = {
@@ -51,7 +51,7 @@ macro_rules! guarded {
                 ///
                 /// Other programs map `array.backend().path().join(location.as_str())`, where `location` is the array's location.
                 pub fn backend(&self) -> &Directory {
-                    &self.home().backend
+                    &self.segment().home().backend
                 }
 
                 /// Returns the identity of the array's file, to compare with that of an open file.
@@ -78,7 +78,7 @@ macro_rules! guarded {
                 ///
                 /// [`Unlinked`](Error::Unlinked): the name was removed, so the file cannot be queried.
                 pub fn is_sparse(&self) -> Result<bool> {
-                    self.segment().is_sparse(self.home())
+                    self.segment().is_sparse()
                 }
 
                 /// Returns on what kind of pages the elements are, as the kernel reports it: whether the requested
@@ -92,7 +92,7 @@ macro_rules! guarded {
                 ///
                 /// [`Os`](Error::Os): /proc is not mounted.
                 pub fn pages(&self) -> Result<PageUse> {
-                    self.segment().pages(self.home().location.as_str())
+                    self.segment().pages(self.segment().location().as_str())
                 }
 
                 /// Waits for read access.
@@ -191,7 +191,7 @@ macro_rules! guarded {
                 ) -> Result<ArrayLock> {
                     let kind = if access == Access::ReadWrite { LockKind::Exclusive } else { LockKind::Shared };
                     if limit.is_none() {
-                        self.segment().refuse_deadlock(self.home(), kind, ALL_CELLS)?;
+                        self.segment().refuse_deadlock(kind, ALL_CELLS)?;
                     }
                     let (keep_waiting, gave_up) = (RefCell::new(keep_waiting), Cell::new(false));
                     let ask = || {
@@ -266,7 +266,7 @@ macro_rules! guarded {
                 ///
                 /// [`PermissionDenied`](Error::PermissionDenied).
                 pub fn unlink(&self) -> Result<bool> {
-                    self.home().unlink(self.segment().id())
+                    self.segment().home().unlink(self.segment().id())
                 }
             }
         };

@@ -8,7 +8,7 @@ use super::layout::{Layout, Order};
 use super::{Element, SealableDraft, SharedArray, description, view};
 use crate::backend::{Directory, DraftOptions, IntoLocation, Location, PageUse, Publish, default_backend};
 use crate::error::{IntoError, Result};
-use crate::segment::{DraftSegment, Home};
+use crate::segment::DraftSegment;
 
 /// Stands for the name in errors about arrays without one.
 pub(crate) const NAMELESS: &str = "(nameless)";
@@ -89,7 +89,7 @@ impl<T: Element, D: Dimension> Draft<T, D> {
     ///
     /// [`Os`](crate::Error::Os): /proc is not mounted.
     pub fn pages(&self) -> Result<PageUse> {
-        self.memory.segment().pages(NAMELESS)
+        self.memory.mapped().pages(NAMELESS)
     }
 
     /// Returns a view of the elements.
@@ -99,10 +99,10 @@ impl<T: Element, D: Dimension> Draft<T, D> {
     /// Panics in a forked child: the draft belongs to its parent.
     #[allow(unsafe_code)]
     pub fn view(&self) -> ArrayView<'_, T, D> {
-        view::require_creator(self.memory.segment());
+        view::require_creator(self.memory.mapped());
         // SAFETY: no other process can reach a file without a name, nor recycled memory while this process holds the write locks on its
         // leases and cells (segment/recycle.rs). Within this process, the borrow of `self` excludes writers.
-        unsafe { view::shared(self.memory.segment(), &self.layout) }
+        unsafe { view::shared(self.memory.mapped(), &self.layout) }
     }
 
     /// Returns a mutable view of the elements.
@@ -112,10 +112,10 @@ impl<T: Element, D: Dimension> Draft<T, D> {
     /// Panics in a forked child: the draft belongs to its parent.
     #[allow(unsafe_code)]
     pub fn view_mut(&mut self) -> ArrayViewMut<'_, T, D> {
-        view::require_creator(self.memory.segment());
+        view::require_creator(self.memory.mapped());
         // SAFETY: no other process can reach a file without a name, nor recycled memory while this process holds the write locks on its
         // leases and cells (segment/recycle.rs). Within this process, `&mut self` excludes every other access.
-        let view = unsafe { view::exclusive(self.memory.segment(), &self.layout) };
+        let view = unsafe { view::exclusive(self.memory.mapped(), &self.layout) };
         view.expect("a draft is mapped for writing")
     }
 
@@ -128,7 +128,7 @@ impl<T: Element, D: Dimension> Draft<T, D> {
     /// - [`InvalidLocation`](crate::Error::InvalidLocation), [`Reserved`](crate::Error::Reserved): the location is not a valid name.
     pub fn publish(self, location: impl IntoLocation) -> Result<SharedArray<T, D>, IntoError<Self>> {
         match location.into_location() {
-            Ok(location) => self.publish_as(location, Publish::New),
+            Ok(location) => self.publish_as(&location, Publish::New),
             Err(error) => Err(IntoError::new(error, self)),
         }
     }
@@ -155,12 +155,11 @@ impl<T: Element, D: Dimension> Draft<T, D> {
         self.description = text;
     }
 
-    pub(crate) fn publish_as(self, location: Location, mode: Publish) -> Result<SharedArray<T, D>, IntoError<Self>> {
+    pub(crate) fn publish_as(self, location: &Location, mode: Publish) -> Result<SharedArray<T, D>, IntoError<Self>> {
         let Self { memory, layout, keep_descriptor, description, elements } = self;
-        let backend = memory.backend().clone();
         let text = description.clone().unwrap_or_else(|| description::text_of::<T, D>(&layout));
-        match memory.publish(&location, mode, keep_descriptor, Some(text.as_bytes())) {
-            Ok(segment) => Ok(SharedArray::of(segment, Home { backend, location }, layout)),
+        match memory.publish(location, mode, keep_descriptor, Some(text.as_bytes())) {
+            Ok(segment) => Ok(SharedArray::of(segment, layout)),
             Err((error, memory)) => {
                 Err(IntoError::new(error, Self { memory, layout, keep_descriptor, description, elements }))
             }

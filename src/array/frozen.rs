@@ -17,7 +17,7 @@ use crate::backend::{self, PageUse, Pages};
 use crate::backoff::Backoff;
 use crate::error::{Error, Result};
 use crate::os;
-use crate::segment::Segment;
+use crate::segment::Mapped;
 
 /// How long sealing waits for a writable mapping that is about to disappear.
 const SEAL_WAIT: Duration = Duration::from_secs(5);
@@ -28,7 +28,7 @@ const SEAL_WAIT: Duration = Duration::from_secs(5);
 /// descriptor. If it is dropped, or its process killed, nothing is left behind.
 #[derive(Debug)]
 pub struct SealableDraft<T, D> {
-    segment: Segment,
+    mapped: Mapped,
     file: File,
     layout: Layout<D>,
     elements: PhantomData<T>,
@@ -72,8 +72,8 @@ impl<T: Element, D: Dimension> SealableDraft<T, D> {
                 Error::os("reserve memory", NAMELESS, error)
             }
         })?;
-        let segment = Segment::of_draft(&file, needed, NAMELESS)?;
-        Ok(Self { segment, file, layout, elements: PhantomData })
+        let mapped = Mapped::of_draft(&file, needed, NAMELESS)?;
+        Ok(Self { mapped, file, layout, elements: PhantomData })
     }
 
     /// Returns a view of the elements.
@@ -83,9 +83,9 @@ impl<T: Element, D: Dimension> SealableDraft<T, D> {
     /// Panics in a forked child: the draft belongs to its parent.
     #[allow(unsafe_code)]
     pub fn view(&self) -> ArrayView<'_, T, D> {
-        view::require_creator(&self.segment);
+        view::require_creator(&self.mapped);
         // SAFETY: no other process holds this descriptor. Within this process, the borrow of `self` excludes writers.
-        unsafe { view::shared(&self.segment, &self.layout) }
+        unsafe { view::shared(&self.mapped, &self.layout) }
     }
 
     /// Returns a mutable view of the elements.
@@ -95,9 +95,9 @@ impl<T: Element, D: Dimension> SealableDraft<T, D> {
     /// Panics in a forked child: the draft belongs to its parent.
     #[allow(unsafe_code)]
     pub fn view_mut(&mut self) -> ArrayViewMut<'_, T, D> {
-        view::require_creator(&self.segment);
+        view::require_creator(&self.mapped);
         // SAFETY: no other process holds this descriptor. Within this process, `&mut self` excludes every other access.
-        let view = unsafe { view::exclusive(&self.segment, &self.layout) };
+        let view = unsafe { view::exclusive(&self.mapped, &self.layout) };
         view.expect("a draft is mapped for writing")
     }
 
@@ -107,7 +107,7 @@ impl<T: Element, D: Dimension> SealableDraft<T, D> {
     ///
     /// [`Os`](Error::Os): /proc is not mounted.
     pub fn pages(&self) -> Result<PageUse> {
-        self.segment.pages(NAMELESS)
+        self.mapped.pages(NAMELESS)
     }
 
     /// Seals the array: from then on no process, this one included, can change it.
@@ -117,8 +117,8 @@ impl<T: Element, D: Dimension> SealableDraft<T, D> {
     /// [`Os`](Error::Os): the kernel refused for 5 seconds, because a debugger or another process maps the memory for writing
     /// through /proc. The array is lost.
     pub fn freeze(self) -> Result<FrozenArray<T, D>> {
-        let Self { segment, file, layout, .. } = self;
-        drop(segment); // the kernel refuses to seal memory that is mapped for writing
+        let Self { mapped, file, layout, .. } = self;
+        drop(mapped); // the kernel refuses to seal memory that is mapped for writing
         // If another thread is spawning a process, the child keeps a copy of the mapping until it calls exec. So retry.
         let mut backoff = Backoff::new(SEAL_WAIT);
         while let Err(error) = os::seal(&file) {
@@ -155,12 +155,12 @@ pub struct FrozenArray<T: Element, D: Dimension> {
     frozen: Arc<Frozen<T, D>>,
 }
 
-/// The view is valid only as long as the segment beside it, whatever its lifetime says, and is never handed out with that lifetime.
+/// The view is valid only as long as the mapping beside it, whatever its lifetime says, and is never handed out with that lifetime.
 struct Frozen<T: Element, D: Dimension> {
     view: ArrayView<'static, T, D>,
     layout: Layout<D>,
     file: Option<File>,
-    segment: Segment,
+    mapped: Mapped,
 }
 
 impl<T: Element, D: Dimension> FrozenArray<T, D> {
@@ -213,13 +213,13 @@ impl<T: Element, D: Dimension> FrozenArray<T, D> {
         if found != expected {
             return Err(Error::SizeMismatch { location, expected, found, description: None });
         }
-        let segment = Segment::of_sealed(&file, found, NAMELESS)?;
+        let mapped = Mapped::of_sealed(&file, found, NAMELESS)?;
         // SAFETY: the memory is sealed: the kernel lets no process change the bytes or their number.
-        let view = unsafe { view::shared::<T, D>(&segment, &layout) };
-        // SAFETY: the mapping does not move with `segment` and lives as long as the value that is built here. No view with this
+        let view = unsafe { view::shared::<T, D>(&mapped, &layout) };
+        // SAFETY: the mapping does not move with `mapped` and lives as long as the value that is built here. No view with this
         // lifetime is handed out.
         let view = unsafe { view.raw_view().deref_into_view() };
-        Ok(Self { frozen: Arc::new(Frozen { view, layout, file: Some(file), segment }) })
+        Ok(Self { frozen: Arc::new(Frozen { view, layout, file: Some(file), mapped }) })
     }
 
     /// Returns a view of the elements. No lock is needed.
@@ -233,7 +233,7 @@ impl<T: Element, D: Dimension> FrozenArray<T, D> {
     ///
     /// [`Os`](Error::Os): /proc is not mounted.
     pub fn pages(&self) -> Result<PageUse> {
-        self.frozen.segment.pages(NAMELESS)
+        self.frozen.mapped.pages(NAMELESS)
     }
 
     /// Returns the order of the axes in memory.

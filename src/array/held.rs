@@ -47,7 +47,6 @@ macro_rules! held {
         #[derive(Debug)]
         pub struct $name<T, D> {
             memory: HeldSegment,
-            location: Location,
             layout: Layout<D>,
             elements: PhantomData<T>,
         }
@@ -73,8 +72,8 @@ macro_rules! held {
                 AttachOptions::<Self>::new().open_dyn(location)
             }
 
-            pub(crate) fn of(memory: impl Into<HeldSegment>, location: Location, layout: Layout<D>) -> Self {
-                Self { memory: memory.into(), location, layout, elements: PhantomData }
+            pub(crate) fn of(memory: impl Into<HeldSegment>, layout: Layout<D>) -> Self {
+                Self { memory: memory.into(), layout, elements: PhantomData }
             }
 
             /// Returns a view of the elements.
@@ -97,7 +96,7 @@ macro_rules! held {
 
             /// Returns the name under which the array was attached.
             pub fn location(&self) -> &Location {
-                &self.location
+                self.memory.segment().location()
             }
         }
 
@@ -125,8 +124,8 @@ macro_rules! held {
             /// As [`SharedArray::open`](super::SharedArray::open), and [`WouldDeadlock`](crate::Error::WouldDeadlock); with a
             /// [`timeout`](Self::timeout) also [`TimedOut`](crate::Error::TimedOut) or [`WouldBlock`](crate::Error::WouldBlock).
             pub fn open(&self, location: impl IntoLocation, shape: impl ShapeBuilder<Dim = D>) -> Result<$name<T, D>> {
-                let (segment, home, layout) = self.plain::<T, D>(location, shape)?;
-                Ok($name::of(segment, home.location, layout))
+                let (segment, layout) = self.plain::<T, D>(location, shape)?;
+                Ok($name::of(segment, layout))
             }
 
             /// Attaches to a plain array, with the shape and order of its description. Waits until the lock is free.
@@ -135,8 +134,8 @@ macro_rules! held {
             ///
             /// As [`open`](Self::open) and [`SharedArray::open_dyn`](super::SharedArray::open_dyn).
             pub fn open_dyn(&self, location: impl IntoLocation) -> Result<$name<T, D>> {
-                let (segment, home, layout) = self.plain_dyn::<T, D>(location)?;
-                Ok($name::of(segment, home.location, layout))
+                let (segment, layout) = self.plain_dyn::<T, D>(location)?;
+                Ok($name::of(segment, layout))
             }
         }
     };

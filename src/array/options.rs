@@ -239,11 +239,11 @@ impl<T: Element, D: Dimension> Creatable for SharedArray<T, D> {
     fn open_same(home: &Home, layout: &Layout<D>, how: Attach) -> Result<Self> {
         let check = |length, text: Option<&[u8]>| description::check::<T, D>(layout, length, text, &home.location);
         let (segment, ()) = Segment::attach_described(home, how, check)?;
-        Ok(Self::of(segment, home.clone(), layout.clone()))
+        Ok(Self::of(segment, layout.clone()))
     }
 
     fn publish(draft: Draft<T, D>, home: &Home, mode: Publish) -> Result<Self, IntoError<Draft<T, D>>> {
-        draft.publish_as(home.location.clone(), mode)
+        draft.publish_as(&home.location, mode)
     }
 }
 
@@ -328,7 +328,7 @@ impl<A: Attachable> AttachOptions<A> {
         &self,
         location: impl IntoLocation,
         shape: impl ShapeBuilder<Dim = D>,
-    ) -> Result<(Segment, Home, Layout<D>)> {
+    ) -> Result<(Segment, Layout<D>)> {
         let home = Home::new(self.backend.as_ref(), location)?;
         let layout = Layout::new::<T>(shape, home.location.as_str())?;
         let check = |length, text: Option<&[u8]>| {
@@ -336,18 +336,18 @@ impl<A: Attachable> AttachOptions<A> {
             description::check::<T, D>(&layout, length, text, &home.location)
         };
         let (segment, ()) = Segment::attach_described(&home, self.how, check)?;
-        Ok((segment, home, layout))
+        Ok((segment, layout))
     }
 
     /// Attaches a plain array with the shape and order of its description.
     pub(crate) fn plain_dyn<T: Element, D: Dimension>(
         &self,
         location: impl IntoLocation,
-    ) -> Result<(Segment, Home, Layout<D>)> {
+    ) -> Result<(Segment, Layout<D>)> {
         let home = Home::new(self.backend.as_ref(), location)?;
         let check = |length, text: Option<&[u8]>| description::layout_of::<T, D>(length, text, &home.location);
         let (segment, layout) = Segment::attach_described(&home, self.how, check)?;
-        Ok((segment, home, layout))
+        Ok((segment, layout))
     }
 }
 
@@ -389,8 +389,8 @@ impl<T: Element, D: Dimension> AttachOptions<SharedArray<T, D>> {
     ///
     /// As [`SharedArray::open`].
     pub fn open(&self, location: impl IntoLocation, shape: impl ShapeBuilder<Dim = D>) -> Result<SharedArray<T, D>> {
-        let (segment, home, layout) = self.plain::<T, D>(location, shape)?;
-        Ok(SharedArray::of(segment, home, layout))
+        let (segment, layout) = self.plain::<T, D>(location, shape)?;
+        Ok(SharedArray::of(segment, layout))
     }
 
     /// Attaches to the array of this name, with the shape and order of its description.
@@ -399,8 +399,8 @@ impl<T: Element, D: Dimension> AttachOptions<SharedArray<T, D>> {
     ///
     /// As [`SharedArray::open_dyn`].
     pub fn open_dyn(&self, location: impl IntoLocation) -> Result<SharedArray<T, D>> {
-        let (segment, home, layout) = self.plain_dyn::<T, D>(location)?;
-        Ok(SharedArray::of(segment, home, layout))
+        let (segment, layout) = self.plain_dyn::<T, D>(location)?;
+        Ok(SharedArray::of(segment, layout))
     }
 }
 
@@ -433,6 +433,6 @@ impl AttachOptions<SharedArray<u8, Ix1>> {
             Ok((layout, text.and_then(Description::parse).filter(|found| found.bytes() == length)))
         };
         let (segment, (layout, description)) = Segment::attach_described(&home, self.how, check)?;
-        Ok((SharedArray::of(segment, home, layout), description))
+        Ok((SharedArray::of(segment, layout), description))
     }
 }

@@ -13,7 +13,7 @@ use crate::backend::{Access, IntoLocation, Location};
 use crate::error::{Error, Result};
 use crate::os::{LockKind, LockRange};
 use crate::segment::locks::{Hold, Wait};
-use crate::segment::{Attach, Home, Segment};
+use crate::segment::{Attach, Segment};
 
 /// A typed n-dimensional array in shared memory, attached under a name.
 ///
@@ -44,7 +44,6 @@ use crate::segment::{Attach, Home, Segment};
 #[derive(Debug)]
 pub struct SharedArray<T, D> {
     segment: Segment,
-    home: Home,
     layout: Layout<D>,
     elements: PhantomData<T>,
 }
@@ -146,35 +145,31 @@ impl<T: Element, D: Dimension> SharedArray<T, D> {
         AttachOptions::<Self>::new().open_dyn(location)
     }
 
-    pub(crate) fn of(segment: Segment, home: Home, layout: Layout<D>) -> Self {
-        Self { segment, home, layout, elements: PhantomData }
+    pub(crate) fn of(segment: Segment, layout: Layout<D>) -> Self {
+        Self { segment, layout, elements: PhantomData }
     }
 
     pub(crate) fn segment(&self) -> &Segment {
         &self.segment
     }
 
-    /// Returns the parts: memory, name and layout.
-    pub(crate) fn into_parts(self) -> (Segment, Home, Layout<D>) {
-        (self.segment, self.home, self.layout)
+    /// Returns the parts: memory and layout.
+    pub(crate) fn into_parts(self) -> (Segment, Layout<D>) {
+        (self.segment, self.layout)
     }
 
     /// Closes the descriptor that a pool needs to use the memory again, unless something else needs it.
     pub(crate) fn without_recycling(mut self) -> Self {
-        self.segment.stop_recycling(&self.home.backend);
+        self.segment.stop_recycling();
         self
     }
 
     fn hold(&self, kind: LockKind, range: LockRange, wait: Wait<'_>) -> Result<Hold> {
-        self.segment.hold(&self.home, kind, range, wait)
+        self.segment.hold(kind, range, wait)
     }
 
     fn read_only(&self) -> Error {
-        self.segment.read_only(&self.home)
-    }
-
-    pub(crate) fn home(&self) -> &Home {
-        &self.home
+        self.segment.read_only()
     }
 
     pub(crate) fn layout(&self) -> &Layout<D> {
@@ -183,7 +178,7 @@ impl<T: Element, D: Dimension> SharedArray<T, D> {
 
     /// Returns the name under which the array was attached. The name may have been removed since.
     pub fn location(&self) -> &Location {
-        &self.home.location
+        self.segment.location()
     }
 
     /// Opens a descriptor that keeps the array attached, for a library that maps the file by itself, such as torch.
@@ -231,8 +226,8 @@ impl<T: Element, D: Dimension> SharedArray<T, D> {
     /// ```
     #[allow(unsafe_code)]
     pub unsafe fn leased_descriptor(&self) -> Result<File> {
-        self.segment.refuse_inherited(&self.home)?;
-        self.segment.leased_descriptor(&self.home, self.segment.access(), LEASE)
+        self.segment.refuse_inherited()?;
+        self.segment.leased_descriptor(self.segment.access(), LEASE)
     }
 
     /// Returns a view of the elements, without a lock.

@@ -1,43 +1,40 @@
-//! The one place where bytes become views of a whole array: from a segment's pointer and a checked layout to an ndarray view.
+//! The one place where bytes become views of a whole array: from a mapping's pointer and a checked layout to an ndarray view.
 
 use ndarray::{ArrayView, ArrayViewMut, Dimension, RawArrayView, RawArrayViewMut};
 
 use super::Element;
 use super::layout::Layout;
 use crate::backend::Access;
-use crate::segment::Segment;
+use crate::segment::Mapped;
 
 /// Returns a raw view; reading its elements is `unsafe`.
 #[allow(unsafe_code)]
-pub(crate) fn raw<T: Element, D: Dimension>(segment: &Segment, layout: &Layout<D>) -> RawArrayView<T, D> {
-    let pointer = pointer::<T, D>(segment, layout);
+pub(crate) fn raw<T: Element, D: Dimension>(mapped: &Mapped, layout: &Layout<D>) -> RawArrayView<T, D> {
+    let pointer = pointer::<T, D>(mapped, layout);
     // SAFETY: nothing is dereferenced; the pointer is not null, and the layout was checked not to overflow.
     unsafe { RawArrayView::from_shape_ptr(layout.shape(), pointer.cast_const()) }
 }
 
 /// Returns a mutable raw view, or `None` if the bytes are mapped read-only; accessing its elements is `unsafe`.
 #[allow(unsafe_code)]
-pub(crate) fn raw_mut<T: Element, D: Dimension>(
-    segment: &Segment,
-    layout: &Layout<D>,
-) -> Option<RawArrayViewMut<T, D>> {
-    let pointer = pointer::<T, D>(segment, layout);
+pub(crate) fn raw_mut<T: Element, D: Dimension>(mapped: &Mapped, layout: &Layout<D>) -> Option<RawArrayViewMut<T, D>> {
+    let pointer = pointer::<T, D>(mapped, layout);
     // SAFETY: nothing is dereferenced; the pointer is not null, and the layout was checked not to overflow.
     let view = unsafe { RawArrayViewMut::from_shape_ptr(layout.shape(), pointer) };
-    (segment.access() == Access::ReadWrite).then_some(view)
+    (mapped.access() == Access::ReadWrite).then_some(view)
 }
 
-/// Returns the address of the elements. Panics if segment and layout differ in size: all callers pass matching pairs, so another pair is
+/// Returns the address of the elements. Panics if mapping and layout differ in size: all callers pass matching pairs, so another pair is
 /// a bug in this crate.
-fn pointer<T: Element, D: Dimension>(segment: &Segment, layout: &Layout<D>) -> *mut T {
-    assert_eq!(segment.length() as u64, layout.bytes::<T>(), "a segment of another size than its layout");
-    let pointer = segment.pointer().cast::<T>();
+fn pointer<T: Element, D: Dimension>(mapped: &Mapped, layout: &Layout<D>) -> *mut T {
+    assert_eq!(mapped.length() as u64, layout.bytes::<T>(), "a mapping of another size than its layout");
+    let pointer = mapped.pointer().cast::<T>();
     assert!(pointer.is_aligned(), "mappings begin on a page, which every element type divides");
     pointer
 }
 
 /// Panics in a forked child: the parent may still write to the same memory.
-pub(crate) fn require_creator(draft: &Segment) {
+pub(crate) fn require_creator(draft: &Mapped) {
     assert!(
         draft.is_own_process(),
         "the draft belongs to the parent of this forked process: create another draft here"
@@ -51,12 +48,12 @@ pub(crate) fn require_creator(draft: &Segment) {
 /// As long as the view lives, no process and no thread writes to these elements.
 #[allow(unsafe_code)]
 pub(crate) unsafe fn shared<'a, T: Element, D: Dimension>(
-    segment: &'a Segment,
+    mapped: &'a Mapped,
     layout: &Layout<D>,
 ) -> ArrayView<'a, T, D> {
-    // SAFETY: `raw` checked size and alignment; the mapping lives as long as the borrow of the segment; every bit pattern
+    // SAFETY: `raw` checked size and alignment; the mapping lives as long as the borrow of it; every bit pattern
     // is a value of `T`; the caller promises that nothing writes.
-    unsafe { raw(segment, layout).deref_into_view() }
+    unsafe { raw(mapped, layout).deref_into_view() }
 }
 
 /// Returns a mutable view of the elements; `None` if the bytes are mapped read-only.
@@ -66,10 +63,10 @@ pub(crate) unsafe fn shared<'a, T: Element, D: Dimension>(
 /// As long as the view lives, nothing else reads or writes these elements: no process, no thread, no other view.
 #[allow(unsafe_code)]
 pub(crate) unsafe fn exclusive<'a, T: Element, D: Dimension>(
-    segment: &'a Segment,
+    mapped: &'a Mapped,
     layout: &Layout<D>,
 ) -> Option<ArrayViewMut<'a, T, D>> {
-    let view = raw_mut(segment, layout)?;
+    let view = raw_mut(mapped, layout)?;
     // SAFETY: as in `shared`; the mapping is writable; the caller promises that nothing else accesses the elements.
     Some(unsafe { view.deref_into_view_mut() })
 }

@@ -144,7 +144,7 @@ impl<T: Element, D: Dimension> AttachOptions<ArrayReader<T, D>> {
     pub fn open_counted(&self, location: impl IntoLocation) -> Result<ArrayReader<T, D>> {
         let home = Home::new(self.backend.as_ref(), location)?;
         let (memory, layout, _) = attach::<T, D>(&home, self.how, CountedBy::Name)?;
-        Ok(ArrayReader::of(memory, home.location, layout))
+        Ok(ArrayReader::of(memory, layout))
     }
 
     /// Attaches with a handle, once the array's read lock is granted, and uses the handle up unless it is reusable.
@@ -155,7 +155,7 @@ impl<T: Element, D: Dimension> AttachOptions<ArrayReader<T, D>> {
     pub fn attach(&self, handle: &Handle) -> Result<ArrayReader<T, D>> {
         let home = handle.home(self.backend.as_ref())?;
         let (memory, layout, _) = attach::<T, D>(&home, self.how, handle.entry())?;
-        Ok(ArrayReader::of(memory, home.location, layout))
+        Ok(ArrayReader::of(memory, layout))
     }
 }
 

@@ -455,7 +455,7 @@ pub(super) fn reader_of_descriptor<T: Element, D: Dimension>(file: &File, home: 
     };
     let (memory, (layout, _)) =
         CountedSegment::attach_descriptor(file, home, how, |trailer| read::<T, D>(trailer, home))?;
-    Ok(ArrayReader::of(memory, home.location.clone(), layout))
+    Ok(ArrayReader::of(memory, layout))
 }
 
 /// Returns the layout and the random number in a trailer, if its array has element type `T` and the number of axes of `D`.

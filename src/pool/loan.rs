@@ -7,7 +7,7 @@ use ndarray::{ArrayViewMut, Dimension};
 
 use super::{DROP_WAIT, FOREIGN, Pool};
 use crate::array::{Draft, Element, NAMELESS, SharedArray};
-use crate::backend::{Backend, IntoLocation};
+use crate::backend::IntoLocation;
 use crate::error::{Error, IntoError};
 use crate::interrupt;
 
@@ -65,8 +65,8 @@ fn give_array_back<T: Element, D: Dimension>(array: SharedArray<T, D>, pool: &Po
         // The memory cannot be used again. Its name is removed all the same, unless the name is locked: that would mean to wait
         // once more.
         if !matches!(error, Error::TimedOut { .. }) {
-            let (home, id) = (array.home(), array.segment().id());
-            let _ = home.backend.unlink_within(&home.location, Some(id), DROP_WAIT); // a drop cannot report errors
+            let segment = array.segment();
+            let _ = segment.home().unlink_within(segment.id(), DROP_WAIT); // a drop cannot report errors
         }
         pool.count_dropped();
     }

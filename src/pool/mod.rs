@@ -356,11 +356,11 @@ impl Pool {
         array: SharedArray<T, D>,
         limit: Duration,
     ) -> Result<(), IntoError<SharedArray<T, D>>> {
-        let (segment, home, layout) = array.into_parts();
-        match recycle(segment, &home, self.shared.draft, limit) {
+        let (segment, layout) = array.into_parts();
+        match recycle(segment, self.shared.draft, limit) {
             Ok(Some(memory)) => self.keep(memory),
             Ok(None) => self.count_dropped(),
-            Err((error, segment)) => return Err(IntoError::new(error, SharedArray::of(segment, home, layout))),
+            Err((error, segment)) => return Err(IntoError::new(error, SharedArray::of(segment, layout))),
         }
         Ok(())
     }

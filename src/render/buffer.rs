@@ -174,10 +174,10 @@ impl<T: Element, D: Dimension> RenderBuffer<T, D> {
     ///
     /// Fails with `Unlinked` if the payload has lost its reserved name. The caller looks at the chunk's state under the lock.
     fn lock(&self, index: usize, kind: LockKind, wait: Wait) -> Result<(RawArrayViewMut<T, D>, Hold)> {
-        let Pair { payload, partial, .. } = &self.pair;
+        let payload = &self.pair.payload;
         // In a forked child, a pool of the parent could recycle the memory while the child paints.
-        payload.refuse_inherited(&self.home)?;
-        let hold = payload.hold(partial, kind, cell(index), wait).map_err(|error| error.about(&self.home.location))?;
+        self.refuse_inherited()?;
+        let hold = payload.hold(kind, cell(index), wait).map_err(|error| error.about(&self.home.location))?;
         // Never `None`: a payload is mapped for writing.
         let raw = view::raw_mut(payload, &self.layout).ok_or_else(|| self.discarded())?;
         Ok((raw, hold))
@@ -284,7 +284,7 @@ impl<T: Element, D: Dimension> RenderBuffer<T, D> {
     /// - [`Unsupported`](Error::Unsupported): this is a forked child, and its parent can recycle the memory.
     pub fn finish(self) -> Result<SharedArray<T, D>, IntoError<Self>> {
         match self.give_name() {
-            Ok(()) => Ok(SharedArray::of(self.pair.payload, self.home, self.layout)),
+            Ok(()) => Ok(SharedArray::of(self.pair.payload.renamed(self.home), self.layout)),
             Err(error) => Err(IntoError::new(error.about(&self.home.location), self)),
         }
     }
@@ -294,13 +294,13 @@ impl<T: Element, D: Dimension> RenderBuffer<T, D> {
         if done < total {
             return Err(Error::Incomplete { location: self.home.location.to_string(), done, total });
         }
-        let (payload, partial) = (&self.pair.payload, &self.pair.partial);
-        payload.refuse_inherited(&self.home)?; // the memory may be that of another buffer with the same names by now
+        let payload = &self.pair.payload;
+        self.refuse_inherited()?; // the memory may be that of another buffer with the same names by now
         let ChunkStates::Ledger(ledger) = &self.pair.chunks else {
             return if self.home.leads_to(payload.id())? { Ok(()) } else { Err(self.discarded()) };
         };
         let mode = if self.replace { Publish::Replace } else { Publish::New };
-        match self.home.backend.rename(&partial.location, &self.home.location, payload.id(), mode) {
+        match self.home.backend.rename(payload.location(), &self.home.location, payload.id(), mode) {
             Ok(()) => {}
             // The reserved name is gone: another process has finished the buffer, unless it was discarded.
             Err(Error::NotFound { .. }) if self.home.leads_to(payload.id())? => {}
@@ -344,11 +344,16 @@ impl<T: Element, D: Dimension> RenderBuffer<T, D> {
     ///
     /// As [`discard`](Self::discard).
     pub fn unlink(&self) -> Result<()> {
-        self.pair.payload.refuse_inherited(&self.home)?; // as in `give_name`
+        self.refuse_inherited()?; // as in `give_name`
         let ChunkStates::Ledger(ledger) = &self.pair.chunks else { return Ok(()) };
         // The ledger first: a payload without a ledger belongs to no buffer (see pair.rs).
-        let payload = || interrupt::uninterrupted(|| self.pair.partial.unlink(self.pair.payload.id()));
+        let payload = &self.pair.payload;
+        let payload = || interrupt::uninterrupted(|| payload.home().unlink(payload.id()));
         ledger.unlink().and_then(|_| payload()).map(drop).map_err(|error| error.about(&self.home.location))
+    }
+
+    fn refuse_inherited(&self) -> Result<()> {
+        self.pair.payload.refuse_inherited().map_err(|error| error.about(&self.home.location))
     }
 
     fn discarded(&self) -> Error {

@@ -36,7 +36,7 @@ use crate::counted::fields::{self, Fields, MOST_AXES, check_axes};
 use crate::error::{Error, OtherWork, Result};
 use crate::os::{self, Facts, FileId, LockKind};
 use crate::segment::footer::{FOOTER, Footer, Kind};
-use crate::segment::{Attach, DraftSegment, Expect, Home, Segment, is_leased, pin, read_footer};
+use crate::segment::{Attach, DraftSegment, Expect, Home, Mapped, Segment, is_leased, pin, read_footer};
 
 /// Maximum length of a fingerprint in bytes.
 const LONGEST_FINGERPRINT: usize = 4096;
@@ -305,7 +305,7 @@ impl LedgerFile {
         let Self { home, file, record, .. } = self;
         let how = Attach { patience, ..Attach::new(Access::ReadWrite) };
         let segment = Segment::attach_file(file, &home, Expect::Bookkeeping, how)?;
-        Ok(segment.map(|segment| LedgerSegment { segment, home, record }))
+        Ok(segment.map(|segment| LedgerSegment { segment, record }))
     }
 
     /// Returns the properties of the buffer, and how many chunks are finished.
@@ -340,7 +340,6 @@ pub(crate) enum LockedOut {
 #[derive(Debug)]
 pub(crate) struct LedgerSegment {
     pub(super) segment: Segment,
-    pub(super) home: Home,
     pub(super) record: LedgerRecord,
 }
 
@@ -350,23 +349,23 @@ impl LedgerSegment {
         let states = state_bytes(record.chunks).ok_or_else(|| record.work.too_large(&home.location))?;
         let trailer = record.to_trailer(states, crate::random::number());
         let draft = DraftSegment::new(home.backend.clone(), states + trailer.len() as u64, options)?;
-        write_trailer(draft.segment(), &trailer);
+        write_trailer(draft.mapped(), &trailer);
         Ok(draft)
     }
 
     /// Returns whether the name still leads to this ledger.
     pub(crate) fn is_current(&self) -> Result<bool> {
-        self.home.leads_to(self.segment.id())
+        self.segment.home().leads_to(self.segment.id())
     }
 
     /// Removes the ledger's name, if it still leads to this file.
     pub(crate) fn unlink(&self) -> Result<bool> {
-        self.home.unlink(self.segment.id())
+        self.segment.home().unlink(self.segment.id())
     }
 
     /// As [`unlink`](Self::unlink). Waits at most `limit` for another process that changes the name.
     pub(crate) fn unlink_within(&self, limit: Duration) -> Result<bool> {
-        self.home.unlink_within(self.segment.id(), limit)
+        self.segment.home().unlink_within(self.segment.id(), limit)
     }
 
     /// Returns whether a chunk is finished.
@@ -403,7 +402,7 @@ impl LedgerSegment {
 
 /// Copies the trailer to the end of a draft.
 #[allow(unsafe_code)]
-fn write_trailer(draft: &Segment, trailer: &[u8]) {
+fn write_trailer(draft: &Mapped, trailer: &[u8]) {
     assert!(trailer.len() <= draft.length(), "the draft has room for this trailer");
     // SAFETY: the offset is at most the length of the mapping.
     let to = unsafe { draft.pointer().add(draft.length() - trailer.len()) };

@@ -45,9 +45,8 @@ pub(super) const WORK_NOTE: &str = "work";
 /// The attached payload and ledger of one buffer, or an array that was finished before.
 #[derive(Debug)]
 pub(super) struct Pair {
+    /// It has its reserved name. Of an array that was finished before: its public name.
     pub(super) payload: Segment,
-    /// The payload's reserved name. Of an array that was finished before: its public name.
-    pub(super) partial: Home,
     pub(super) chunks: ChunkStates,
 }
 
@@ -286,7 +285,7 @@ impl Pair {
             Some(pool) => pool.lend(bytes, unreserved)?,
             None => (DraftSegment::new(backend.clone(), bytes, unreserved)?, false),
         };
-        let (payload_id, boot, chunks) = (payload.segment().id(), Boot::current(), work.chunks()?);
+        let (payload_id, boot, chunks) = (payload.mapped().id(), Boot::current(), work.chunks()?);
         let record = LedgerRecord { work: work.clone(), payload: payload_id, boot, chunks };
         let ledger = LedgerSegment::draft(&ledger_home, &record, DraftOptions { pages: Pages::Base, ..draft })?;
         for file in [&payload, &ledger] {
@@ -294,7 +293,7 @@ impl Pair {
         }
         let mut own = Beginning::lock(&ledger, home)?;
         let ledger = match ledger.publish(&ledger_home.location, Publish::New, false, None) {
-            Ok(segment) => LedgerSegment { segment, home: ledger_home, record },
+            Ok(segment) => LedgerSegment { segment, record },
             Err((Error::AlreadyExists { .. }, _)) => {
                 // Another process was first. A new draft has no memory yet; recycled memory goes back to the pool.
                 if let (Some(pool), true) = (pool, is_recycled) {
@@ -326,7 +325,7 @@ impl Pair {
             own.while_named(&ledger, until.left(), || publish(payload, &partial, &Making { until, ..*how }))
         };
         match begin() {
-            Ok(payload) => Ok(payload.map(|payload| Self { payload, partial, chunks: ChunkStates::Ledger(ledger) })),
+            Ok(payload) => Ok(payload.map(|payload| Self { payload, chunks: ChunkStates::Ledger(ledger) })),
             Err(error) => {
                 let _ = ledger.unlink_within(how.until.left()); // the first error is returned; a ledger that stays is stale
                 Err(error)
@@ -370,7 +369,7 @@ impl Pair {
                 // While the file is pinned, no other file has its number: this is the file with the owner that was checked.
                 Ok((payload, ())) if payload.id() == facts.id => {
                     let chunks = ChunkStates::AllDone { work: work.clone(), total: work.chunks()? };
-                    return Ok(FoundArray::Same(Box::new(Self { payload, partial: home.clone(), chunks })));
+                    return Ok(FoundArray::Same(Box::new(Self { payload, chunks })));
                 }
                 Err(error @ (Error::AlreadyExists { .. } | Error::Mismatch { .. })) => {
                     return Ok(FoundArray::Other(error));
@@ -443,7 +442,7 @@ impl Pair {
                 // Checked again after both leases were taken: the buffer may have been finished or discarded meanwhile.
                 if partial.leads_to(record.payload)? && ledger.is_current()? {
                     let chunks = ChunkStates::Ledger(ledger);
-                    return Ok(FoundPair::Pair(Box::new(Self { payload, partial, chunks })));
+                    return Ok(FoundPair::Pair(Box::new(Self { payload, chunks })));
                 }
                 Ok(FoundPair::Beginning)
             }
@@ -492,11 +491,12 @@ impl Beginning {
         limit: Duration,
         act: impl FnOnce() -> Result<R>,
     ) -> Result<Option<R>> {
-        if lock_name(&mut self.0, LockKind::Exclusive, &ledger.home.location, limit)? != Alone::Yes {
-            return Err(Error::TimedOut { location: ledger.home.location.to_string(), waited: limit });
+        let location = ledger.segment.location();
+        if lock_name(&mut self.0, LockKind::Exclusive, location, limit)? != Alone::Yes {
+            return Err(Error::TimedOut { location: location.to_string(), waited: limit });
         }
         let done = ledger.is_current().and_then(|is_current| is_current.then(act).transpose());
-        let unlocked = self.0.unlock(NAME).map_err(|error| Error::os("unlock the name", &ledger.home.location, error));
+        let unlocked = self.0.unlock(NAME).map_err(|error| Error::os("unlock the name", location, error));
         done.and_then(|done| unlocked.map(|()| done))
     }
 }

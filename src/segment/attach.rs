@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 use super::locks::Wait;
 use super::mapping::{Sharing, fill_holes, map_as};
-use super::{Farewell, Home, KeptDescriptor, Segment, is_named, look, unlinked};
+use super::{Farewell, Home, Kept, KeptDescriptor, Mapped, Segment, is_named, look, unlinked};
 use crate::backend::lock_space::{COUNTED, LEASE};
 use crate::backend::{Access, Backend, Location, Turn};
 use crate::backoff::{Backoff, Deadline};
@@ -76,6 +76,15 @@ impl Attach {
     }
 }
 
+/// What led to a file that is attached.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum FoundBy {
+    /// Its name, which must still lead to it once it is leased: otherwise the file may hold another array.
+    Name,
+    /// A descriptor. It is the array that was meant, with or without a name.
+    Descriptor,
+}
+
 /// One kind of segment: its lease, the check of its last bytes, and what is made of the mapping.
 pub(super) trait Subject {
     /// The contents of the last bytes.
@@ -97,10 +106,10 @@ pub(super) trait Subject {
     }
 
     /// Makes an attachment of the mapping; where handles are counted, it counts one more.
-    fn enter(&self, mapped: Segment, record: &Self::Record, home: &Home, how: &Attach) -> Result<Self::Memory>;
+    fn enter(&self, mapped: Segment, record: &Self::Record, how: &Attach) -> Result<Self::Memory>;
 
     /// Uses a ticket up, where there is one.
-    fn finish_attaching(&self, _memory: &Self::Memory, _location: &Location) -> Result<()> {
+    fn finish_attaching(&self, _memory: &Self::Memory) -> Result<()> {
         Ok(())
     }
 }
@@ -112,7 +121,7 @@ pub(super) fn by_name<S: Subject>(home: &Home, how: Attach, subject: &S) -> Resu
         let file = home.backend.open(&home.location, S::OPEN_FOR.unwrap_or(how.access));
         let file = file.map_err(|error| home.or_elsewhere(error))?;
         os::step("attach: opened");
-        if let Some(attached) = attach_until(until, file, true, home, how, subject)? {
+        if let Some(attached) = attach_until(until, file, FoundBy::Name, home, how, subject)? {
             return Ok(attached);
         }
     }
@@ -123,46 +132,47 @@ pub(super) fn by_name<S: Subject>(home: &Home, how: Attach, subject: &S) -> Resu
 /// leads elsewhere by now: the file may hold another array.
 pub(super) fn attach<S: Subject>(
     file: File,
-    named: bool,
+    found: FoundBy,
     home: &Home,
     how: Attach,
     subject: &S,
 ) -> Result<Option<(S::Memory, S::Record)>> {
-    attach_until(Deadline::after(how.patience), file, named, home, how, subject)
+    attach_until(Deadline::after(how.patience), file, found, home, how, subject)
 }
 
 /// As [`attach`]. All waits end at the deadline.
 fn attach_until<S: Subject>(
     mut until: Deadline,
     file: File,
-    named: bool,
+    found: FoundBy,
     home: &Home,
     mut how: Attach,
     subject: &S,
 ) -> Result<Option<(S::Memory, S::Record)>> {
     let location = &home.location;
+    let named = found == FoundBy::Name;
     if !lease(&file, S::LEASE, until, named.then_some(home), location.as_str())? {
         return Ok(None);
     }
     os::step("attach: leased");
-    let leased = map_leased(&file, named, home, &mut how, &mut until, subject);
-    let Ok(Some((mut segment, record, survives))) = leased else {
+    let leased = map_leased(&file, found, home, &mut how, &mut until, subject);
+    let Ok(Some((mapped, record, survives))) = leased else {
         // Closing is not enough: a process that another thread is just spawning has a copy of the descriptor until its program
         // runs. A last handle that leaves meanwhile would take the lease for that of an attached process, and keep the name.
         let _ = os::unlock(&file, S::LEASE);
         return leased.map(|_| None);
     };
-    segment.descriptor = Some(KeptDescriptor::new(file, &home.backend));
-    segment.guards_by_descriptor = how.keep_descriptor;
+    let kept = KeptDescriptor::new(file, &home.backend);
+    let kept = if how.keep_descriptor { Kept::ForGuards(kept) } else { Kept::ForLease(kept) };
     os::step("attach: mapped");
-    let mut memory = subject.enter(segment, &record, home, &how)?;
+    let mut memory = subject.enter(Segment::new(mapped, home.clone(), kept), &record, &how)?;
     if let Some((kind, wait)) = how.held {
         let wait = match wait {
             CellWait::Forever => Wait::Forever,
             CellWait::Patience if until.limit().is_zero() => Wait::No,
             CellWait::Patience => Wait::For(until.left()),
         };
-        let held = memory.as_mut().hold_all(kind, wait, location);
+        let held = memory.as_mut().hold_all(kind, wait);
         let held =
             held.map_err(|error| error.with_limit(until.limit())).and_then(|now| Ok(!named || is_named(&now, home)?));
         if !matches!(held, Ok(true)) {
@@ -171,9 +181,9 @@ fn attach_until<S: Subject>(
         }
     }
     os::step("attach: counted");
-    subject.finish_attaching(&memory, location)?;
+    subject.finish_attaching(&memory)?;
     if survives && !how.keep_descriptor {
-        memory.as_mut().descriptor = None;
+        memory.as_mut().kept = Kept::Nothing;
     }
     Ok(Some((memory, record)))
 }
@@ -182,13 +192,14 @@ fn attach_until<S: Subject>(
 /// holes takes.
 fn map_leased<S: Subject>(
     file: &File,
-    named: bool,
+    found: FoundBy,
     home: &Home,
     how: &mut Attach,
     until: &mut Deadline,
     subject: &S,
-) -> Result<Option<(Segment, S::Record, bool)>> {
+) -> Result<Option<(Mapped, S::Record, bool)>> {
     let Home { backend, location } = home;
+    let named = found == FoundBy::Name;
     let facts = look(file, location)?;
     if named && !is_named(&facts, home)? {
         return Ok(None);
@@ -210,8 +221,8 @@ fn map_leased<S: Subject>(
     };
     let sharing = if how.copy_on_write { Sharing::CopyOnWrite } else { Sharing::of(how.access) };
     let map = map_as(file, 0, mapped, sharing, location.as_str())?;
-    let segment = Segment::new(map, payload, &facts, how.access, location.as_str())?;
-    Ok(Some((segment, record, survives)))
+    let mapped = Mapped::new(map, payload, &facts, how.access, location.as_str())?;
+    Ok(Some((mapped, record, survives)))
 }
 
 /// Takes a lease, waiting while another process holds it exclusively. Returns `Ok(false)` if the name leads elsewhere by then.

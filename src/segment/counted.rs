@@ -9,14 +9,14 @@ use std::fs::File;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use super::attach::{Attach, Subject, attach, by_name};
+use super::attach::{Attach, FoundBy, Subject, attach, by_name};
 use super::counts::{CountRefusal, Counts, Left, State, Ticket};
 use super::draft::DraftSegment;
 use super::footer::Kind;
 use super::locks::{Hold, Wait};
 use super::mapping::{map, too_large};
 use super::trailer::{self, PAGE, RECORD, Trailer};
-use super::{Farewell, Home, Segment, Verdict, reclaim_if_orphaned, unlinked};
+use super::{Farewell, Home, Mapped, Segment, Verdict, reclaim_if_orphaned, unlinked};
 use crate::backend::lock_space::{ALL_CELLS, COUNTED, LEASE};
 use crate::backend::{Access, Backend, Directory, DraftFile, DraftOptions, Location, Publish};
 use crate::error::{Error, Result};
@@ -33,7 +33,6 @@ pub(crate) struct CountedSegment {
     /// The trailer, if it has a mapping of its own. Otherwise it is in the segment's mapping, behind the payload.
     page: Option<Mapping>,
     segment: Segment,
-    home: Home,
     /// Whether this handle is in the count and must be subtracted.
     counted: AtomicBool,
     farewell: Option<Farewell>,
@@ -118,13 +117,13 @@ impl DraftSegment {
         record: &[u8; RECORD],
         name: &str,
     ) -> Result<()> {
-        let payload = self.segment().length as u64;
-        let page = trailer::new_page(kind, payload, id, self.segment().id(), state, name, record);
+        let payload = self.mapped.length as u64;
+        let page = trailer::new_page(kind, payload, id, self.mapped.id, state, name, record);
         let page = page.map_err(|reason| Error::Trailer { location: name.to_owned(), reason })?;
         self.grow(trailer::file_length(payload).ok_or_else(|| too_large(name))?)?;
-        let at = page_at(self.segment());
+        let at = page_at(&self.mapped);
         // SAFETY: the mapping is as long as the file, and the file's trailer begins at `at`.
-        let to = unsafe { self.segment().pointer().add(at) };
+        let to = unsafe { self.mapped.pointer().add(at) };
         // SAFETY: as above; no other process can reach a draft, and the bytes are beyond those that views show.
         unsafe { std::ptr::copy_nonoverlapping(page.as_ptr(), to, PAGE) };
         Ok(())
@@ -147,11 +146,11 @@ impl DraftSegment {
             return Err((error, self));
         }
         let shared = match mode {
-            Some(mode) => self.publish_whole(&home.location, mode, keep),
+            Some(mode) => self.publish_whole(home, mode, keep),
             None => self.share_nameless(home),
         };
         match shared {
-            Ok(segment) => Ok(CountedSegment::of(segment, None, home, true, farewell)),
+            Ok(segment) => Ok(CountedSegment::of(segment, None, true, farewell)),
             Err((error, mut draft)) => {
                 let _ = draft.lease_as(LEASE, COUNTED, name); // no other process can hold a conflicting lease
                 if was_alone {
@@ -166,8 +165,7 @@ impl DraftSegment {
 /// A counted segment to attach, if `read` accepts its trailer.
 struct Counted<F> {
     entry: CountedBy,
-    /// Whether it is found by name.
-    named: bool,
+    found: FoundBy,
     read: F,
 }
 
@@ -201,28 +199,27 @@ impl<R, F: Fn(&Trailer) -> Result<R>> Subject for Counted<F> {
         (mapped, trailer.payload)
     }
 
-    fn enter(&self, mapped: Segment, record: &Self::Record, home: &Home, how: &Attach) -> Result<CountedSegment> {
-        let (name, (trailer, _)) = (home.location.as_str(), record);
-        let page = match (how.access, &mapped.descriptor) {
-            (Access::Read, Some(kept)) => {
-                let page = map(&kept.file, trailer.length - PAGE as u64, PAGE as u64, Access::ReadWrite, name);
-                Some(page.inspect_err(|_| mapped.end_lease())?)
+    fn enter(&self, segment: Segment, (trailer, _): &Self::Record, how: &Attach) -> Result<CountedSegment> {
+        let page = match (how.access, segment.kept.file()) {
+            (Access::Read, Some(file)) => {
+                let name = segment.location().as_str();
+                let page = map(file, trailer.length - PAGE as u64, PAGE as u64, Access::ReadWrite, name);
+                Some(page.inspect_err(|_| segment.end_lease())?)
             }
             _ => None,
         };
-        let mut memory = CountedSegment::of(mapped, page, home, false, how.farewell);
+        let mut memory = CountedSegment::of(segment, page, false, how.farewell);
         match memory.counts().acquire() {
             Ok(()) => *memory.counted.get_mut() = true,
-            Err(CountRefusal::Dead) if self.named && !trailer.is_original() => {
-                return Err(Error::NotFound { location: name.to_owned() });
-            }
-            Err(CountRefusal::Dead) if self.named => {
-                let _ = home.backend.unlink_within(&home.location, Some(trailer.file), DROP_WAIT); // other processes try it too
-                return Err(Error::NotFound { location: name.to_owned() });
+            Err(CountRefusal::Dead) if self.found == FoundBy::Name => {
+                if trailer.is_original() {
+                    let _ = memory.home().unlink_within(trailer.file, DROP_WAIT); // other processes try it too
+                }
+                return Err(Error::NotFound { location: memory.segment.location().to_string() });
             }
             // The last handle left while the descriptor was in flight: the bytes can be attached, the name is gone for ever.
             Err(CountRefusal::Dead) => {}
-            Err(CountRefusal::Full) => return Err(too_many(name)),
+            Err(CountRefusal::Full) => return Err(too_many(memory.segment.location().as_str())),
         }
         if !trailer.is_original() {
             memory.counts().keep(); // a copy, perhaps, which must not be removed
@@ -230,9 +227,11 @@ impl<R, F: Fn(&Trailer) -> Result<R>> Subject for Counted<F> {
         Ok(memory)
     }
 
-    fn finish_attaching(&self, memory: &CountedSegment, location: &Location) -> Result<()> {
+    fn finish_attaching(&self, memory: &CountedSegment) -> Result<()> {
         match self.entry {
-            CountedBy::Ticket(ticket, _) if !memory.counts().redeem(ticket) => Err(spent(location.as_str())),
+            CountedBy::Ticket(ticket, _) if !memory.counts().redeem(ticket) => {
+                Err(spent(memory.segment.location().as_str()))
+            }
             _ => Ok(()),
         }
     }
@@ -240,14 +239,13 @@ impl<R, F: Fn(&Trailer) -> Result<R>> Subject for Counted<F> {
 
 /// Returns where the trailer begins in a segment that maps the whole file.
 #[allow(clippy::cast_possible_truncation)] // it is mapped
-fn page_at(segment: &Segment) -> usize {
-    segment.file_length as usize - PAGE
+fn page_at(mapped: &Mapped) -> usize {
+    mapped.file_length as usize - PAGE
 }
 
 impl CountedSegment {
-    fn of(segment: Segment, page: Option<Mapping>, home: &Home, counted: bool, farewell: Option<Farewell>) -> Self {
-        let (home, counted) = (home.clone(), AtomicBool::new(counted));
-        Self { page, segment, home, counted, farewell, aftermath: None }
+    fn of(segment: Segment, page: Option<Mapping>, counted: bool, farewell: Option<Farewell>) -> Self {
+        Self { page, segment, counted: AtomicBool::new(counted), farewell, aftermath: None }
     }
 
     /// Opens, leases, maps and counts the array of this name, if `read` accepts its trailer.
@@ -257,7 +255,7 @@ impl CountedSegment {
         entry: CountedBy,
         read: impl Fn(&Trailer) -> Result<R>,
     ) -> Result<(Self, R)> {
-        let (memory, (_, found)) = by_name(home, how, &Counted { entry, named: true, read })?;
+        let (memory, (_, found)) = by_name(home, how, &Counted { entry, found: FoundBy::Name, read })?;
         Ok((memory, found))
     }
 
@@ -270,7 +268,8 @@ impl CountedSegment {
     ) -> Result<(Self, R)> {
         let failed = |error| Error::os("open again by descriptor", &home.location, error);
         let own = os::reopen(file, true).map_err(failed)?;
-        let attached = attach(own, false, home, how, &Counted { entry: CountedBy::Name, named: false, read })?;
+        let found = FoundBy::Descriptor;
+        let attached = attach(own, found, home, how, &Counted { entry: CountedBy::Name, found, read })?;
         let (memory, (_, found)) = attached.ok_or_else(|| unlinked(home))?; // `None` only for names
         Ok((memory, found))
     }
@@ -282,7 +281,7 @@ impl CountedSegment {
 
     /// Returns where its name is, or would be.
     pub(crate) fn home(&self) -> &Home {
-        &self.home
+        self.segment.home()
     }
 
     /// Returns the counts in shared memory.
@@ -308,7 +307,7 @@ impl CountedSegment {
 
     /// Locks cells, on an open file description of their own.
     pub(crate) fn hold(&self, kind: LockKind, range: LockRange, wait: Wait<'_>) -> Result<Hold> {
-        let hold = self.segment.hold_counted(&self.home, kind, range, wait);
+        let hold = self.segment.hold_counted(kind, range, wait);
         // Checked under the lock, which freezing takes too.
         match hold {
             Ok(_) | Err(Error::PermissionDenied { .. }) if kind == LockKind::Exclusive && self.is_frozen() => {
@@ -320,7 +319,7 @@ impl CountedSegment {
 
     /// Returns the error for writing, which says why it is refused.
     pub(crate) fn read_only(&self) -> Error {
-        match self.segment.read_only(&self.home) {
+        match self.segment.read_only() {
             Error::PermissionDenied { location, owner, mode, .. } if self.is_frozen() => {
                 let reason = "it is frozen: no process can write to it any more (copy it to change it)";
                 Error::PermissionDenied { location, owner, mode, reason }
@@ -334,7 +333,7 @@ impl CountedSegment {
         if self.is_frozen() {
             return Ok(());
         }
-        let _hold = self.segment.hold_counted(&self.home, LockKind::Exclusive, ALL_CELLS, Wait::Forever)?;
+        let _hold = self.segment.hold_counted(LockKind::Exclusive, ALL_CELLS, Wait::Forever)?;
         self.forbid_writing()?;
         self.counts().freeze();
         Ok(())
@@ -348,21 +347,20 @@ impl CountedSegment {
             return Ok(()); // read-only already, or a private copy
         }
         // The trailer behind the payload stays writable. So does a system's page that has both, where pages are larger than the trailer.
-        let protected = self.segment.map.forbid_writing(page_at(&self.segment));
-        protected.map_err(|error| Error::os("protect the elements of", &self.home.location, error))
+        let protected = self.segment.mapped.map.forbid_writing(page_at(&self.segment));
+        protected.map_err(|error| Error::os("protect the elements of", self.segment.location(), error))
     }
 
     /// Gives a nameless segment the name of its home. A name can be given once.
     pub(crate) fn publish(&self) -> Result<()> {
-        let (home, counts, id) = (&self.home, self.counts(), self.segment.id);
+        let (home, counts, id) = (self.home(), self.counts(), self.segment.id);
         if counts.state().is_named() && home.leads_to(id)? {
             return Ok(());
         }
-        let Some(kept) = self.segment.descriptor.as_ref().filter(|_| self.is_counted() && !counts.state().is_dead())
-        else {
+        let Some(file) = self.segment.kept.file().filter(|_| self.is_counted() && !counts.state().is_dead()) else {
             return Err(unlinked(home));
         };
-        let file = kept.file.try_clone().map_err(|error| Error::os("publish", &home.location, error))?;
+        let file = file.try_clone().map_err(|error| Error::os("publish", &home.location, error))?;
         // The flag is set first: a name without it would never be removed.
         let had_name = !counts.name();
         let published = home.backend.publish(&mut DraftFile::nameless(file), &home.location, Publish::New);
@@ -388,7 +386,7 @@ impl CountedSegment {
 
     /// Opens a descriptor to send. It has a description of its own, so that no lock of ours can be changed through it.
     pub(crate) fn descriptor_to_send(&self) -> Result<File> {
-        self.segment.open_again(&self.home, Access::ReadWrite)
+        self.segment.open_again(Access::ReadWrite)
     }
 
     /// Opens a descriptor with the lease of an attachment, and counts one handle for it, so that the last handle of this crate does not
@@ -397,14 +395,14 @@ impl CountedSegment {
     /// Nothing runs when the last duplicate of the descriptor is closed, so that handle is never subtracted, like one of a killed
     /// process: afterwards the lease decides.
     pub(crate) fn leased_descriptor(&self) -> Result<File> {
-        let (home, access) = (&self.home, if self.is_frozen() { Access::Read } else { self.segment.access });
-        let file = self.segment.leased_descriptor(home, access, COUNTED)?;
+        let access = if self.is_frozen() { Access::Read } else { self.segment.access };
+        let file = self.segment.leased_descriptor(access, COUNTED)?;
         match self.counts().acquire() {
             // Dead: the bytes were attached by descriptor, and the name is gone already.
             Ok(()) | Err(CountRefusal::Dead) => Ok(file),
             Err(CountRefusal::Full) => {
                 let _ = os::unlock(&file, COUNTED); // closing is not enough: see attach.rs
-                Err(too_many(home.location.as_str()))
+                Err(too_many(self.segment.location().as_str()))
             }
         }
     }
@@ -423,9 +421,9 @@ impl CountedSegment {
         }
         match (self.counts().release(os::since_boot()), self.farewell) {
             (Left::Nothing, _) => {
-                self.home.backend.unlink_within(&self.home.location, Some(self.segment.id), DROP_WAIT)?;
+                self.home().unlink_within(self.segment.id, DROP_WAIT)?;
             }
-            (Left::InFlight, Some(farewell)) => farewell(&self.home, self.counts().in_flight(os::since_boot()).1),
+            (Left::InFlight, Some(farewell)) => farewell(self.home(), self.counts().in_flight(os::since_boot()).1),
             _ => {}
         }
         Ok(())
@@ -449,11 +447,11 @@ impl CountedSegment {
         // Read after the release: another handle that is leaving too may just have published the array.
         let named = self.counts().state().is_named();
         let remains = |found| {
-            let (home, farewell) = (self.home.clone(), self.farewell);
+            let (home, farewell) = (self.home().clone(), self.farewell);
             Aftermath { home, id, found, farewell, is_done: false }
         };
         let (aftermath, done) = match left {
-            Left::Nothing if named => match self.home.backend.unlink_within(&self.home.location, Some(id), limit) {
+            Left::Nothing if named => match self.home().unlink_within(id, limit) {
                 Ok(_) => return Ok(()),
                 // Out of descriptors, for example: tried again when ours is closed.
                 Err(error) => (remains(None), Err(error)),

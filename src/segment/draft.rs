@@ -2,7 +2,7 @@
 
 use super::attach::lease_own;
 use super::mapping::map;
-use super::{Home, KeptDescriptor, Segment, room};
+use super::{Home, Kept, KeptDescriptor, Mapped, Segment, room};
 use crate::backend::{Access, Backend, Directory, DraftFile, DraftOptions, Location, Pages, Publish, check_length};
 use crate::error::{Error, Result};
 use crate::os::{self, LockRange};
@@ -10,7 +10,7 @@ use crate::os::{self, LockRange};
 /// A mapped file without a name.
 #[derive(Debug)]
 pub(crate) struct DraftSegment {
-    pub(super) segment: Segment,
+    pub(super) mapped: Mapped,
     pub(super) file: DraftFile,
     pub(super) backend: Directory,
     options: DraftOptions,
@@ -30,13 +30,13 @@ impl DraftSegment {
     pub(super) fn with_room(backend: Directory, length: u64, bytes: u64, options: DraftOptions) -> Result<Self> {
         let file = room::with_room(&backend, || backend.draft(bytes, options))?;
         let name = backend.path().display().to_string();
-        let segment = Segment::of_draft(file.file(), length, &name)?;
-        Ok(Self { segment, file, backend, options, alone: false, recyclable: false })
+        let mapped = Mapped::of_draft(file.file(), length, &name)?;
+        Ok(Self { mapped, file, backend, options, alone: false, recyclable: false })
     }
 
     /// Makes a draft of memory that was published before. It has no public name, but processes may still be attached.
-    pub(super) fn of_used(segment: Segment, file: DraftFile, backend: Directory, options: DraftOptions) -> Self {
-        Self { segment, file, backend, options, alone: false, recyclable: true }
+    pub(super) fn of_used(mapped: Mapped, file: DraftFile, backend: Directory, options: DraftOptions) -> Self {
+        Self { mapped, file, backend, options, alone: false, recyclable: true }
     }
 
     /// Sets whether the published segment keeps its descriptor, so that its memory can be recycled.
@@ -48,8 +48,8 @@ impl DraftSegment {
         &self.file
     }
 
-    pub(crate) fn segment(&self) -> &Segment {
-        &self.segment
+    pub(crate) fn mapped(&self) -> &Mapped {
+        &self.mapped
     }
 
     pub(crate) fn backend(&self) -> &Directory {
@@ -61,9 +61,9 @@ impl DraftSegment {
         room::with_room(&self.backend, || self.backend.reserve_draft(&self.file, pages))
     }
 
-    /// Makes the file exactly `room` bytes long. The segment's own length stays.
+    /// Makes the file exactly `room` bytes long. The length of the payload stays.
     pub(super) fn grow(&mut self, room: u64) -> Result<()> {
-        if self.segment.file_length >= room {
+        if self.mapped.file_length >= room {
             // Memory that was used before may be longer, and the trailer is looked for at the end of the file.
             return self.shrink(room);
         }
@@ -73,11 +73,11 @@ impl DraftSegment {
         // A page or two are missing, too few for a huge page.
         let reserved = if self.options.pages.are_reserved() { self.reserve(Pages::Base) } else { Ok(()) };
         let mapped = reserved.and_then(|()| map(self.file.file(), 0, room, Access::ReadWrite, &name));
-        self.segment.map = mapped.inspect_err(|_| {
+        self.mapped.map = mapped.inspect_err(|_| {
             // The old mapping is still there, and ends before the new bytes. If this fails, `shrink` finds the file too long.
-            let _ = self.file.file().set_len(self.segment.file_length);
+            let _ = self.file.file().set_len(self.mapped.file_length);
         })?;
-        self.segment.file_length = room;
+        self.mapped.file_length = room;
         Ok(())
     }
 
@@ -90,8 +90,8 @@ impl DraftSegment {
             return Ok(());
         }
         // The mapping first: some systems do not shorten a file that is mapped beyond its new end.
-        self.segment.map = map(file, 0, length, Access::ReadWrite, &name)?;
-        self.segment.file_length = length;
+        self.mapped.map = map(file, 0, length, Access::ReadWrite, &name)?;
+        self.mapped.file_length = length;
         file.set_len(length).map_err(failed)
     }
 
@@ -112,12 +112,13 @@ impl DraftSegment {
     ) -> Result<Segment, (Error, Self)> {
         // In a plain array all bytes are elements: no room may stay behind them.
         let own = self.refuse_forked_child(at.as_str());
-        match own.and_then(|()| self.shrink(self.segment.length as u64)) {
+        match own.and_then(|()| self.shrink(self.mapped.length as u64)) {
             Ok(()) => {
                 if description.is_some() {
                     let _ = self.set_description(description); // optional: not every file system supports it
                 }
-                self.publish_whole(at, mode, keep)
+                let home = Home { backend: self.backend.clone(), location: at.clone() };
+                self.publish_whole(&home, mode, keep)
             }
             Err(error) => Err((error, self)),
         }
@@ -149,33 +150,36 @@ impl DraftSegment {
 
     /// Publishes the draft together with the bytes behind its payload.
     #[allow(clippy::result_large_err)] // as above
-    pub(super) fn publish_whole(mut self, at: &Location, mode: Publish, keep: bool) -> Result<Segment, (Error, Self)> {
-        let settled = self.prepare_lease(keep, at.as_str());
-        let published = settled.and_then(|()| self.backend.publish(&mut self.file, at, mode));
+    pub(super) fn publish_whole(mut self, home: &Home, mode: Publish, keep: bool) -> Result<Segment, (Error, Self)> {
+        let kept = self.descriptor_to_keep(keep, home.location.as_str());
+        let published = kept.and_then(|kept| {
+            self.backend.publish(&mut self.file, &home.location, mode)?;
+            Ok(kept)
+        });
         os::step("publish: named");
-        match published.and_then(|()| self.admit(at)) {
-            Ok(()) => Ok(self.segment),
+        match published.and_then(|kept| self.admit(home).map(|()| kept)) {
+            Ok(kept) => Ok(Segment::new(self.mapped, home.clone(), kept)),
             Err(error) => Err((error, self)),
         }
     }
 
     /// Makes a segment that has no name and can be reached only by its descriptor.
     #[allow(clippy::result_large_err)] // as above
-    pub(crate) fn share_nameless(mut self, home: &Home) -> Result<Segment, (Error, Self)> {
-        match self.prepare_lease(true, home.location.as_str()) {
-            Ok(()) => Ok(self.segment),
+    pub(crate) fn share_nameless(self, home: &Home) -> Result<Segment, (Error, Self)> {
+        match self.descriptor_to_keep(true, home.location.as_str()) {
+            Ok(kept) => Ok(Segment::new(self.mapped, home.clone(), kept)),
             Err(error) => Err((error, self)),
         }
     }
 
-    /// Lets the segment keep the draft's descriptor if guards are to use it, if its memory can be recycled, or if the lease ends
-    /// with the descriptor.
-    fn prepare_lease(&mut self, for_guards: bool, name: &str) -> Result<()> {
-        if for_guards || self.recyclable || !self.backend.lock_survives_close()? {
-            let file = self.file.file().try_clone().map_err(|error| Error::os("keep the descriptor", name, error))?;
-            self.segment.descriptor = Some(KeptDescriptor::new(file, &self.backend));
-            self.segment.guards_by_descriptor = for_guards;
+    /// Returns the draft's descriptor, to be kept by the segment, if guards are to use it, if its memory can be recycled, or if the lease
+    /// ends with the descriptor.
+    fn descriptor_to_keep(&self, for_guards: bool, name: &str) -> Result<Kept> {
+        if !for_guards && !self.recyclable && self.backend.lock_survives_close()? {
+            return Ok(Kept::Nothing);
         }
-        Ok(())
+        let file = self.file.file().try_clone().map_err(|error| Error::os("keep the descriptor", name, error))?;
+        let kept = KeptDescriptor::new(file, &self.backend);
+        Ok(if for_guards { Kept::ForGuards(kept) } else { Kept::ForLease(kept) })
     }
 }

@@ -19,7 +19,7 @@ impl DraftSegment {
     /// Publishes a draft that has a trailer, and stays attached to it.
     pub(crate) fn publish_joint(self, home: &Home) -> Result<Segment> {
         self.lease_as(COUNTED, LEASE, home.location.as_str())?;
-        self.publish_whole(&home.location, Publish::New, true).map_err(|(error, _draft)| error)
+        self.publish_whole(home, Publish::New, true).map_err(|(error, _draft)| error)
     }
 }
 
@@ -45,7 +45,7 @@ impl<R, F: Fn(&Trailer) -> Result<R>> Subject for Joint<F> {
         (facts.length, *payload)
     }
 
-    fn enter(&self, mapped: Segment, _: &Self::Record, _home: &Home, _how: &Attach) -> Result<Segment> {
+    fn enter(&self, mapped: Segment, _: &Self::Record, _how: &Attach) -> Result<Segment> {
         Ok(mapped)
     }
 }
@@ -68,36 +68,36 @@ impl Segment {
     /// a copy of the descriptor for a moment.
     pub(crate) fn end_lease(&self) {
         // If this fails, the lease ends with the last copy of the descriptor.
-        let _ = self.descriptor.as_ref().map(|kept| os::unlock(&kept.file, COUNTED));
+        let _ = self.kept.file().map(|file| os::unlock(file, COUNTED));
     }
 
     /// Returns whether the range is locked by any description other than the kept one, in this process or another.
-    pub(crate) fn is_range_locked(&self, range: LockRange, home: &Home) -> Result<bool> {
-        let Some(kept) = &self.descriptor else { return Ok(false) };
-        os::is_locked(&kept.file, LockKind::Exclusive, range)
-            .map_err(|error| Error::os("ask for a lock", &home.location, error))
+    pub(crate) fn is_range_locked(&self, range: LockRange) -> Result<bool> {
+        let Some(file) = self.kept.file() else { return Ok(false) };
+        os::is_locked(file, LockKind::Exclusive, range)
+            .map_err(|error| Error::os("ask for a lock", self.location(), error))
     }
 
     /// Opens a description for a lock that ends with this process.
-    pub(crate) fn mark(&self, home: &Home) -> Result<Mark> {
-        let file = self.open_again(home, Access::ReadWrite)?;
+    pub(crate) fn mark(&self) -> Result<Mark> {
+        let file = self.open_again(Access::ReadWrite)?;
         let generation = os::fork_generation();
-        if !home.backend.lock_survives_close()? {
+        if !self.home().backend.lock_survives_close()? {
             return Ok(Mark { file: Some(file), mapping: None, generation });
         }
-        let name = home.location.as_str();
+        let name = self.location().as_str();
         let mapping = map(&file, 0, PAGE as u64, Access::Read, name)?;
         mapping.keep_from_children().map_err(|error| Error::os("keep a mapping from children", name, error))?;
         Ok(Mark { file: Some(file), mapping: Some(mapping), generation })
     }
 
     /// Takes a lock that every process holds for moments only. Waits for it until the deadline.
-    pub(crate) fn turn(&self, range: LockRange, until: Deadline, home: &Home) -> Result<Turn> {
-        let mut turn = Turn::open(|| self.open_again(home, Access::ReadWrite))?;
+    pub(crate) fn turn(&self, range: LockRange, until: Deadline) -> Result<Turn> {
+        let mut turn = Turn::open(|| self.open_again(Access::ReadWrite))?;
         let mut backoff = Backoff::until(until);
-        while !turn.try_lock(LockKind::Exclusive, range).map_err(|error| Error::os("lock", &home.location, error))? {
+        while !turn.try_lock(LockKind::Exclusive, range).map_err(|error| Error::os("lock", self.location(), error))? {
             if !backoff.pause() {
-                return Err(Error::TimedOut { location: home.location.to_string(), waited: until.limit() });
+                return Err(Error::TimedOut { location: self.location().to_string(), waited: until.limit() });
             }
         }
         Ok(turn)

@@ -45,9 +45,9 @@ use crate::os::{self, Facts, FileId, LockKind, LockRange, Mapping};
 /// so it must neither wait nor fail.
 pub(crate) type Farewell = fn(&Home, Duration);
 
-/// Mapped bytes and their lease, which lasts exactly as long as the mapping.
+/// A file's bytes in memory.
 #[derive(Debug)]
-pub(crate) struct Segment {
+pub(crate) struct Mapped {
     map: Mapping,
     /// Bytes of the payload.
     length: usize,
@@ -55,16 +55,47 @@ pub(crate) struct Segment {
     file_length: u64,
     id: FileId,
     access: Access,
-    /// Dropped after the mapping.
-    descriptor: Option<KeptDescriptor>,
-    /// Guards go through the descriptor instead of the name.
-    guards_by_descriptor: bool,
-    /// Notes which cells this mapping has locked, so that the thread that locked them never waits for itself.
-    held: Option<Token>,
     /// Fork generation of the process that made the mapping. A forked child shares the open file description.
     generation: u64,
     /// How many forks that process had begun before, or `None` if one was under way.
     forks: Option<u64>,
+}
+
+/// Mapped bytes, the name by which they were found, and their lease, which lasts exactly as long as the mapping.
+#[derive(Debug)]
+pub(crate) struct Segment {
+    mapped: Mapped,
+    /// Where the name is, or would be.
+    home: Home,
+    /// Dropped after the mapping.
+    kept: Kept,
+    /// Notes which cells this mapping has locked, so that the thread that locked them never waits for itself.
+    held: Option<Token>,
+}
+
+/// Whether the descriptor of a mapping's own open file description is open, and what for.
+#[derive(Debug)]
+enum Kept {
+    /// It was closed: the mapping carries the lease.
+    Nothing,
+    /// The lease ends with it, or a pool needs it to convert the lease. Guards open the name.
+    ForLease(KeptDescriptor),
+    /// Guards go through it, so that they need no name.
+    ForGuards(KeptDescriptor),
+}
+
+impl Kept {
+    fn file(&self) -> Option<&File> {
+        match self {
+            Self::Nothing => None,
+            Self::ForLease(kept) | Self::ForGuards(kept) => Some(&kept.file),
+        }
+    }
+
+    /// Returns the descriptor that guards go through.
+    fn file_for_guards(&self) -> Option<&File> {
+        if let Self::ForGuards(kept) = self { Some(&kept.file) } else { None }
+    }
 }
 
 /// A descriptor that is kept beside a mapping, and dropped after it.
@@ -94,8 +125,16 @@ impl AsMut<Self> for Segment {
     }
 }
 
-impl Segment {
-    /// Returns a segment of the given mapping, which starts at the beginning of the file.
+impl std::ops::Deref for Segment {
+    type Target = Mapped;
+
+    fn deref(&self) -> &Mapped {
+        &self.mapped
+    }
+}
+
+impl Mapped {
+    /// Joins a mapping, which starts at the beginning of the file, with what the file was then.
     fn new(map: Mapping, payload: u64, facts: &Facts, access: Access, name: &str) -> Result<Self> {
         Ok(Self {
             map,
@@ -103,9 +142,6 @@ impl Segment {
             file_length: facts.length,
             id: facts.id,
             access,
-            descriptor: None,
-            guards_by_descriptor: false,
-            held: None,
             generation: os::fork_generation(),
             forks: os::forks(),
         })
@@ -151,15 +187,6 @@ impl Segment {
         self.generation == os::fork_generation()
     }
 
-    /// Refuses an inherited mapping if the parent can recycle its memory. Parent and child share the open file description: the parent
-    /// can convert the lease of both, and use the memory for a buffer with other chunks.
-    pub(crate) fn refuse_inherited(&self, home: &Home) -> Result<()> {
-        if self.is_own_process() || self.descriptor.is_none() {
-            return Ok(());
-        }
-        Err(inherited(home))
-    }
-
     pub(crate) fn id(&self) -> FileId {
         self.id
     }
@@ -168,70 +195,110 @@ impl Segment {
         self.access
     }
 
+    /// Fails if the length of the file is not the one it had when it was mapped.
+    fn check_length(&self, facts: &Facts, location: &Location) -> Result<()> {
+        let (expected, found) = (self.file_length, facts.length);
+        if found == expected {
+            return Ok(());
+        }
+        Err(Error::SizeMismatch { location: location.to_string(), expected, found, description: None })
+    }
+}
+
+impl Segment {
+    fn new(mapped: Mapped, home: Home, kept: Kept) -> Self {
+        Self { mapped, home, kept, held: None }
+    }
+
+    /// Returns where its name is, or would be.
+    pub(crate) fn home(&self) -> &Home {
+        &self.home
+    }
+
+    /// Returns the name by which it was found, or the one that it would have.
+    pub(crate) fn location(&self) -> &Location {
+        &self.home.location
+    }
+
+    /// Notes that the file has been renamed.
+    pub(crate) fn renamed(self, home: Home) -> Self {
+        Self { home, ..self }
+    }
+
+    /// Refuses an inherited mapping if the parent can recycle its memory. Parent and child share the open file description: the parent
+    /// can convert the lease of both, and use the memory for a buffer with other chunks.
+    pub(crate) fn refuse_inherited(&self) -> Result<()> {
+        if self.is_own_process() || matches!(self.kept, Kept::Nothing) {
+            return Ok(());
+        }
+        Err(inherited(&self.home))
+    }
+
     /// Returns whether guards go through a descriptor that is kept for them.
     pub(crate) fn keeps_descriptor(&self) -> bool {
-        self.guards_by_descriptor
+        self.kept.file_for_guards().is_some()
     }
 
     /// Returns the file's present metadata: links, length, allocated bytes.
-    pub(crate) fn facts(&self, home: &Home) -> Result<Facts> {
-        look(&self.open_again(home, Access::Read)?, &home.location)
+    pub(crate) fn facts(&self) -> Result<Facts> {
+        look(&self.open_again(Access::Read)?, self.location())
     }
 
     /// Returns whether the file has holes, as far as the system tells.
-    pub(crate) fn is_sparse(&self, home: &Home) -> Result<bool> {
-        let file = self.open_again(home, Access::Read)?;
-        let facts = look(&file, &home.location)?;
+    pub(crate) fn is_sparse(&self) -> Result<bool> {
+        let file = self.open_again(Access::Read)?;
+        let facts = look(&file, self.location())?;
         Ok(os::has_holes(&file, &facts).unwrap_or(facts.allocated < facts.length))
     }
 
     /// Fails if a wait for these cells could never end, because this thread itself has them locked.
-    pub(crate) fn refuse_deadlock(&self, home: &Home, kind: LockKind, range: LockRange) -> Result<()> {
+    pub(crate) fn refuse_deadlock(&self, kind: LockKind, range: LockRange) -> Result<()> {
         if locks::is_own_conflict(self.id, kind, range) {
-            return Err(Error::WouldDeadlock { location: home.location.to_string() });
+            return Err(Error::WouldDeadlock { location: self.location().to_string() });
         }
         Ok(())
     }
 
     /// Locks cells of a plain array, on an open file description of their own.
     ///
-    /// Fails with `Unlinked` if the name of `home` does not lead to the mapped file, unless guards go through the kept descriptor.
+    /// Fails with `Unlinked` if the name does not lead to the mapped file, unless guards go through the kept descriptor.
     /// In a forked child that inherited the mapping, the description gets a lease too, and a kept descriptor is refused.
-    pub(crate) fn hold(&self, home: &Home, kind: LockKind, range: LockRange, wait: Wait<'_>) -> Result<Hold> {
+    pub(crate) fn hold(&self, kind: LockKind, range: LockRange, wait: Wait<'_>) -> Result<Hold> {
         if self.is_own_process() {
-            return self.hold_counted(home, kind, range, wait);
+            return self.hold_counted(kind, range, wait);
         }
-        let turn = self.lease_inherited(home, self.access_for(kind, home)?, wait)?;
-        self.lock_cells(turn, home, kind, range, wait)
+        let turn = self.lease_inherited(self.access_for(kind)?, wait)?;
+        self.lock_cells(turn, kind, range, wait)
     }
 
     /// As [`hold`](Self::hold), for a counted array. No process recycles its memory that has forked since it mapped it, so a forked child needs
     /// no lease of its own.
-    pub(crate) fn hold_counted(&self, home: &Home, kind: LockKind, range: LockRange, wait: Wait<'_>) -> Result<Hold> {
-        let turn = Turn::open(|| self.open_again(home, self.access_for(kind, home)?))?;
-        self.lock_cells(turn, home, kind, range, wait)
+    pub(crate) fn hold_counted(&self, kind: LockKind, range: LockRange, wait: Wait<'_>) -> Result<Hold> {
+        let turn = Turn::open(|| self.open_again(self.access_for(kind)?))?;
+        self.lock_cells(turn, kind, range, wait)
     }
 
     /// Returns for what the file must be opened to lock it like this.
-    fn access_for(&self, kind: LockKind, home: &Home) -> Result<Access> {
+    fn access_for(&self, kind: LockKind) -> Result<Access> {
         match kind {
-            LockKind::Exclusive if self.access == Access::Read => Err(self.read_only(home)),
+            LockKind::Exclusive if self.access == Access::Read => Err(self.read_only()),
             LockKind::Exclusive => Ok(Access::ReadWrite),
             LockKind::Shared => Ok(Access::Read),
         }
     }
 
-    fn lock_cells(&self, turn: Turn, home: &Home, kind: LockKind, range: LockRange, wait: Wait<'_>) -> Result<Hold> {
+    fn lock_cells(&self, turn: Turn, kind: LockKind, range: LockRange, wait: Wait<'_>) -> Result<Hold> {
+        let location = self.location();
         os::step("hold: opened");
-        let hold = Hold::take(turn, self.id, kind, range, wait, home.location.as_str())?;
+        let hold = Hold::take(turn, self.id, kind, range, wait, location.as_str())?;
         os::step("hold: granted");
         // During a long wait the name may have been removed or replaced: check that it still leads to the mapped file.
-        let facts = look(hold.file(), &home.location)?;
-        if !self.guards_by_descriptor && !self.has_name(&facts, home)? {
-            return Err(unlinked(home));
+        let facts = look(hold.file(), location)?;
+        if !self.keeps_descriptor() && !self.has_name(&facts)? {
+            return Err(unlinked(&self.home));
         }
         // Checked before any byte is read: an access beyond the end of a shortened file raises SIGBUS.
-        self.check_length(&facts, &home.location)?;
+        self.check_length(&facts, location)?;
         Ok(hold)
     }
 
@@ -240,9 +307,9 @@ impl Segment {
     /// In the process that made the mapping, the link count tells on most systems. The mapping's lease keeps the memory from being
     /// recycled, so no rename has given the file another name: only this process can convert that lease, and to do so it takes
     /// the segment itself (recycle.rs), which no guard can outlive. A forked child's lease is its parent's, so there the name decides.
-    fn has_name(&self, facts: &Facts, home: &Home) -> Result<bool> {
+    fn has_name(&self, facts: &Facts) -> Result<bool> {
         let links_tell = os::LINKS_TELL && self.is_own_process();
-        Ok(facts.links > 0 && (links_tell || home.leads_to(self.id)?))
+        Ok(facts.links > 0 && (links_tell || self.home.leads_to(self.id)?))
     }
 
     /// Opens and leases the file of an inherited mapping of a plain array.
@@ -250,11 +317,12 @@ impl Segment {
     /// The lease of the mapping is on a description that parent and child share. The parent's pool can convert it and use the memory for
     /// another array. Nothing can convert the lease taken here. When it is granted and the name still leads to the file, the memory is
     /// that of the array, and stays so until the turn is dropped.
-    fn lease_inherited(&self, home: &Home, access: Access, wait: Wait<'_>) -> Result<Turn> {
-        if self.guards_by_descriptor {
+    fn lease_inherited(&self, access: Access, wait: Wait<'_>) -> Result<Turn> {
+        let home = &self.home;
+        if self.keeps_descriptor() {
             return Err(inherited(home)); // without a name, nothing tells whether the memory is still that of the array
         }
-        let mut turn = Turn::open(|| self.open_by_name(home, access))?;
+        let mut turn = Turn::open(|| self.open_by_name(access))?;
         os::step("hold: inherited and opened");
         attach::lease_named(&mut turn, LEASE, wait, home)?;
         let facts = look(turn.file(), &home.location)?;
@@ -270,19 +338,10 @@ impl Segment {
         Ok(turn)
     }
 
-    /// Fails if the length of the file is not the one it had when it was mapped.
-    fn check_length(&self, facts: &Facts, location: &Location) -> Result<()> {
-        let (expected, found) = (self.file_length, facts.length);
-        if found == expected {
-            return Ok(());
-        }
-        Err(Error::SizeMismatch { location: location.to_string(), expected, found, description: None })
-    }
-
     /// Locks all cells on the mapping's own description, for as long as the mapping lives. Returns the metadata read under the lock.
-    fn hold_all(&mut self, kind: LockKind, wait: Wait<'_>, location: &Location) -> Result<Facts> {
-        let gone = || Error::Unlinked { location: location.to_string() };
-        let file = self.descriptor.as_ref().map(|kept| &kept.file).ok_or_else(gone)?;
+    fn hold_all(&mut self, kind: LockKind, wait: Wait<'_>) -> Result<Facts> {
+        let location = &self.home.location;
+        let file = self.kept.file().ok_or_else(|| unlinked(&self.home))?;
         self.held = Some(locks::take(file, self.id, kind, ALL_CELLS, wait, location.as_str())?);
         let facts = look(file, location)?;
         self.check_length(&facts, location)?;
@@ -294,19 +353,17 @@ impl Segment {
     fn release_all(&self) {
         for range in [ALL_CELLS, LEASE] {
             // If this fails, the locks end with the last copy of the descriptor.
-            let _ = self.descriptor.as_ref().map(|kept| os::unlock(&kept.file, range));
+            let _ = self.kept.file().map(|file| os::unlock(file, range));
         }
     }
 
     /// Opens a new description of the mapped file.
-    fn open_again(&self, home: &Home, access: Access) -> Result<File> {
-        let (true, Some(descriptor)) = (self.guards_by_descriptor, &self.descriptor) else {
-            return self.open_by_name(home, access);
-        };
-        os::reopen(&descriptor.file, access == Access::ReadWrite).or_else(|error| {
+    fn open_again(&self, access: Access) -> Result<File> {
+        let Some(file) = self.kept.file_for_guards() else { return self.open_by_name(access) };
+        os::reopen(file, access == Access::ReadWrite).or_else(|error| {
             // A descriptor cannot always be reopened. As long as the file has its name, it can be opened by that.
-            self.open_by_name(home, access).map_err(|by_name| match by_name {
-                Error::Unlinked { .. } => Error::os("open again by descriptor", &home.location, error),
+            self.open_by_name(access).map_err(|by_name| match by_name {
+                Error::Unlinked { .. } => Error::os("open again by descriptor", self.location(), error),
                 other => other,
             })
         })
@@ -316,19 +373,19 @@ impl Segment {
     ///
     /// The description is a new one. On a duplicate of ours, unlocking here would end the borrower's lease too, and a pool that converts
     /// its own lease would not see the borrower.
-    pub(crate) fn leased_descriptor(&self, home: &Home, access: Access, lease: LockRange) -> Result<File> {
-        let location = &home.location;
+    pub(crate) fn leased_descriptor(&self, access: Access, lease: LockRange) -> Result<File> {
+        let location = self.location();
         if !os::DESCRIPTORS_CAN_BE_SHARED {
             let what = "a descriptor with a lease of its own, because this platform was not shown to keep a lock when a duplicate \
                         of its descriptor is closed";
             return Err(Error::Unsupported { location: location.to_string(), what: what.into() });
         }
-        let file = self.open_again(home, access)?;
+        let file = self.open_again(access)?;
         attach::lease_own(&file, lease, location.as_str())?;
         // In a forked child, the parent's pool may have recycled the memory between opening and leasing: see attach.rs.
         let checked = look(&file, location).and_then(|facts| {
-            if !self.guards_by_descriptor && !is_named(&facts, home)? {
-                return Err(unlinked(home));
+            if !self.keeps_descriptor() && !is_named(&facts, &self.home)? {
+                return Err(unlinked(&self.home));
             }
             self.check_length(&facts, location)
         });
@@ -339,7 +396,8 @@ impl Segment {
         Ok(file)
     }
 
-    fn open_by_name(&self, home: &Home, access: Access) -> Result<File> {
+    fn open_by_name(&self, access: Access) -> Result<File> {
+        let home = &self.home;
         let file = match home.backend.open(&home.location, access) {
             Err(Error::NotFound { .. } | Error::NotAnArray { .. }) => return Err(unlinked(home)),
             other => other?,
@@ -348,10 +406,10 @@ impl Segment {
     }
 
     /// Returns the error for writing to a read-only attachment.
-    pub(crate) fn read_only(&self, home: &Home) -> Error {
-        let (owner, mode) = self.facts(home).map_or((0, 0), |facts| (facts.owner, facts.mode));
+    pub(crate) fn read_only(&self) -> Error {
+        let (owner, mode) = self.facts().map_or((0, 0), |facts| (facts.owner, facts.mode));
         Error::PermissionDenied {
-            location: home.location.to_string(),
+            location: self.location().to_string(),
             owner,
             mode,
             reason: "it was opened read-only (open it for writing, or take a read guard)",

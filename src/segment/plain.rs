@@ -3,7 +3,7 @@
 
 use std::fs::File;
 
-use super::attach::{Attach, Subject, attach, by_name};
+use super::attach::{Attach, FoundBy, Subject, attach, by_name};
 use super::description::{self, LONGEST_DESCRIPTION};
 use super::footer::{Kind, RawFooter};
 use super::{Home, Segment, read_footer};
@@ -43,7 +43,7 @@ impl Subject for Expect {
         }
     }
 
-    fn enter(&self, mapped: Segment, (): &(), _home: &Home, _how: &Attach) -> Result<Segment> {
+    fn enter(&self, mapped: Segment, (): &(), _how: &Attach) -> Result<Segment> {
         Ok(mapped)
     }
 }
@@ -65,7 +65,7 @@ impl<R, F: Fn(u64, Option<&[u8]>) -> Result<R>> Subject for Plain<'_, F> {
         (self.check)(facts.length, description::read(self.backend, file, &mut buffer))
     }
 
-    fn enter(&self, mapped: Segment, _read: &R, _home: &Home, _how: &Attach) -> Result<Segment> {
+    fn enter(&self, mapped: Segment, _read: &R, _how: &Attach) -> Result<Segment> {
         Ok(mapped)
     }
 }
@@ -95,6 +95,6 @@ impl Segment {
 
     /// Leases and maps a file that was opened by name. Returns `Ok(None)` if the name leads to another file by now.
     pub(crate) fn attach_file(file: File, home: &Home, expect: Expect, how: Attach) -> Result<Option<Self>> {
-        Ok(attach(file, true, home, how, &expect)?.map(|(segment, ())| segment))
+        Ok(attach(file, FoundBy::Name, home, how, &expect)?.map(|(segment, ())| segment))
     }
 }

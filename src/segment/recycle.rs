@@ -14,9 +14,9 @@ use std::time::Duration;
 
 use super::attach::lease_own_until;
 use super::mapping::{map, map_length};
-use super::{DraftSegment, Home, Segment, look};
+use super::{DraftSegment, Home, Kept, Segment, look};
 use crate::backend::lock_space::{ALL_CELLS, COUNTED, LEASE};
-use crate::backend::{Access, Backend, Directory, DraftFile, DraftOptions, Location, Publish};
+use crate::backend::{Access, Backend, DraftFile, DraftOptions, Location, Publish};
 use crate::backoff::Deadline;
 use crate::error::{Error, Result};
 use crate::os::{self, FileId, LockKind};
@@ -42,26 +42,25 @@ pub(crate) fn is_possible() -> bool {
 #[allow(clippy::result_large_err)] // moved once, on the way to an error that boxes it
 pub(crate) fn recycle(
     segment: Segment,
-    home: &Home,
     options: DraftOptions,
     limit: Duration,
 ) -> Result<Option<DraftSegment>, (Error, Segment)> {
     if !is_possible() {
-        return match home.backend.unlink_within(&home.location, Some(segment.id), limit) {
+        return match segment.home.unlink_within(segment.id, limit) {
             Ok(_) => Ok(None),
             Err(error) => Err((error, segment)),
         };
     }
     let until = Deadline::after(limit);
-    let own = match own_description(&segment, home, until) {
+    let own = match own_description(&segment, until) {
         Ok(own) => own,
         Err(Error::Unlinked { .. }) => return Ok(None),
         Err(error) => return Err((error, segment)),
     };
-    let hidden = own.check(&segment, home, options).and_then(|()| hide(segment.id, home, until.left()));
+    let hidden = own.check(&segment, options).and_then(|()| hide(segment.id, &segment.home, until.left()));
     os::step("recycle: hidden");
     match hidden {
-        Ok(path) => Ok(own.into_draft(segment, path, home, options)),
+        Ok(path) => Ok(own.into_draft(segment, path, options)),
         Err(error) => {
             own.release();
             if matches!(error, Error::NotFound { .. }) { Ok(None) } else { Err((error, segment)) }
@@ -71,9 +70,9 @@ pub(crate) fn recycle(
 
 impl Segment {
     /// Closes the descriptor that is kept for recycling, where nothing else depends on it.
-    pub(crate) fn stop_recycling(&mut self, backend: &Directory) {
-        if !self.guards_by_descriptor && backend.lock_survives_close().unwrap_or(false) {
-            self.descriptor = None;
+    pub(crate) fn stop_recycling(&mut self) {
+        if matches!(self.kept, Kept::ForLease(_)) && self.home.backend.lock_survives_close().unwrap_or(false) {
+            self.kept = Kept::Nothing;
         }
     }
 }
@@ -86,31 +85,32 @@ struct LeaseDescriptor {
     is_mapped: bool,
 }
 
-fn own_description(segment: &Segment, home: &Home, until: Deadline) -> Result<LeaseDescriptor> {
-    let failed = |error| Error::os("keep the descriptor", &home.location, error);
+fn own_description(segment: &Segment, until: Deadline) -> Result<LeaseDescriptor> {
+    let failed = |error| Error::os("keep the descriptor", segment.location(), error);
     // A forked child shares the description with its parent, which may convert the same locks.
-    let kept = segment.descriptor.as_ref().filter(|_| segment.is_own_process());
+    let kept = segment.kept.file().filter(|_| segment.is_own_process());
     if let (Some(kept), Access::ReadWrite) = (kept, segment.access) {
-        return Ok(LeaseDescriptor { file: kept.file.try_clone().map_err(failed)?, is_mapped: true });
+        return Ok(LeaseDescriptor { file: kept.try_clone().map_err(failed)?, is_mapped: true });
     }
-    let file = segment.open_by_name(home, Access::ReadWrite)?;
-    lease_own_until(&file, LEASE, until, home.location.as_str())?;
+    let file = segment.open_by_name(Access::ReadWrite)?;
+    lease_own_until(&file, LEASE, until, segment.location().as_str())?;
     Ok(LeaseDescriptor { file, is_mapped: false })
 }
 
 impl LeaseDescriptor {
     /// Refuses memory that could not become a new draft, while it still has its name.
-    fn check(&self, segment: &Segment, home: &Home, options: DraftOptions) -> Result<()> {
-        let facts = look(&self.file, &home.location)?;
+    fn check(&self, segment: &Segment, options: DraftOptions) -> Result<()> {
+        let location = segment.location();
+        let facts = look(&self.file, location)?;
         let (owner, mode) = (facts.owner, facts.mode);
         let reason = if !os::is_user(owner) {
             "it belongs to another user, and only memory of this user can be used again"
         } else if mode & 0o777 != options.permissions {
             "it has other permissions than the pool's arrays, and so cannot become one of them"
         } else {
-            return segment.check_length(&facts, &home.location);
+            return segment.check_length(&facts, location);
         };
-        Err(Error::PermissionDenied { location: home.location.to_string(), owner, mode, reason })
+        Err(Error::PermissionDenied { location: location.to_string(), owner, mode, reason })
     }
 
     /// Releases the lease, unless it is also that of the mapping. Closing is not enough: see attach.rs.
@@ -121,13 +121,9 @@ impl LeaseDescriptor {
     }
 
     /// Makes a draft of the file, which has a hidden name by now. If that fails, dropping the draft file removes the name.
-    fn into_draft(
-        self,
-        mut segment: Segment,
-        path: PathBuf,
-        home: &Home,
-        options: DraftOptions,
-    ) -> Option<DraftSegment> {
+    fn into_draft(self, segment: Segment, path: PathBuf, options: DraftOptions) -> Option<DraftSegment> {
+        // Bound in this order, so that the descriptor is closed after the mapping. The draft has one of its own.
+        let Segment { kept: _kept, home, mut mapped, .. } = segment;
         let file = DraftFile::hidden(self.file, path);
         let facts = os::facts(file.file()).ok()?;
         if facts.links != 1 {
@@ -139,13 +135,11 @@ impl LeaseDescriptor {
         if !self.is_mapped {
             let name = home.location.as_str();
             // Replacing the old mapping releases the lease that could not be converted.
-            segment.map = map(file.file(), 0, segment.file_length, Access::ReadWrite, name).ok()?;
-            segment.access = Access::ReadWrite;
-            segment.generation = os::fork_generation();
+            mapped.map = map(file.file(), 0, mapped.file_length, Access::ReadWrite, name).ok()?;
+            mapped.access = Access::ReadWrite;
+            mapped.generation = os::fork_generation();
         }
-        segment.descriptor = None; // the draft has one
-        segment.guards_by_descriptor = false;
-        Some(DraftSegment::of_used(segment, file, home.backend.clone(), options))
+        Some(DraftSegment::of_used(mapped, file, home.backend, options))
     }
 }
 
@@ -173,25 +167,24 @@ impl DraftSegment {
 
     /// Returns how many bytes the file has, which may be more than the segment.
     pub(crate) fn room(&self) -> u64 {
-        self.segment().file_length
+        self.mapped.file_length
     }
 
     /// Begins a new array of `length` bytes in the file. Returns `Ok(false)` if the hidden name was removed: the file cannot get
     /// another name.
     pub(crate) fn reuse(&mut self, length: u64) -> Result<bool> {
-        let id = self.segment().id;
+        let id = self.mapped.id;
         if self.file().path().is_some_and(|path| !os::facts_at(path).is_ok_and(|facts| facts.id == id)) {
             return Ok(false);
         }
-        self.segment.length = map_length(length, NAMELESS)?;
+        self.mapped.length = map_length(length, NAMELESS)?;
         Ok(true)
     }
 
     /// Lets other processes attach, once the file has its public name. On failure the file is hidden again.
-    pub(super) fn admit(&mut self, at: &Location) -> Result<()> {
-        self.open_to_others(at.as_str()).inspect_err(|_| {
-            let home = Home { backend: self.backend.clone(), location: at.clone() };
-            if let Ok(path) = hide(self.segment().id, &home, Duration::ZERO) {
+    pub(super) fn admit(&mut self, home: &Home) -> Result<()> {
+        self.open_to_others(home.location.as_str()).inspect_err(|_| {
+            if let Ok(path) = hide(self.mapped.id, home, Duration::ZERO) {
                 self.file.set_path(path);
             }
         })

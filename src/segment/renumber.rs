@@ -23,12 +23,12 @@ impl CountedSegment {
     /// If the process is killed meanwhile, the file has one number or the other, and is an orphan.
     pub(crate) fn renumber(&mut self, id: u128) -> Result<bool> {
         let segment = self.segment();
-        let Some(kept) = segment.descriptor.as_ref().filter(|_| is_possible()) else { return Ok(false) };
+        let Some(file) = segment.kept.file().filter(|_| is_possible()) else { return Ok(false) };
         let is_unforked = segment.is_own_process() && segment.forks.is_some() && segment.forks == os::forks();
         if !is_unforked || !self.is_counted() || segment.access != Access::ReadWrite || !self.is_unclaimed()? {
             return Ok(false);
         }
-        let (name, file) = (&self.home().location, &kept.file);
+        let name = segment.location();
         let failed = |error| Error::os("lock", name, error);
         os::step("renumber: to be alone");
         if !os::try_lock(file, LockKind::Exclusive, COUNTED).map_err(failed)? {
@@ -57,18 +57,18 @@ impl CountedSegment {
         if !is_ordinary || self.counts().in_flight(os::since_boot()).0 > 0 {
             return Ok(false);
         }
-        Ok(self.segment().facts(home).is_ok_and(|facts| facts.links == 1) && home.leads_to(self.segment().id())?)
+        Ok(self.segment().facts().is_ok_and(|facts| facts.links == 1) && home.leads_to(self.segment().id())?)
     }
 
     /// Writes the footer, and begins the counts again. The caller holds COUNTED alone.
     fn write_number(&self, id: u128) -> Result<()> {
         let (segment, name) = (self.segment(), self.home().location.as_str());
-        let Some(kept) = &segment.descriptor else { return Ok(()) };
-        let facts = super::look(&kept.file, name)?;
-        let trailer = Trailer::read(&kept.file, &facts, name)?;
+        let Some(file) = segment.kept.file() else { return Ok(()) };
+        let facts = super::look(file, name)?;
+        let trailer = Trailer::read(file, &facts, name)?;
         let footer = trailer.next_footer(id).map_err(|reason| Error::Trailer { location: name.to_owned(), reason })?;
         // One call within one page: a kill comes before it or after it.
-        os::write_all_at(&kept.file, &footer, facts.length - FOOTER_BYTES)
+        os::write_all_at(file, &footer, facts.length - FOOTER_BYTES)
             .map_err(|error| Error::os("write the end of", name, error))?;
         os::step("renumber: renumbered");
         self.counts().begin_again();
