@@ -155,11 +155,11 @@ pub(crate) fn take(
     let gate = if own != Standing::Nothing {
         // The gate is ignored. A writer at the gate may wait for the cells that this thread holds, and this thread would then wait
         // for the writer: neither would ever continue.
-        Gate::Open
+        Gate::Ignore
     } else if kind == LockKind::Exclusive && range == ALL_CELLS {
-        Gate::Close
+        Gate::Hold
     } else {
-        Gate::Pass
+        Gate::Respect
     };
     let request = LockRequest { file, id, kind, range, gate };
     let taken = match wait {
@@ -186,13 +186,13 @@ pub(crate) fn take(
 /// How a request treats the gate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Gate {
-    /// Ignore it.
-    Open,
+    /// Take no notice of it.
+    Ignore,
     /// Query whether a writer holds it, and wait until none does. Readers never hold it themselves: a succession of readers would
     /// keep a writer from closing it.
-    Pass,
-    /// Hold it until the cells are granted, so that no new reader enters before this writer.
-    Close,
+    Respect,
+    /// Close it until the cells are granted, so that no new reader enters before this writer.
+    Hold,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -218,8 +218,7 @@ impl<'a> LockRequest<'a> {
 
     /// Tries once. A writer that does not wait needs no gate, and closing it would refuse other requests for nothing.
     fn at_once(self) -> std::io::Result<bool> {
-        Ok((self.gate == Gate::Close || self.passes_gate(&mut None)?)
-            && os::try_lock(self.file, self.kind, self.range)?)
+        Ok((self.gate == Gate::Hold || self.passes_gate(&mut None)?) && os::try_lock(self.file, self.kind, self.range)?)
     }
 
     /// Tries again and again, because the kernel has no lock request with a timeout. A waiting writer keeps the gate meanwhile.
@@ -246,9 +245,9 @@ impl<'a> LockRequest<'a> {
     /// has kept it closed for too long. Only the cells exclude: a request that passes a closed gate takes its turn too early, no more.
     fn passes_gate(self, closed: &mut Option<ClosedGate<'a>>) -> std::io::Result<bool> {
         let is_closed = match self.gate {
-            Gate::Open => return Ok(true),
-            Gate::Pass => os::is_locked(self.file, LockKind::Shared, GATE)?,
-            Gate::Close => {
+            Gate::Ignore => return Ok(true),
+            Gate::Respect => os::is_locked(self.file, LockKind::Shared, GATE)?,
+            Gate::Hold => {
                 // Never requested twice: Windows refuses a lock that the same handle already holds.
                 if closed.is_none() && os::try_lock(self.file, LockKind::Exclusive, GATE)? {
                     *closed = Some(ClosedGate(self.file));
@@ -350,7 +349,7 @@ mod tests {
         let named = tempfile::NamedTempFile::new().expect("a file");
         let (file, other) = (named.as_file(), named.reopen().expect("another description"));
         let id = os::facts(file).expect("facts").id;
-        let request = LockRequest { file, id, kind: LockKind::Exclusive, range: BEYOND, gate: Gate::Close };
+        let request = LockRequest { file, id, kind: LockKind::Exclusive, range: BEYOND, gate: Gate::Hold };
         let is_closed = || os::is_locked(&other, LockKind::Shared, GATE).expect("an answer");
         assert!(request.until_granted().is_err());
         assert!(!is_closed(), "after an error, while the file is still open");

@@ -13,6 +13,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::attach::lease_own_until;
+use super::draft::Reach;
 use super::mapping::{map, map_length};
 use super::{DraftSegment, Home, Kept, Segment, look};
 use crate::backend::lock_space::{ALL_CELLS, COUNTED, LEASE};
@@ -151,18 +152,18 @@ impl DraftSegment {
         // LEASE alone does not exclude everything: another program can hold cells without a lease, and a process that opened the
         // name as a counted array holds COUNTED until it has read the end of the file.
         os::step("recycle: to be alone");
-        self.alone = self.alone || (take(LEASE)? && take(COUNTED)? && take(ALL_CELLS)?);
-        if self.alone {
+        if self.is_alone() || (take(LEASE)? && take(COUNTED)? && take(ALL_CELLS)?) {
+            self.reach = Reach::Locked;
             // The old description would become that of the next array. It is removed only now, because until the locks were
             // granted another process could have written it again.
             self.set_description(None)?;
         }
-        Ok(self.alone)
+        Ok(self.is_alone())
     }
 
-    /// Returns whether this draft holds the memory alone.
+    /// Returns whether this draft's locks keep out the processes that used the memory before.
     pub(crate) fn is_alone(&self) -> bool {
-        self.alone
+        self.reach == Reach::Locked
     }
 
     /// Returns how many bytes the file has, which may be more than the segment.
@@ -192,12 +193,12 @@ impl DraftSegment {
 
     /// Converts the exclusive locks back to an ordinary lease.
     pub(super) fn open_to_others(&mut self, name: &str) -> Result<()> {
-        if self.alone {
+        if self.is_alone() {
             let file = self.file().file();
             let given = os::unlock(file, ALL_CELLS).and_then(|()| os::unlock(file, COUNTED));
             let shared = given.and_then(|()| os::try_lock(file, LockKind::Shared, LEASE));
             shared.map_err(|error| Error::os("lease", name, error))?;
-            self.alone = false;
+            self.reach = Reach::Earlier;
         }
         Ok(())
     }
