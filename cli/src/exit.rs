@@ -12,8 +12,9 @@ use ndarray_shm::DType;
 use ndarray_shm_volume::{self as volume, ErrorKind, StoreFailure};
 use serde::Serialize;
 
-use crate::colour::{Colours, Tone};
-use crate::{host, report};
+use crate::machine::host;
+use crate::show::colour::{Colours, Tone};
+use crate::show::report;
 
 /// The exit codes that `--help` documents.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -29,7 +29,7 @@ pub(crate) fn opening<T>(stop: &StopFlag, url: &VolumeUrl, open: impl FnOnce() -
     const TICK: Duration = Duration::from_millis(20);
 
     let (opened, is_open) = mpsc::channel::<()>();
-    let (stop, name) = (stop.clone(), crate::units::printable(&url.to_string()));
+    let (stop, name) = (stop.clone(), crate::show::units::printable(&url.to_string()));
     let retries = Retries::new();
     let watched = retries.clone();
     std::thread::spawn(move || {
@@ -45,7 +45,8 @@ pub(crate) fn opening<T>(stop: &StopFlag, url: &VolumeUrl, open: impl FnOnce() -
             let retry = watched.current().filter(|retry| retry.elapsed >= RETRIED);
             if retry.is_some() || (told.is_none() && begin.elapsed() > SILENCE) {
                 told = Some(Instant::now());
-                let retry = retry.map_or_else(String::new, |retry| crate::units::printable(&format!("{retry}: ")));
+                let retry =
+                    retry.map_or_else(String::new, |retry| crate::show::units::printable(&format!("{retry}: ")));
                 eprintln!("still waiting for {name}: {retry}NDSHM_RETRY_SECONDS says for how long, Ctrl-C ends it");
             }
         }
@@ -83,7 +84,7 @@ pub(crate) fn call(action: impl FnOnce() + Send + 'static) -> Result<(), Failure
     use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
     let wanted = [SIGINT, SIGTERM, SIGHUP].into_iter();
-    let wanted = wanted.filter(|signal| *signal != SIGHUP || !crate::host::ignores(*signal));
+    let wanted = wanted.filter(|signal| *signal != SIGHUP || !crate::machine::host::ignores(*signal));
     let mut signals = signal_hook::iterator::Signals::new(wanted)
         .map_err(|error| Failure::new(Exit::Failed, format!("cannot listen to signals: {error}")))?;
     std::thread::spawn(move || {
@@ -118,7 +119,7 @@ fn listen(stop: StopFlag) -> io::Result<()> {
 
     let caught = Arc::new(AtomicBool::new(false));
     for signal in [SIGINT, SIGTERM, SIGHUP] {
-        if signal != SIGHUP || !crate::host::ignores(signal) {
+        if signal != SIGHUP || !crate::machine::host::ignores(signal) {
             signal_hook::flag::register(signal, Arc::clone(&caught))?;
         }
     }

@@ -1,53 +1,17 @@
 //! `ndshm`: arrays in shared memory from the command line.
 //!
-//! This file parses the command line, runs one command, prints its error, and chooses the exit code. Each command has its
-//! own file; `cli.rs` has the arguments, `help.rs` the long help texts.
+//! This file parses the command line, runs one command, prints its error, and chooses the exit code. The commands
+//! are in `commands`, their arguments and help texts in `args`.
 
-mod arena;
-mod cli;
-mod colour;
-mod counted;
-mod demo;
-mod describe;
-mod described;
-mod destination;
-mod doctor;
-mod download;
-mod download_request;
+mod args;
+mod arrays;
+mod commands;
 mod exit;
-mod export;
-mod gc;
-mod help;
-mod holders;
-mod host;
-mod import;
-mod info;
+mod files;
 mod interrupt;
-mod item;
-mod list;
-mod logind;
-mod manager;
-mod manual;
-mod new_volume;
-mod npy;
-mod output;
-mod part;
-mod picture;
-mod places;
-mod plan;
-mod plane;
-mod progress;
-mod python;
-mod region;
-mod report;
-mod scales;
-mod units;
-mod unlink;
-mod upload;
-mod upload_source;
-mod view;
-mod words;
-mod worker;
+mod machine;
+mod show;
+mod transfer;
 
 use std::ffi::OsString;
 use std::io::{self, IsTerminal as _, Write};
@@ -55,7 +19,10 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory as _, FromArgMatches as _};
 
-use crate::cli::{Cli, Command};
+use crate::args::{Cli, Command};
+use crate::commands::{
+    demo, describe, doctor, download, export, gc, import, info, list, manager, manual, plan, unlink, upload, view,
+};
 use crate::exit::{Exit, Failure};
 
 fn main() -> ExitCode {
@@ -68,7 +35,7 @@ fn main() -> ExitCode {
         }
     };
     if command.prints_json() {
-        report::owe_json();
+        show::report::owe_json();
     }
     // Not locked: threads of a worker process write there too.
     let mut out = io::stdout();
@@ -120,9 +87,9 @@ fn run(command: &Command, out: &mut dyn Write) -> Result<Exit, Failure> {
         Command::Completions(args) => manual::completions(args, out),
         Command::Man(args) => manual::man(args, out),
         Command::Environment => {
-            out.write_all(help::ENVIRONMENT.as_bytes())?;
+            out.write_all(args::help::ENVIRONMENT.as_bytes())?;
             Ok(Exit::Done)
         }
-        Command::Worker(args) => worker::run(args),
+        Command::Worker(args) => transfer::worker::run(args),
     }
 }

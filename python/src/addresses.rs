@@ -5,7 +5,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use pyo3::prelude::*;
 
-use crate::array::{Attachment, forks};
+use crate::attachment::Attachment;
+use crate::forks::forks;
 use crate::memory::{Memory, Shape};
 
 /// Memory with an address that was given to other libraries.
@@ -84,6 +85,6 @@ pub(crate) fn array_at(address: usize, length: usize) -> Option<(Attachment, usi
         });
     drop(addresses); // before the memory is: dropping the last reference frees the array
     let (memory, shape, forks, offset) = found?;
-    let is_frozen = memory.counted().is_some_and(crate::shared::Counted::is_frozen);
+    let is_frozen = memory.counted().is_some_and(crate::memory::Counted::is_frozen);
     (!is_frozen).then(|| (Attachment::again(memory, shape, forks), offset))
 }

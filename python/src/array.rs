@@ -5,9 +5,7 @@
 use std::collections::BTreeMap;
 use std::ffi::c_int;
 use std::fs::File;
-use std::ops::Deref;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -15,76 +13,23 @@ use ndarray_shm::array::{ArrayLock, Description};
 use ndarray_shm::render;
 use ndarray_shm::{Access, CreationMode, DType, Directory, Error, Location, Order, Result, default_backend};
 use ndarray_shm_volume::VolumeNotes;
-use pyo3::Borrowed;
 use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::{PyBufferError, PyValueError};
 use pyo3::ffi;
 use pyo3::prelude::*;
 
 use crate::addresses;
+use crate::arguments::{Name, lengths_of, order_of};
+use crate::attachment::{Attachment, Content, Part};
 use crate::copying::Source;
 use crate::dlpack;
 use crate::errors::{exception, named};
 use crate::export::{self, Elements, Writer, Writers};
-use crate::memory::{self, Creation, ElementType, Memory, Opening, Shape};
+use crate::forks::forks;
+use crate::loan::Loan;
+use crate::memory::{self, Counted, Creation, ElementType, Memory, Opening, Shape};
 use crate::part::Window;
-use crate::shared::{Counted, Loan};
 use crate::signals::{Failed, check_signals, interruptibly, is_main_thread};
-
-/// The maximum number of axes: numpy's.
-const MOST_AXES: usize = 64;
-
-/// An array that was created or opened, on its way to the constructor of `Array`.
-#[pyclass(frozen, module = "ndshm._core")]
-pub(crate) struct Attachment(Mutex<Option<Content>>);
-
-/// What an array is made of: the description is the one that it had when it was attached. A part has none, which would speak of the whole.
-struct Content {
-    memory: Arc<dyn Memory>,
-    shape: Shape,
-    part: Option<Part>,
-    description: Option<Description>,
-    /// The value of `FORKS` when the memory was attached.
-    forks: u32,
-    /// What can write without a lock, of an array that shows the same memory; a part has that of its array.
-    writers: Writers,
-    /// Whether the new object counts as such as long as it lives.
-    is_writer: bool,
-}
-
-impl Attachment {
-    pub(crate) fn new(memory: Arc<dyn Memory>, shape: Shape) -> Self {
-        Self::described(memory, shape, None)
-    }
-
-    /// With the description that the array had when it was attached.
-    pub(crate) fn described(memory: Arc<dyn Memory>, shape: Shape, description: Option<Description>) -> Self {
-        Self::of(memory, shape, description, forks(), Writers::default())
-    }
-
-    /// Of memory that an array of this process, or of the process that it was forked from, has attached.
-    pub(crate) fn again(memory: Arc<dyn Memory>, shape: Shape, forks: u32) -> Self {
-        Self::of(memory, shape, None, forks, Writers::default())
-    }
-
-    fn of(
-        memory: Arc<dyn Memory>,
-        shape: Shape,
-        description: Option<Description>,
-        forks: u32,
-        writers: Writers,
-    ) -> Self {
-        let is_writer = false;
-        Self(Mutex::new(Some(Content { memory, shape, part: None, description, forks, writers, is_writer })))
-    }
-}
-
-/// A part of an attached array.
-struct Part {
-    window: Window,
-    /// Whether the array's mapping is the private one of a frozen array.
-    private: bool,
-}
 
 /// An attached array. `ndshm.Array` derives from it.
 #[pyclass(frozen, subclass, weakref, module = "ndshm._core")]
@@ -117,20 +62,6 @@ struct Attached {
     forks: u32,
     /// Whether the mapping is a private one of a frozen array.
     private: bool,
-}
-
-/// How often this process and its ancestors were forked children. It tells a process from its parent without a system call.
-static FORKS: AtomicU32 = AtomicU32::new(0);
-
-/// Tells that this process is a forked child.
-#[pyfunction]
-pub(crate) fn forked() {
-    FORKS.fetch_add(1, Ordering::Relaxed);
-}
-
-/// Returns how often this process and its ancestors were forked children.
-pub(crate) fn forks() -> u32 {
-    FORKS.load(Ordering::Relaxed)
 }
 
 impl Attached {
@@ -618,58 +549,6 @@ fn number_of(file: File) -> Result<i32> {
 #[cfg(not(unix))]
 fn number_of(_: File) -> Result<i32> {
     Err(Error::Unsupported { location: String::new(), what: "descriptors".into() })
-}
-
-pub(crate) fn seconds(timeout: f64) -> PyResult<Duration> {
-    // In practice a year is without limit. A longer time can be too long for the clock.
-    let timeout = if timeout > 3.2e7 { 3.2e7 } else { timeout };
-    Duration::try_from_secs_f64(timeout).map_err(|_| {
-        PyValueError::new_err(format!("timeout={timeout}: give seconds, 0 or more, or None to wait without limit"))
-    })
-}
-
-pub(crate) fn order_of(order: &str) -> PyResult<Order> {
-    match order {
-        "C" => Ok(Order::C),
-        "F" => Ok(Order::F),
-        other => Err(PyValueError::new_err(format!("order={other:?}: give \"C\" or \"F\""))),
-    }
-}
-
-pub(crate) fn lengths_of(py: Python<'_>, lengths: Vec<usize>) -> PyResult<Vec<usize>> {
-    if lengths.len() > MOST_AXES {
-        let text = format!("{} axes are too many: an array has at most {MOST_AXES}", lengths.len());
-        return Err(named(py, "InvalidArgument", &text));
-    }
-    Ok(lengths)
-}
-
-/// A name as Python gives it. What is no text is refused with advice.
-pub(crate) struct Name(String);
-
-impl From<Name> for String {
-    fn from(name: Name) -> Self {
-        name.0
-    }
-}
-
-impl Deref for Name {
-    type Target = str;
-
-    fn deref(&self) -> &str {
-        &self.0
-    }
-}
-
-impl<'py> FromPyObject<'_, 'py> for Name {
-    type Error = PyErr;
-
-    fn extract(given: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
-        given.extract().map(Self).map_err(|_| {
-            let shown = given.repr().map_or_else(|_| "this".to_owned(), |text| text.to_string());
-            named(given.py(), "InvalidType", &format!("{shown} is no name of an array: give text, such as \"volume\""))
-        })
-    }
 }
 
 /// An array that was created, until Python code has it.

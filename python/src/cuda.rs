@@ -13,7 +13,7 @@ use pyo3::exceptions::{PyBufferError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
-use crate::array::{lengths_of, order_of};
+use crate::arguments::{lengths_of, order_of};
 use crate::device_memory::{self, DeviceMemory};
 use crate::dlpack;
 use crate::errors::{cuda_exception, exception};

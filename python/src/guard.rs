@@ -19,7 +19,8 @@ use pyo3::pyclass::{PyTraverseError, PyVisit};
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyMemoryView, PyString};
 
-use crate::array::{RawArray, seconds};
+use crate::arguments::seconds;
+use crate::array::RawArray;
 use crate::errors::named;
 use crate::export::{self, Elements, Writer, Writers};
 use crate::memory::ElementType;

@@ -13,11 +13,14 @@ use ndarray_shm::counted::{Handle, HandleOptions, Reclaim, SharingStrategy, give
 use ndarray_shm::{DType, Directory, Error, Order, Result, default_backend};
 use pyo3::prelude::*;
 
-use crate::array::{Attachment, RawArray, seconds};
+use crate::arguments::seconds;
+use crate::array::RawArray;
+use crate::attachment::Attachment;
 use crate::errors::exception;
+use crate::memory::Counted;
 use crate::memory::{ElementType, Shape};
 use crate::recycle::Shelf;
-use crate::shared::{Counted, create};
+use crate::shared::create;
 
 /// The least number of handles at which those of freed arrays are looked for.
 const MANY: usize = 1024;

@@ -12,8 +12,9 @@ use ndarray_shm_volume::{DownloadProgress, Error, Progress, Result, Retries, Ret
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 
-use crate::array::{forks, seconds};
+use crate::arguments::seconds;
 use crate::errors::{named, volume_exception};
+use crate::forks::forks;
 
 /// Work in a thread.
 #[pyclass(frozen, module = "ndshm._core")]

@@ -8,7 +8,9 @@
 //! is written there.
 
 mod addresses;
+mod arguments;
 mod array;
+mod attachment;
 mod copying;
 #[cfg(target_os = "linux")]
 mod cuda;
@@ -17,10 +19,12 @@ mod device_memory;
 mod dlpack;
 mod errors;
 mod export;
+mod forks;
 mod guard;
 mod in_flight;
 mod job;
 mod listing;
+mod loan;
 mod memory;
 mod part;
 mod recycle;
@@ -49,14 +53,16 @@ mod _core {
     #[pymodule_export]
     use super::addresses::array_at;
     #[pymodule_export]
-    use super::array::{
-        Attachment, Made, RawArray, attached, checked_name, create, emulation, forked, open, open_bytes, unlink,
-    };
+    use super::array::{Made, RawArray, attached, checked_name, create, emulation, open, open_bytes, unlink};
+    #[pymodule_export]
+    use super::attachment::Attachment;
     #[cfg(target_os = "linux")]
     #[pymodule_export]
     use super::cuda::{
         DeviceAttachment, RawDeviceArray, cuda_attach, cuda_device_count, cuda_find_driver, cuda_upload, cuda_zeros,
     };
+    #[pymodule_export]
+    use super::forks::forked;
     #[pymodule_export]
     use super::guard::{AlreadyDone, RawGuard, View, set_strict};
     #[pymodule_export]
@@ -66,9 +72,11 @@ mod _core {
     #[pymodule_export]
     use super::listing::{listing, partial_listing, reclaim};
     #[pymodule_export]
+    use super::loan::Loan;
+    #[pymodule_export]
     use super::render::{FreshClaim, RawBuffer, RawClaim, join_render, render};
     #[pymodule_export]
-    use super::shared::{Loan, expire, open_counted, prolong, receive, redeem, revoke, set_manager, share, strategies};
+    use super::shared::{expire, open_counted, prolong, receive, redeem, revoke, set_manager, share, strategies};
     #[pymodule_export]
     use super::signals::{acquire_for_fork, interrupt_again, note_interrupt};
     #[pymodule_export]

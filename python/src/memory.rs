@@ -9,12 +9,13 @@ use std::time::Duration;
 use ndarray::{Dimension, Ix1, IxDyn, ShapeBuilder};
 use ndarray_shm::array::{ArrayLock, Description, with_element};
 use ndarray_shm::backend::FileId;
+use ndarray_shm::counted::{Handle, HandleOptions};
 use ndarray_shm::{
     Access, AttachOptions, CreateOptions, CreationMode, DType, Directory, Element, Error, Order, Pages, Result,
     SharedArray, default_backend,
 };
 
-use crate::shared::Counted;
+use crate::loan::Loan;
 
 /// An attached array with elements of any type.
 pub(crate) trait Memory: Send + Sync {
@@ -43,6 +44,31 @@ pub(crate) trait Memory: Send + Sync {
     fn counted_mut(&mut self) -> Option<&mut dyn Counted> {
         None
     }
+}
+
+/// What a counted array can do beyond every attached array.
+pub(crate) trait Counted: Memory {
+    /// Returns the random number of the array.
+    fn id(&self) -> u128;
+    fn refcount(&self) -> u32;
+    fn in_flight(&self) -> usize;
+    /// Issues a handle. An array without a name gets its name first.
+    fn issue(&self, options: HandleOptions) -> Result<Handle>;
+    fn renew(&self, handle: &Handle, grace: Duration) -> bool;
+    /// Returns whether a handle of this array protects it.
+    fn is_protected_by(&self, handle: &Handle) -> bool;
+    fn redeem(&self, handle: &Handle) -> bool;
+    fn count_out(&self) -> Result<()>;
+    /// Makes the memory that of a new array. Returns `false` if it may have another user.
+    fn recycle(&mut self) -> Result<bool>;
+    fn freeze(&self) -> Result<()>;
+    fn is_frozen(&self) -> bool;
+    /// Attaches once more, for example in a forked child, which is not counted.
+    fn again(&self) -> Result<Arc<dyn Memory>>;
+    /// Attaches once more through a private copy-on-write mapping. An array without a name gets its name first.
+    fn private(&self) -> Result<Arc<dyn Memory>>;
+    /// Returns what removes the array when only borrowers had it and all of them are done.
+    fn loan(&self) -> Loan;
 }
 
 impl<T: Element, D: Dimension> Memory for SharedArray<T, D> {

@@ -11,7 +11,8 @@ use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PySlice, PyTuple};
 
-use crate::array::{Attachment, Name, lengths_of, order_of, seconds};
+use crate::arguments::{Name, lengths_of, order_of, seconds};
+use crate::attachment::Attachment;
 use crate::errors::{exception, named};
 use crate::export::{Elements, Kept, Writers};
 use crate::guard::{BlockView, Numpy};

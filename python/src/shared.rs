@@ -16,48 +16,13 @@ use ndarray_shm::{
 };
 use pyo3::prelude::*;
 
-use crate::array::{Attachment, lengths_of, order_of, seconds};
+use crate::arguments::{lengths_of, order_of, seconds};
+use crate::attachment::Attachment;
 use crate::copying::Source;
 use crate::errors::exception;
-use crate::memory::{ElementType, Memory, Shape};
+use crate::loan::Loan;
+use crate::memory::{Counted, ElementType, Memory, Shape};
 use crate::signals::interruptibly;
-
-/// What a counted array can do beyond every attached array.
-pub(crate) trait Counted: Memory {
-    /// Returns the random number of the array.
-    fn id(&self) -> u128;
-    fn refcount(&self) -> u32;
-    fn in_flight(&self) -> usize;
-    /// Issues a handle. An array without a name gets its name first.
-    fn issue(&self, options: HandleOptions) -> Result<Handle>;
-    fn renew(&self, handle: &Handle, grace: Duration) -> bool;
-    /// Returns whether a handle of this array protects it.
-    fn is_protected_by(&self, handle: &Handle) -> bool;
-    fn redeem(&self, handle: &Handle) -> bool;
-    fn count_out(&self) -> Result<()>;
-    /// Makes the memory that of a new array. Returns `false` if it may have another user.
-    fn recycle(&mut self) -> Result<bool>;
-    fn freeze(&self) -> Result<()>;
-    fn is_frozen(&self) -> bool;
-    /// Attaches once more, for example in a forked child, which is not counted.
-    fn again(&self) -> Result<Arc<dyn Memory>>;
-    /// Attaches once more through a private copy-on-write mapping. An array without a name gets its name first.
-    fn private(&self) -> Result<Arc<dyn Memory>>;
-    /// Returns what removes the array when only borrowers had it and all of them are done.
-    fn loan(&self) -> Loan;
-}
-
-/// A counted array that a library has borrowed by descriptor. The library closes that without a word, so the array must be looked at.
-#[pyclass(frozen, module = "ndshm._core")]
-pub(crate) struct Loan(Box<dyn Fn() -> Result<bool> + Send + Sync>);
-
-#[pymethods]
-impl Loan {
-    /// Removes the array, unless a process has it. Returns whether it is settled: the array is gone, or a handle in flight keeps it.
-    fn settle(&self, py: Python<'_>) -> PyResult<bool> {
-        py.detach(&self.0).map_err(|error| exception(py, &error))
-    }
-}
 
 /// Attaches to a counted array and leaves it: the last handle to leave removes an array that no process has.
 fn settle<T: Element>(directory: &Directory, location: &Location, id: u128) -> Result<bool> {

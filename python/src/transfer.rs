@@ -16,7 +16,9 @@ use pyo3::buffer::PyUntypedBuffer;
 use pyo3::exceptions::PyBufferError;
 use pyo3::prelude::*;
 
-use crate::array::{Attachment, Name, RawArray, order_of};
+use crate::arguments::{Name, order_of};
+use crate::array::RawArray;
+use crate::attachment::Attachment;
 use crate::errors::exception;
 use crate::job::{Job, JobState};
 use crate::memory::{BOOL_OF_VOLUME, ElementType, Memory, Nameless, Shape};

@@ -10,8 +10,9 @@ use ndarray_shm_volume::{
 };
 use pyo3::prelude::*;
 
-use crate::array::{RawArray, forks};
+use crate::array::RawArray;
 use crate::errors::{exception, volume_exception};
+use crate::forks::forks;
 use crate::job::Job;
 use crate::memory::ElementType;
 

@@ -14,14 +14,14 @@ pub(crate) struct DraftSegment {
     pub(super) file: DraftFile,
     pub(super) backend: Directory,
     options: DraftOptions,
-    pub(super) reach: Reach,
+    pub(super) reach: Reachability,
     /// The published segment keeps its descriptor, so that its memory can be recycled once its name is removed.
     recyclable: bool,
 }
 
 /// Which processes can reach the memory of a draft.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Reach {
+pub(super) enum Reachability {
     /// Only this process: the file never had a public name.
     Own,
     /// Those that attached, or opened the file, when it had a public name.
@@ -41,12 +41,12 @@ impl DraftSegment {
         let file = room::with_room(&backend, || backend.draft(bytes, options))?;
         let name = backend.path().display().to_string();
         let mapped = Mapped::of_draft(file.file(), length, &name)?;
-        Ok(Self { mapped, file, backend, options, reach: Reach::Own, recyclable: false })
+        Ok(Self { mapped, file, backend, options, reach: Reachability::Own, recyclable: false })
     }
 
     /// Makes a draft of memory that was published before. It has no public name, but processes may still be attached.
     pub(super) fn of_used(mapped: Mapped, file: DraftFile, backend: Directory, options: DraftOptions) -> Self {
-        Self { mapped, file, backend, options, reach: Reach::Earlier, recyclable: true }
+        Self { mapped, file, backend, options, reach: Reachability::Earlier, recyclable: true }
     }
 
     /// Sets whether the published segment keeps its descriptor, so that its memory can be recycled.

@@ -13,7 +13,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::attach::lease_own_until;
-use super::draft::Reach;
+use super::draft::Reachability;
 use super::mapping::{map, map_length};
 use super::{DraftSegment, Home, Kept, Segment, look};
 use crate::backend::lock_space::{ALL_CELLS, COUNTED, LEASE};
@@ -153,7 +153,7 @@ impl DraftSegment {
         // name as a counted array holds COUNTED until it has read the end of the file.
         os::step("recycle: to be alone");
         if self.is_alone() || (take(LEASE)? && take(COUNTED)? && take(ALL_CELLS)?) {
-            self.reach = Reach::Locked;
+            self.reach = Reachability::Locked;
             // The old description would become that of the next array. It is removed only now, because until the locks were
             // granted another process could have written it again.
             self.set_description(None)?;
@@ -163,7 +163,7 @@ impl DraftSegment {
 
     /// Returns whether this draft's locks keep out the processes that used the memory before.
     pub(crate) fn is_alone(&self) -> bool {
-        self.reach == Reach::Locked
+        self.reach == Reachability::Locked
     }
 
     /// Returns how many bytes the file has, which may be more than the segment.
@@ -198,7 +198,7 @@ impl DraftSegment {
             let given = os::unlock(file, ALL_CELLS).and_then(|()| os::unlock(file, COUNTED));
             let shared = given.and_then(|()| os::try_lock(file, LockKind::Shared, LEASE));
             shared.map_err(|error| Error::os("lease", name, error))?;
-            self.reach = Reach::Earlier;
+            self.reach = Reachability::Earlier;
         }
         Ok(())
     }

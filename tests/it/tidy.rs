@@ -88,8 +88,8 @@ const PLATFORMS: &[&str] = &[
     "src/os/",
     "volume/src/download/processes.rs",
     "volume/src/store/",
-    "cli/src/holders.rs",
-    "cli/src/host.rs",
+    "cli/src/machine/holders.rs",
+    "cli/src/machine/host.rs",
     "cli/src/interrupt.rs",
 ];
 

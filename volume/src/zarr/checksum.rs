@@ -4,7 +4,7 @@ use serde_json::Value;
 use zarrs::plugin::PluginCreateError;
 
 use crate::error::Cause;
-use crate::zarr::extensions::brief;
+use crate::zarr::configuration::brief;
 
 /// A checksum and its place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

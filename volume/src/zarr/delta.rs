@@ -20,7 +20,7 @@ use zarrs::array::{
 use zarrs::metadata::Configuration;
 use zarrs::plugin::{ExtensionName, PluginCreateError, PluginUnsupportedError, ZarrVersion};
 
-use crate::zarr::extensions;
+use crate::zarr::configuration;
 
 /// The filter, with the types of numbers and differences.
 #[derive(Debug, Clone)]
@@ -48,8 +48,10 @@ impl Delta {
     /// A type, or the combination of both, is not supported.
     pub(super) fn new(configuration: Value) -> Result<Self, PluginCreateError> {
         let unsupported = |of: &Value| {
-            let error =
-                PluginUnsupportedError::new(format!("delta of elements {}", extensions::brief(of)), "codec".to_owned());
+            let error = PluginUnsupportedError::new(
+                format!("delta of elements {}", configuration::brief(of)),
+                "codec".to_owned(),
+            );
             PluginCreateError::Unsupported(error)
         };
         let written = |key: &str| configuration.get(key).filter(|name| !name.is_null());
@@ -68,7 +70,7 @@ impl Delta {
         // In Zarr v3 another codec defines the byte order.
         let is_v2 = configuration["version"] == 2;
         let swapped = is_v2 && differences.size() > 1 && differences_order.is_some_and(|order| order != is_big);
-        Ok(Self { numbers, differences, swapped, configuration: extensions::into_configuration(configuration) })
+        Ok(Self { numbers, differences, swapped, configuration: configuration::into_configuration(configuration) })
     }
 
     fn subtract(&self, bytes: &[u8]) -> Vec<u8> {
@@ -283,7 +285,7 @@ fn floats<T: Float>(bytes: &[u8], from: NumberKind, to: NumberKind, is_differenc
 
 impl ExtensionName for Delta {
     fn name(&self, _version: ZarrVersion) -> Option<Cow<'static, str>> {
-        Some(Cow::Borrowed(extensions::DELTA))
+        Some(Cow::Borrowed(configuration::DELTA))
     }
 }
 

@@ -23,25 +23,10 @@ use zarrs::plugin::{ExtensionName, PluginCreateError, ZarrVersion};
 use crate::error::Cause;
 use crate::unpack::Expected;
 use crate::zarr::checksum::Checksum;
+use crate::zarr::configuration::{CHECKSUM, DELTA, LZ4, LZMA, NAMES, into_configuration, is_name};
 use crate::zarr::delta::Delta;
 #[cfg(feature = "codecs")]
 use crate::zarr::{lz4, lzma::Lzma};
-
-/// Differences of neighbouring elements.
-pub(super) const DELTA: &str = "ndarray-shm.delta";
-/// A checksum before or behind the bytes.
-pub(super) const CHECKSUM: &str = "ndarray-shm.checksum";
-/// An LZ4 block behind its size.
-pub(super) const LZ4: &str = "ndarray-shm.lz4";
-/// An xz stream, a legacy LZMA stream, or raw LZMA.
-pub(super) const LZMA: &str = "ndarray-shm.lzma";
-
-const NAMES: &[&str] = &[DELTA, CHECKSUM, LZ4, LZMA];
-
-/// Whether a name is one of this crate's private codec names, which are invalid in documents.
-pub(super) fn is_name(name: &str) -> bool {
-    NAMES.contains(&name)
-}
 
 /// Registers these codecs with zarrs, once for each process.
 pub(super) fn register() {
@@ -64,24 +49,6 @@ fn create(metadata: &MetadataV3) -> Result<Codec, PluginCreateError> {
     };
     let name = NAMES.iter().find(|name| **name == metadata.name()).copied().unwrap_or_default();
     Ok(Codec::BytesToBytes(Arc::new(BytesExtension { name, kind, configuration: into_configuration(configuration) })))
-}
-
-/// Returns the beginning of a value, for messages: values of a damaged document may be of any length.
-pub(super) fn brief(value: &Value) -> String {
-    const LONGEST: usize = 80;
-    let text = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
-    match text.char_indices().nth(LONGEST) {
-        Some((end, _)) => format!("{}..", &text[..end]),
-        None => text,
-    }
-}
-
-/// Converts a configuration to the type of zarrs.
-pub(super) fn into_configuration(value: Value) -> Configuration {
-    match value {
-        Value::Object(map) => map.into(),
-        _ => Configuration::default(),
-    }
 }
 
 /// A bytes-to-bytes codec.

@@ -10,7 +10,7 @@ use zarrs::plugin::{PluginCreateError, PluginUnsupportedError};
 
 use crate::error::Cause;
 use crate::unpack::{Expected, Packing};
-use crate::zarr::extensions::brief;
+use crate::zarr::configuration::brief;
 
 /// Largest accepted dictionary, as for xz: the strongest preset needs 64 MiB.
 const LARGEST_DICTIONARY: u64 = 128 << 20;

@@ -10,6 +10,7 @@ mod array;
 mod checksum;
 mod codec_settings;
 mod codecs;
+mod configuration;
 mod create;
 mod delta;
 mod document;

@@ -7,7 +7,7 @@
 use serde_json::{Map, Value, json};
 
 use crate::error::ErrorKind;
-use crate::zarr::extensions;
+use crate::zarr::configuration;
 
 /// Prefix of the names of v2 codecs in v3.
 const NUMCODECS: &str = "numcodecs.";
@@ -74,12 +74,12 @@ pub(super) fn codecs_v2(filters: &Value, compressor: &Value, context: CodecConte
     let filters = match filters {
         Value::Null => &[][..],
         Value::Array(filters) => filters,
-        other => return Err(damaged(format!("`{}` is no list of filters", extensions::brief(other)))),
+        other => return Err(damaged(format!("`{}` is no list of filters", configuration::brief(other)))),
     };
     for codec in filters.iter().chain((!compressor.is_null()).then_some(compressor)) {
         let (id, configuration) =
-            parts_v2(codec).ok_or_else(|| damaged(format!("`{}` names no codec", extensions::brief(codec))))?;
-        let refuse = || unsupported(format!("codec {} is not supported", extensions::brief(&codec["id"])));
+            parts_v2(codec).ok_or_else(|| damaged(format!("`{}` names no codec", configuration::brief(codec))))?;
+        let refuse = || unsupported(format!("codec {} is not supported", configuration::brief(&codec["id"])));
         let (stage, name, configuration) = numcodecs(id, configuration, context, 2)?.ok_or_else(refuse)?;
         let codec = json!({"name": name, "configuration": configuration});
         match stage {
@@ -115,7 +115,7 @@ pub(super) fn packing_name(codec: &str) -> Option<&str> {
 
 fn codec_v3(codec: &Value, context: CodecContext) -> Result<Value, Refused> {
     let Some((name, configuration)) = parts_v3(codec) else { return Ok(codec.clone()) };
-    if extensions::is_name(name) {
+    if configuration::is_name(name) {
         return Err(unsupported(format!("codec {name} is not supported")));
     }
     let spelled = if let Some(id) = name.strip_prefix(NUMCODECS) {
@@ -191,27 +191,27 @@ fn numcodecs(
         "shuffle" => {
             default(&mut configuration, "elementsize", json!(if version == 2 { 4 } else { context.size }));
             if configuration["elementsize"].as_u64().is_none_or(|size| size == 0) {
-                let size = extensions::brief(&configuration["elementsize"]);
+                let size = configuration::brief(&configuration["elementsize"]);
                 return Err(damaged(format!("`{size}` is no `elementsize` of shuffle")));
             }
             (Stage::Bytes, "numcodecs.shuffle")
         }
         "crc32" | "crc32c" | "adler32" | "fletcher32" => {
             configuration.insert("sum".to_owned(), json!(id));
-            (Stage::Bytes, extensions::CHECKSUM)
+            (Stage::Bytes, configuration::CHECKSUM)
         }
         "lz4" => {
             built_in("codecs", cfg!(feature = "codecs"), &written())?;
-            (Stage::Bytes, extensions::LZ4)
+            (Stage::Bytes, configuration::LZ4)
         }
         "lzma" => {
             built_in("codecs", cfg!(feature = "codecs"), &written())?;
-            (Stage::Bytes, extensions::LZMA)
+            (Stage::Bytes, configuration::LZMA)
         }
         "delta" => {
             configuration.insert("big_endian".to_owned(), json!(context.big_endian));
             configuration.insert("version".to_owned(), json!(version));
-            (Stage::Array, extensions::DELTA)
+            (Stage::Array, configuration::DELTA)
         }
         "bitround" => (Stage::Array, "bitround"),
         "fixedscaleoffset" => (Stage::Array, "numcodecs.fixedscaleoffset"),
@@ -248,7 +248,7 @@ fn built_in(feature: &str, is_built_in: bool, codec: &str) -> Result<(), Refused
 /// Refuses zfp, even if another crate compiles it into zarrs. Its decoder trusts the stream: it writes as many elements as the
 /// stream claims, beyond the end of the chunk, and reads beyond the end of the stream.
 fn zfp(codec: &str) -> Refused {
-    unsupported(format!("codec {} is not supported", extensions::brief(&json!(codec))))
+    unsupported(format!("codec {} is not supported", configuration::brief(&json!(codec))))
 }
 
 /// Completes a configuration of blosc. Converts numcodecs' numbers for the shuffle to the names of Zarr v3.
@@ -377,8 +377,8 @@ mod tests {
 
     #[test]
     fn private_codec_names_are_refused_in_documents() {
-        let refused = codec_v3(&json!({"name": extensions::DELTA}), U16).expect_err("a private name");
-        assert!(refused.kind == ErrorKind::Unsupported && refused.reason.contains(extensions::DELTA), "{refused:?}");
+        let refused = codec_v3(&json!({"name": configuration::DELTA}), U16).expect_err("a private name");
+        assert!(refused.kind == ErrorKind::Unsupported && refused.reason.contains(configuration::DELTA), "{refused:?}");
     }
 
     #[cfg(not(feature = "codecs"))]

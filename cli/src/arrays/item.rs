@@ -1,0 +1,161 @@
+//! Known facts about one file in shared memory, as `ls` and `info` show them.
+
+use ndarray_shm::Directory;
+use std::time::{Duration, SystemTime};
+
+use ndarray_shm::backend::{DirectoryEntry, EntryKind};
+use ndarray_shm_volume::is_lock;
+use serde::Serialize;
+
+use super::arena::ArenaReport;
+use super::counted::{CountedReport, Look};
+use super::description::DescriptionReport;
+use super::places;
+use crate::machine::host;
+use crate::show::units;
+
+/// One file, as `ls --json` and `info --json` print it.
+#[derive(Debug, Serialize)]
+pub(crate) struct Item {
+    /// The public name; for drafts, which have none, the file name.
+    pub(crate) name: String,
+    pub(crate) backend: String,
+    pub(crate) path: String,
+    /// "array", "counted", "arena", "counters", "partial" (a renderbuffer that is not finished), "ledger", "draft", or "lock" (a
+    /// file that uploads lock).
+    pub(crate) kind: &'static str,
+    /// Length in bytes.
+    pub(crate) size: u64,
+    /// Bytes of memory or disk that are allocated.
+    pub(crate) allocated: u64,
+    /// Whether a process is attached; `null` if this user may not ask.
+    pub(crate) attached: Option<bool>,
+    /// Seconds since it was created, or last changed other than through a mapping.
+    pub(crate) age_seconds: u64,
+    /// Number of the owner; `null` on platforms without owners.
+    pub(crate) owner: Option<u32>,
+    pub(crate) owner_name: Option<String>,
+    /// Permission bits in octal; `null` on platforms without them.
+    pub(crate) mode: Option<String>,
+    /// Finished chunks of a renderbuffer; `null` for everything else.
+    pub(crate) chunks_done: Option<usize>,
+    pub(crate) chunks_total: Option<usize>,
+    /// Facts of a counted array; `null` for everything else, and if they cannot be read.
+    pub(crate) counted: Option<CountedReport>,
+    /// Why these facts cannot be read, or `null`.
+    pub(crate) counted_error: Option<String>,
+    /// Description of a plain array; `null` for everything else, and without a valid description.
+    pub(crate) description: Option<DescriptionReport>,
+    /// Facts of an arena or counters; `null` for everything else.
+    pub(crate) arena: Option<ArenaReport>,
+    /// Whether it is one of the two files of a renderbuffer, and the other is missing.
+    #[serde(skip)]
+    pub(crate) is_half: bool,
+}
+
+impl Item {
+    /// Collects the facts about an entry.
+    pub(crate) fn new(backend: &Directory, entry: &DirectoryEntry) -> Self {
+        let ledger = (entry.kind == EntryKind::Partial).then(|| places::ledger(backend, entry)).and_then(Result::ok);
+        let owner = host::FILES_HAVE_OWNERS.then_some(entry.owner);
+        let look = Look::at(backend, entry);
+        let kind = match (entry.kind, &look) {
+            (EntryKind::Array, Look::Counted(_) | Look::Damaged(_)) => "counted",
+            (EntryKind::Array, Look::Arena(arena)) => arena.kind(),
+            (EntryKind::Array, _) if is_lock(entry) => "lock",
+            (EntryKind::Array, _) => "array",
+            (EntryKind::Partial, _) => "partial",
+            (EntryKind::Ledger, _) => "ledger",
+            (EntryKind::Draft, _) => "draft",
+            _ => "other",
+        };
+        let (mut counted, mut counted_error, mut arena, mut description) = (None, None, None, None);
+        match look {
+            Look::Counted(found) => counted = Some(*found),
+            Look::Arena(found) => arena = Some(*found),
+            Look::Plain(found) => description = found.as_ref().map(DescriptionReport::from),
+            Look::Damaged(error) | Look::Unknown(error) => counted_error = Some(error),
+            Look::Other => {}
+        }
+        let attached = match (&counted, &arena) {
+            (Some(counted), _) => Some(counted.attached),
+            (_, Some(arena)) => Some(arena.attached),
+            _ => places::attached(backend, entry),
+        };
+        let age = SystemTime::now().duration_since(entry.modified).unwrap_or(Duration::ZERO);
+        Self {
+            name: entry.location().map_or_else(|| entry.name.clone(), String::from),
+            backend: backend.name().to_owned(),
+            path: backend.path().join(&entry.name).display().to_string(),
+            kind,
+            size: entry.len,
+            allocated: entry.allocated,
+            attached,
+            age_seconds: age.as_secs(),
+            owner,
+            owner_name: owner.and_then(host::user_name),
+            mode: host::FILES_HAVE_OWNERS.then(|| format!("{:04o}", entry.mode & 0o7777)),
+            chunks_done: ledger.as_ref().map(|ledger| ledger.done),
+            chunks_total: ledger.as_ref().map(|ledger| ledger.total),
+            counted,
+            counted_error,
+            description,
+            arena,
+            is_half: false,
+        }
+    }
+
+    /// Returns the owner's name, else number; `None` on platforms without owners.
+    pub(crate) fn owner(&self) -> Option<String> {
+        self.owner_name.clone().or_else(|| self.owner.map(|owner| owner.to_string()))
+    }
+
+    /// Returns in one word whether a process is attached.
+    pub(crate) fn attached(&self) -> &'static str {
+        match self.attached {
+            Some(true) => "yes",
+            Some(false) => "no",
+            None => "unknown",
+        }
+    }
+
+    /// Returns its age with a unit.
+    pub(crate) fn age(&self) -> String {
+        units::age(Duration::from_secs(self.age_seconds))
+    }
+
+    /// Whether it is a counted array with an invalid trailer.
+    pub(crate) fn is_damaged(&self) -> bool {
+        self.kind == "counted" && self.counted.is_none()
+    }
+
+    /// Returns its users: the number of handles or members, else whether a process is attached.
+    pub(crate) fn users(&self) -> String {
+        match (&self.counted, &self.arena) {
+            (Some(counted), _) => counted.users(),
+            (_, Some(arena)) => arena.users(),
+            _ => self.attached().to_owned(),
+        }
+    }
+
+    /// Returns what it is, for a table.
+    pub(crate) fn state(&self) -> String {
+        if let Some(counted) = &self.counted {
+            return counted.summary();
+        }
+        if let Some(arena) = &self.arena {
+            return arena.summary();
+        }
+        if let Some(description) = self.description.as_ref().filter(|_| self.kind == "array") {
+            return description.summary();
+        }
+        match (self.chunks_done, self.chunks_total) {
+            _ if self.is_damaged() => format!("{}, damaged", self.kind),
+            _ if self.is_half && self.kind == "ledger" => "ledger without renderbuffer".to_owned(),
+            _ if self.is_half => format!("{} without ledger", self.kind),
+            _ if self.kind == "lock" => "lock of uploads".to_owned(),
+            (Some(done), Some(total)) => format!("{}, {done} of {total} chunks", self.kind),
+            _ => self.kind.to_owned(),
+        }
+    }
+}

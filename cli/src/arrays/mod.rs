@@ -1,0 +1,8 @@
+//! What there is in shared memory: the directories, how a name is found in them, and what each file says about itself.
+
+pub(crate) mod arena;
+pub(crate) mod counted;
+pub(crate) mod description;
+pub(crate) mod item;
+pub(crate) mod places;
+pub(crate) mod typed;
