@@ -468,7 +468,7 @@ impl RawArray {
         let memory = self.memory(py)?;
         let opened = py.detach(|| memory.leased_descriptor()).and_then(number_of);
         let number = opened.map_err(|error| exception(py, &error))?;
-        Ok((number, memory.counted().map(Counted::loan)))
+        Ok((number, memory.counted().map(|counted| Loan(counted.loan()))))
     }
 
     /// Removes the name, and returns whether it still led to this array.

@@ -8,7 +8,7 @@ use ndarray_shm_volume::{self as volume, ErrorKind, StoreFailure};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 
-use crate::in_flight;
+use crate::notes;
 
 /// Returns the exception for an error. It has the class in `ndshm._errors` that `class_of` names, and the error's text, or what that says
 /// in Python's terms.
@@ -39,7 +39,7 @@ pub(crate) fn exception(py: Python<'_>, error: &Error) -> PyErr {
              replace=True replaces it; or choose another name)"
         ),
         Error::NoSpace { location, needed, available, in_flight, advice } if *in_flight > 0 => {
-            let own = in_flight::kept(Path::new(location)).min(*in_flight);
+            let own = notes::kept(Path::new(location)).min(*in_flight);
             let [all, own, others] = [*in_flight, own, in_flight - own].map(|bytes| bytes.div_ceil(1 << 20));
             format!(
                 "`{location}` needs {needed} bytes, but only {available} are available, and pickles keep {all} MiB of arrays that no \

@@ -26,6 +26,7 @@ mod job;
 mod listing;
 mod loan;
 mod memory;
+mod notes;
 mod part;
 mod recycle;
 mod render;

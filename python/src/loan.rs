@@ -1,13 +1,13 @@
 //! What is done when a library has let go of an array that it borrowed.
 
-use ndarray_shm::Result;
 use pyo3::prelude::*;
 
 use crate::errors::exception;
+use crate::memory::Settle;
 
 /// A counted array that a library has borrowed by descriptor. The library closes that without a word, so the array must be looked at.
 #[pyclass(frozen, module = "ndshm._core")]
-pub(crate) struct Loan(pub(crate) Box<dyn Fn() -> Result<bool> + Send + Sync>);
+pub(crate) struct Loan(pub(crate) Settle);
 
 #[pymethods]
 impl Loan {

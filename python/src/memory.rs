@@ -15,8 +15,6 @@ use ndarray_shm::{
     SharedArray, default_backend,
 };
 
-use crate::loan::Loan;
-
 /// An attached array with elements of any type.
 pub(crate) trait Memory: Send + Sync {
     /// Returns the address of the first element.
@@ -46,6 +44,9 @@ pub(crate) trait Memory: Send + Sync {
     }
 }
 
+/// Removes an array, unless a process has it. Returns whether it is settled: the array is gone, or a handle in flight keeps it.
+pub(crate) type Settle = Box<dyn Fn() -> Result<bool> + Send + Sync>;
+
 /// What a counted array can do beyond every attached array.
 pub(crate) trait Counted: Memory {
     /// Returns the random number of the array.
@@ -68,7 +69,7 @@ pub(crate) trait Counted: Memory {
     /// Attaches once more through a private copy-on-write mapping. An array without a name gets its name first.
     fn private(&self) -> Result<Arc<dyn Memory>>;
     /// Returns what removes the array when only borrowers had it and all of them are done.
-    fn loan(&self) -> Loan;
+    fn loan(&self) -> Settle;
 }
 
 impl<T: Element, D: Dimension> Memory for SharedArray<T, D> {

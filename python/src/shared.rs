@@ -20,8 +20,7 @@ use crate::arguments::{lengths_of, order_of, seconds};
 use crate::attachment::Attachment;
 use crate::copying::Source;
 use crate::errors::exception;
-use crate::loan::Loan;
-use crate::memory::{Counted, ElementType, Memory, Shape};
+use crate::memory::{Counted, ElementType, Memory, Settle, Shape};
 use crate::signals::interruptibly;
 
 /// Attaches to a counted array and leaves it: the last handle to leave removes an array that no process has.
@@ -161,10 +160,10 @@ impl<T: Element> Counted for RefcountedArray<T, IxDyn> {
         }
     }
 
-    fn loan(&self) -> Loan {
+    fn loan(&self) -> Settle {
         // Also of an array without a name: it may get one while it is lent.
         let (directory, location, id) = (self.backend().clone(), self.name_if_published().clone(), self.id());
-        Loan(Box::new(move || settle::<T>(&directory, &location, id)))
+        Box::new(move || settle::<T>(&directory, &location, id))
     }
 }
 
