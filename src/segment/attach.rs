@@ -18,7 +18,8 @@ use std::time::{Duration, Instant};
 
 use super::locks::Wait;
 use super::mapping::{Sharing, fill_holes, map_as};
-use super::{Farewell, Home, Kept, KeptDescriptor, Mapped, Segment, is_named, look, unlinked};
+use super::open_file::{is_named, look, unlinked};
+use super::{Farewell, Home, Kept, KeptDescriptor, Mapped, Segment};
 use crate::backend::lock_space::{COUNTED, LEASE};
 use crate::backend::{Access, Backend, Location, Turn};
 use crate::backoff::{Backoff, Deadline};

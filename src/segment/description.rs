@@ -6,9 +6,10 @@
 use std::fs::File;
 use std::time::Duration;
 
+use super::Home;
 use super::attach::{LEASE_WAIT, lease};
-use super::plain::refuse_bookkeeping;
-use super::{Home, is_named, look, unlinked};
+use super::open_file::refuse_bookkeeping;
+use super::open_file::{is_named, look, unlinked};
 use crate::backend::lock_space::LEASE;
 use crate::backend::{Access, Alone, Backend, Directory, Location, Turn, lock_name};
 use crate::backoff::Deadline;

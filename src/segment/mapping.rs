@@ -2,8 +2,9 @@
 
 use std::fs::File;
 
+use super::Home;
+use super::open_file::unlinked;
 use super::room::with_room;
-use super::{Home, unlinked};
 use crate::backend::{Access, Backend};
 use crate::error::{Error, Result};
 use crate::os::{self, Facts, Mapping};

@@ -12,6 +12,7 @@ mod home;
 mod joint;
 pub(crate) mod locks;
 mod mapping;
+mod open_file;
 mod plain;
 mod reclaim;
 mod recycle;
@@ -19,7 +20,6 @@ mod renumber;
 mod room;
 pub(crate) mod trailer;
 
-use std::fmt;
 use std::fs::File;
 use std::time::Duration;
 
@@ -27,16 +27,17 @@ pub(crate) use self::attach::{Attach, CellWait};
 pub(crate) use self::counted::{CountedBy, CountedSegment, DROP_WAIT};
 pub(crate) use self::description::{FoundDescription, LONGEST_DESCRIPTION, describe, read_description};
 pub(crate) use self::draft::DraftSegment;
-use self::footer::{FOOTER, RawFooter};
 pub(crate) use self::home::{Home, has_name, pin};
 pub(crate) use self::joint::Mark;
 use self::locks::{Hold, Token, Wait};
 use self::mapping::{map, map_length};
+pub(crate) use self::open_file::{is_attached, is_leased, read_footer};
+use self::open_file::{is_named, look, refuse_bookkeeping, unlinked};
 pub(crate) use self::plain::Expect;
 pub(crate) use self::reclaim::{Tickets, Verdict, reclaim_if_orphaned, reclaim_unused};
 pub(crate) use self::recycle::{is_possible as can_recycle, recycle};
 pub(crate) use self::room::set_make_room;
-use crate::backend::lock_space::{ALL_CELLS, COUNTED, LEASE};
+use crate::backend::lock_space::{ALL_CELLS, LEASE};
 use crate::backend::{Access, Backend, Directory, IntoLocation, Location, PageUse, Turn};
 use crate::error::{Error, Result};
 use crate::os::{self, Facts, FileId, LockKind, LockRange, Mapping};
@@ -331,7 +332,7 @@ impl Segment {
         }
         // The memory may have become that of another array with the same name. Elements can be used all the same, but the counts of
         // a counted array are no elements. The array cannot become a counted one while this lease is held.
-        plain::refuse_bookkeeping(turn.file(), &facts, &home.location).map_err(|error| match error {
+        refuse_bookkeeping(turn.file(), &facts, &home.location).map_err(|error| match error {
             Error::Reserved { .. } => unlinked(home),
             other => other,
         })?;
@@ -430,44 +431,8 @@ impl Directory {
     }
 }
 
-pub(crate) fn is_attached(backend: &Directory, at: &Location) -> Result<bool> {
-    is_leased(&backend.open(at, Access::Read)?, at)
-}
-
-/// Returns whether any description other than this one holds a lease on the file, as a plain array or a counted one.
-pub(crate) fn is_leased(file: &File, at: &Location) -> Result<bool> {
-    // F_GETLK reports any lock that conflicts with a write lock, and needs no descriptor open for writing.
-    let asked = |lease| os::is_locked(file, LockKind::Exclusive, lease);
-    asked(LEASE)
-        .and_then(|plain| Ok(plain || asked(COUNTED)?))
-        .map_err(|error| Error::os("ask for the lease", at, error))
-}
-
-/// Returns the last bytes of a file as a footer; `None` if the file is too short.
-pub(crate) fn read_footer(file: &File, length: u64, at: &Location) -> Result<Option<RawFooter>> {
-    let Some(start) = length.checked_sub(FOOTER as u64) else { return Ok(None) };
-    let mut tail = [0; FOOTER];
-    os::read_exact_at(file, &mut tail, start).map_err(|error| Error::os("read the end of", at, error))?;
-    Ok(RawFooter::of(&tail))
-}
-
-/// Returns the metadata of an open file.
-fn look(file: &File, name: impl fmt::Display) -> Result<Facts> {
-    os::facts(file).map_err(|error| Error::os("look at", name, error))
-}
-
-/// Returns whether the name still leads to a file that was opened by it. The link count does not tell: recycled memory has been renamed, and
-/// off Linux an unlinked file may have moved to a hidden name.
-fn is_named(facts: &Facts, home: &Home) -> Result<bool> {
-    Ok(facts.links > 0 && home.leads_to(facts.id)?)
-}
-
 /// Returns the error for an inherited attachment, if the parent could recycle its memory unnoticed.
 fn inherited(home: &Home) -> Error {
     let what = "it was opened by the parent of this forked process, which can recycle its memory (open it again here)";
     Error::Unsupported { location: home.location.to_string(), what: what.into() }
-}
-
-fn unlinked(home: &Home) -> Error {
-    Error::Unlinked { location: home.location.to_string() }
 }

@@ -5,8 +5,8 @@ use std::fs::File;
 
 use super::attach::{Attach, FoundBy, Subject, attach, by_name};
 use super::description::{self, LONGEST_DESCRIPTION};
-use super::footer::{Kind, RawFooter};
-use super::{Home, Segment, read_footer};
+use super::open_file::{read_footer, refuse_bookkeeping};
+use super::{Home, Segment};
 use crate::backend::lock_space::LEASE;
 use crate::backend::{Directory, Location};
 use crate::error::{Error, Result};
@@ -68,19 +68,6 @@ impl<R, F: Fn(u64, Option<&[u8]>) -> Result<R>> Subject for Plain<'_, F> {
     fn enter(&self, mapped: Segment, _read: &R, _how: &Attach) -> Result<Segment> {
         Ok(mapped)
     }
-}
-
-/// Refuses a file that has a footer of this crate.
-pub(super) fn refuse_bookkeeping(file: &File, facts: &Facts, location: &Location) -> Result<()> {
-    let Some(footer) = read_footer(file, facts.length, location)?.filter(RawFooter::is_ours) else { return Ok(()) };
-    let reason = if footer.validate(Kind::Counted, facts.length).is_ok() {
-        "it is a counted array (open it as a RefcountedArray)"
-    } else if footer.claims(Kind::Arena) {
-        "it is an arena (open it as an Arena)"
-    } else {
-        "it is bookkeeping of this crate, not an array"
-    };
-    Err(Error::Reserved { location: location.to_string(), reason })
 }
 
 impl Segment {

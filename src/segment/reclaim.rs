@@ -4,9 +4,10 @@
 use std::fs::File;
 use std::time::Duration;
 
+use super::Home;
 use super::footer::Kind;
+use super::open_file::{is_leased, look};
 use super::trailer::Trailer;
-use super::{Home, is_leased, look};
 use crate::backend::lock_space::COUNTED;
 use crate::backend::{Access, Backend, Turn};
 use crate::error::{Error, Result};

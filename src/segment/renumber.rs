@@ -9,6 +9,7 @@
 //! child that is forked later inherits no user.
 
 use super::CountedSegment;
+use super::open_file::look;
 use super::recycle::is_possible;
 use super::trailer::{FOOTER_BYTES, Trailer};
 use crate::backend::Access;
@@ -64,7 +65,7 @@ impl CountedSegment {
     fn write_number(&self, id: u128) -> Result<()> {
         let (segment, name) = (self.segment(), self.home().location.as_str());
         let Some(file) = segment.kept.file() else { return Ok(()) };
-        let facts = super::look(file, name)?;
+        let facts = look(file, name)?;
         let trailer = Trailer::read(file, &facts, name)?;
         let footer = trailer.next_footer(id).map_err(|reason| Error::Trailer { location: name.to_owned(), reason })?;
         // One call within one page: a kill comes before it or after it.
