@@ -1,7 +1,7 @@
 //! The cost of the core's operations, each compared with its yardstick: the bare system calls or the bare copy.
 //!
-//! Compare times within one group only. Quote medians, or ratios on a shared machine. Off Linux the groups have no system calls to
-//! compare with.
+//! Compare times within one group only. Quote medians, or ratios on a shared machine. Off Linux the groups have no
+//! system calls to compare with.
 
 #![allow(clippy::cast_precision_loss)] // the elements are small numbers
 

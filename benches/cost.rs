@@ -255,7 +255,8 @@ fn size_once(source: &[u8], target: &mut [u8], batch: usize) -> BTreeMap<(usize,
     times
 }
 
-/// Creates `count` arrays and attaches to each. All stay attached. Then attaches to the same files with bare system calls.
+/// Creates `count` arrays and attaches to each. All stay attached. Then attaches to the same files with bare system
+/// calls.
 fn numbers_once(count: usize) -> Vec<(usize, f64)> {
     let names: Vec<String> = (0..count).map(|index| format!("{NAME}-{index}")).collect();
     let begin = Instant::now();
@@ -334,8 +335,8 @@ fn together(crew: &mut [Worker]) -> f64 {
     median(crew.iter_mut().map(Worker::answer).collect()).unwrap_or_default()
 }
 
-/// Runs in a child process. Prints the microseconds of one operation for every line of input, and 0 if the platform lacks the
-/// operation.
+/// Runs in a child process. Prints the microseconds of one operation for every line of input, and 0 if the platform
+/// lacks the operation.
 fn work_along(work: &str) {
     const ROUNDS: u32 = 500;
     let array = SharedArray::<u8, _>::open(NAME, 1024).expect("it is there");

@@ -1,8 +1,8 @@
-//! Time that a pool saves and costs. Large arrays: filling memory that was used before, compared with new memory and with a copy
-//! between warm private buffers. Small arrays: the pool's locks and renames.
+//! Time that a pool saves and costs. Large arrays: filling memory that was used before, compared with new memory and
+//! with a copy between warm private buffers. Small arrays: the pool's locks and renames.
 //!
-//! The cases take turns in one run. The medians are printed with their ratios; on a shared machine only the ratios are meaningful.
-//! `cargo bench --bench pool [MIB] [ROUNDS]`
+//! The cases take turns in one run. The medians are printed with their ratios; on a shared machine only the ratios are
+//! meaningful. `cargo bench --bench pool [MIB] [ROUNDS]`
 
 #![allow(clippy::cast_precision_loss)] // only for ratios of times and sizes
 

@@ -4,9 +4,9 @@
 //! cargo bench --bench queue
 //! ```
 //!
-//! Nothing is copied. The yardsticks are a word of shared memory that both processes poll (*spin*), and one on which they sleep
-//! with futex(2). Each table is one run: quote its ratios. The two processes share one CPU or have one each. The tables show the
-//! median and the 99th percentile.
+//! Nothing is copied. The yardsticks are a word of shared memory that both processes poll (*spin*), and one on which
+//! they sleep with futex(2). Each table is one run: quote its ratios. The two processes share one CPU or have one each.
+//! The tables show the median and the 99th percentile.
 
 #[cfg(target_os = "linux")]
 mod linux {
@@ -61,7 +61,8 @@ mod linux {
         fn at(&self, offset: usize) -> &AtomicU32 {
             assert!(offset < 4096 && offset % 4 == 0, "within the page, and aligned");
             let word = self.0.as_mut_ptr().wrapping_add(offset).cast();
-            // SAFETY: the page is mapped as long as `self`, both processes access it as atomics only, and the offset is aligned.
+            // SAFETY: the page is mapped as long as `self`, both processes access it as atomics only, and the offset is
+            // aligned.
             unsafe { AtomicU32::from_ptr(word) }
         }
 
@@ -157,8 +158,8 @@ mod linux {
         }
     }
 
-    /// Returns whether a yardstick belongs to a table: spinning belongs to polling, the futex to waiting. On one CPU, spinning
-    /// would keep the other process from running.
+    /// Returns whether a yardstick belongs to a table: spinning belongs to polling, the futex to waiting. On one CPU,
+    /// spinning would keep the other process from running.
     fn is_measured(table: Table, sleeps: bool) -> bool {
         sleeps != table.is_polling
     }

@@ -19,8 +19,8 @@ const ROUNDS: usize = 5;
 /// The environment variable with the socket's path, for the child process.
 const PATH: &str = "NDSHM_BENCH_PATH";
 
-/// Runs in the other process. Adds up the first elements of all arrays that arrive, and answers a message without arrays with the
-/// sum.
+/// Runs in the other process. Adds up the first elements of all arrays that arrive, and answers a message without
+/// arrays with the sum.
 fn receive() -> Result<()> {
     let path = std::env::var_os(PATH).unwrap_or_default();
     let channel = Channel::connect(path)?;

@@ -1,11 +1,12 @@
-//! Shares an array in a file instead of shared memory. This is the fallback, and works in the same way on every platform.
+//! Shares an array in a file instead of shared memory. This is the fallback, and works in the same way on every
+//! platform.
 //!
 //! ```sh
 //! cargo run --example emulated
 //! ```
 //!
-//! Programs do not need this code to run without shared memory: `EMULATE_SHM=1` chooses the same directory for the whole
-//! program, and off Linux it is the default. The other examples run with it unchanged.
+//! Programs do not need this code to run without shared memory: `EMULATE_SHM=1` chooses the same directory for the
+//! whole program, and off Linux it is the default. The other examples run with it unchanged.
 
 use std::error::Error;
 

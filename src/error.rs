@@ -13,8 +13,8 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// Everything that can go wrong with an array in shared memory.
 ///
 /// `Display` says what happened and what to do; the cause, where the operating system gave one, is in
-/// [`source`](std::error::Error::source) and is not repeated. `Debug`, which a `main` that returns an error prints, is the variant's
-/// name, the same text and all causes in one line.
+/// [`source`](std::error::Error::source) and is not repeated. `Debug`, which a `main` that returns an error prints, is
+/// the variant's name, the same text and all causes in one line.
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -24,8 +24,8 @@ pub enum Error {
         /// The name asked for.
         location: String,
     },
-    /// Nothing has this name in the place that was searched, but an array in the other of the two usual places has it. A kind of
-    /// [`NotFound`](Self::NotFound): [`is_not_found`](Self::is_not_found) is true for it.
+    /// Nothing has this name in the place that was searched, but an array in the other of the two usual places has it.
+    /// A kind of [`NotFound`](Self::NotFound): [`is_not_found`](Self::is_not_found) is true for it.
     ///
     /// Whatever opens an array by its name in `/dev/shm` or in the emulated directory reports this, and so does
     /// [`unlink`](crate::unlink()).
@@ -250,8 +250,8 @@ pub enum Error {
         /// How long was waited.
         waited: std::time::Duration,
     },
-    /// The callback of [`interruptible`](crate::backend::interruptible) has ended the call. Nothing has changed, except that a
-    /// sparse file of another process may have got some of its memory.
+    /// The callback of [`interruptible`](crate::backend::interruptible) has ended the call. Nothing has changed, except
+    /// that a sparse file of another process may have got some of its memory.
     #[error("`{location}`: the call was interrupted (make it again)")]
     Interrupted {
         /// The array, or the directory in which a new one was to be.
@@ -381,8 +381,9 @@ pub enum Error {
 pub enum OtherWork {
     /// It is unfinished, and a process is attached to it, perhaps this one.
     Attached,
-    /// It is unfinished, and no process is attached to it. [`RenderOptions::replace`](crate::render::RenderOptions::replace) replaces it,
-    /// and [`render::discard`](crate::render::discard) removes it.
+    /// It is unfinished, and no process is attached to it.
+    /// [`RenderOptions::replace`](crate::render::RenderOptions::replace) replaces it, and
+    /// [`render::discard`](crate::render::discard) removes it.
     Idle,
     /// It is finished: an array has the name. Reported with
     /// [`RenderOptions::accept_finished`](crate::render::RenderOptions::accept_finished) only.
@@ -503,7 +504,8 @@ impl Error {
         }
     }
 
-    /// The same about a socket or a process, where it is no array that is missing or there already: `op` says what to do.
+    /// The same about a socket or a process, where it is no array that is missing or there already: `op` says what to
+    /// do.
     pub(crate) fn os_elsewhere(op: &'static str, location: impl fmt::Display, source: io::Error) -> Self {
         match source.kind() {
             io::ErrorKind::NotFound | io::ErrorKind::AlreadyExists => {

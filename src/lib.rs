@@ -38,30 +38,34 @@
 //!
 //! # Lifetimes
 //!
-//! - A *name* stays until [`unlink`], a reboot (in /dev/shm), or a logout where systemd's `RemoveIPC` is on. Dropping a handle
-//!   only detaches.
-//! - A *counted array's* name is removed with its last handle. If all processes that held one were killed, the name stays until it is
-//!   [reclaimed](counted::reclaim()): by the manager ([`manager`]), by `ndshm gc`, or by this program.
+//! - A *name* stays until [`unlink`], a reboot (in /dev/shm), or a logout where systemd's `RemoveIPC` is on. Dropping a
+//!   handle only detaches.
+//! - A *counted array's* name is removed with its last handle. If all processes that held one were killed, the name
+//!   stays until it is [reclaimed](counted::reclaim()): by the manager ([`manager`]), by `ndshm gc`, or by this
+//!   program.
 //! - *Memory* is freed when the name is gone and the last process has detached, however that process ended.
-//! - A *draft* leaves nothing behind, whether it is dropped or its creator is killed. One exception: where files need a name (off
-//!   Linux, and on a few file systems), a killed creator leaves a file with a name that begins with `.ndshm-draft-`.
-//! - A *lock* is released with its guard or its process. A killed reader lets the writer in at once; a killed painter's chunk
-//!   can be claimed again.
-//! - An unfinished [`RenderBuffer`] stays, under a reserved name, so that it can be resumed. [`render::discard`] removes it.
+//! - A *draft* leaves nothing behind, whether it is dropped or its creator is killed. One exception: where files need a
+//!   name (off Linux, and on a few file systems), a killed creator leaves a file with a name that begins with
+//!   `.ndshm-draft-`.
+//! - A *lock* is released with its guard or its process. A killed reader lets the writer in at once; a killed painter's
+//!   chunk can be claimed again.
+//! - An unfinished [`RenderBuffer`] stays, under a reserved name, so that it can be resumed. [`render::discard`]
+//!   removes it.
 //!
 //! # Where arrays live
 //!
-//! In `/dev/shm`, if this process can write there. Otherwise as files in `NDSHM_EMULATED_DIR`, or in a directory of this user in the
-//! temporary directory. `EMULATE_SHM=1`, [`set_emulate_shm`] or an explicit [`Directory`] choose otherwise. The semantics are the
-//! same; the speed is the file system's.
+//! In `/dev/shm`, if this process can write there. Otherwise as files in `NDSHM_EMULATED_DIR`, or in a directory of
+//! this user in the temporary directory. `EMULATE_SHM=1`, [`set_emulate_shm`] or an explicit [`Directory`] choose
+//! otherwise. The semantics are the same; the speed is the file system's.
 //!
-//! All memory is reserved when an array is created. If there is too little, creating fails with [`Error::NoSpace`]; later accesses
-//! never end in a signal.
+//! All memory is reserved when an array is created. If there is too little, creating fails with [`Error::NoSpace`];
+//! later accesses never end in a signal.
 //!
 //! # Costs
 //!
-//! An attachment costs a mapping and no descriptor (on overlayfs, and off Linux, one). A guard or claim costs one descriptor
-//! and a few microseconds. It takes longer with very many locks on one array: around 12 µs with 1,000 attachments, 0.3 ms with 10,000.
+//! An attachment costs a mapping and no descriptor (on overlayfs, and off Linux, one). A guard or claim costs one
+//! descriptor and a few microseconds. It takes longer with very many locks on one array: around 12 µs with 1,000
+//! attachments, 0.3 ms with 10,000.
 //!
 //! # Features
 //!
@@ -70,8 +74,8 @@
 //!
 //! # Not supported
 //!
-//! `bool`, `char`, `usize` and structured elements; resizing; arrays over a network; protection against a writer that does not
-//! take the locks.
+//! `bool`, `char`, `usize` and structured elements; resizing; arrays over a network; protection against a writer that
+//! does not take the locks.
 
 // The documentation shows which feature an item needs.
 #![cfg_attr(docsrs, feature(doc_cfg))]
@@ -123,15 +127,16 @@ pub use crate::render::{NextClaim, RenderBuffer};
 
 /// Removes the name of an array in the default backend.
 ///
-/// Attached processes keep the bytes. The memory is freed when the last of them detaches. Returns `Ok(false)` if the name exists
-/// neither here nor in the other of the two usual places, `/dev/shm` and the emulated directory. [`Directory::unlink`] removes names in
-/// any directory.
+/// Attached processes keep the bytes. The memory is freed when the last of them detaches. Returns `Ok(false)` if the
+/// name exists neither here nor in the other of the two usual places, `/dev/shm` and the emulated directory.
+/// [`Directory::unlink`] removes names in any directory.
 ///
 /// # Errors
 ///
 /// - [`Elsewhere`](Error::Elsewhere): the name exists only in the other usual place. It is not removed, and
 ///   [`Error::is_not_found`] returns `true` for this error.
-/// - [`PermissionDenied`](Error::PermissionDenied), [`NotAnArray`](Error::NotAnArray), and the errors of [`default_backend`].
+/// - [`PermissionDenied`](Error::PermissionDenied), [`NotAnArray`](Error::NotAnArray), and the errors of
+///   [`default_backend`].
 pub fn unlink(location: impl IntoLocation) -> Result<bool> {
     let (backend, location) = (default_backend()?, location.into_location()?);
     if backend.unlink(&location)? {

@@ -26,7 +26,8 @@ impl SearchTime {
         os::thread_time().saturating_sub(self.0)
     }
 
-    /// Returns the shortest pause after a search that took so long, so that repeated searches leave the processor to other work.
+    /// Returns the shortest pause after a search that took so long, so that repeated searches leave the processor to
+    /// other work.
     pub(crate) fn rest_after(search: Duration) -> Duration {
         search.saturating_mul(Self::REST).min(Self::LONGEST_REST)
     }

@@ -7,8 +7,8 @@
 
 use memmap2::MmapMut;
 
-/// Touches and frees memory. If the host of a virtual machine has taken memory back, the host returns it now instead of during the
-/// next measurement.
+/// Touches and frees memory. If the host of a virtual machine has taken memory back, the host returns it now instead of
+/// during the next measurement.
 pub(crate) fn touch(bytes: usize, huge: bool) {
     let Ok(mut map) = MmapMut::map_anon(bytes.max(1)) else { return };
     #[cfg(target_os = "linux")]
@@ -42,8 +42,8 @@ pub(crate) mod calls {
         format!("/dev/shm/{name}")
     }
 
-    /// Opens a nameless file, reserves its room, maps it and links it: six calls with those that undo them. `lease` adds the lock
-    /// that shows other processes whether any process is attached.
+    /// Opens a nameless file, reserves its room, maps it and links it: six calls with those that undo them. `lease`
+    /// adds the lock that shows other processes whether any process is attached.
     pub(crate) fn create(name: &str, bytes: usize, lease: bool, fill: impl FnOnce(&mut [u8])) -> io::Result<MmapMut> {
         let flags = OFlags::RDWR | OFlags::TMPFILE | OFlags::CLOEXEC;
         let nameless = File::from(fs::open("/dev/shm", flags, Mode::RUSR | Mode::WUSR)?);

@@ -120,7 +120,8 @@ impl Failure {
         self
     }
 
-    /// Sets the advice, and removes it from the ends of the messages: some errors of the libraries say there what to do.
+    /// Sets the advice, and removes it from the ends of the messages: some errors of the libraries say there what to
+    /// do.
     fn advised(mut self, advice: &str) -> Self {
         for message in &mut self.messages {
             if let Some(short) = message.strip_suffix(advice).and_then(|text| text.strip_suffix(": ")) {
@@ -150,7 +151,8 @@ impl Failure {
 }
 
 impl Failure {
-    /// Prints the failure and ends the program without cleaning up. An output that blocks delays that by at most one second.
+    /// Prints the failure and ends the program without cleaning up. An output that blocks delays that by at most one
+    /// second.
     pub(crate) fn end(self) -> ! {
         const PATIENCE: Duration = Duration::from_secs(1);
 
@@ -285,8 +287,8 @@ fn is_full(error: &(dyn StdError + 'static)) -> bool {
     std::iter::successors(Some(error), |error| (*error).source()).any(|error| error.downcast_ref().is_some_and(is_full))
 }
 
-/// Plain [`io::Error`]s only come from writing the result to standard output. If its reader has closed the pipe, that is
-/// not a failure.
+/// Plain [`io::Error`]s only come from writing the result to standard output. If its reader has closed the pipe, that
+/// is not a failure.
 impl From<io::Error> for Failure {
     fn from(error: io::Error) -> Self {
         if host::reader_has_gone(&error) {

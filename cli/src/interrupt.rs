@@ -1,7 +1,8 @@
 //! What asks the program to end, turned into the flag that downloads look at.
 //!
-//! A worker sees the flag after its chunk, cleans up and returns. A request to a server that does not answer sees no flag: a
-//! second signal ends the program at once, as a kill would, and so does the first one before there is anything to clean up.
+//! A worker sees the flag after its chunk, cleans up and returns. A request to a server that does not answer sees no
+//! flag: a second signal ends the program at once, as a kill would, and so does the first one before there is anything
+//! to clean up.
 
 use std::io;
 use std::sync::mpsc::{self, RecvTimeoutError};
@@ -23,8 +24,8 @@ const SILENCE: Duration = Duration::from_secs(5);
 /// How long a request may be retried before the user is told.
 pub(crate) const RETRIED: Duration = Duration::from_secs(1);
 
-/// Opens a volume. There is nothing to clean up yet, so a signal ends the program at once. If the server does not answer, which may last
-/// minutes, the user is told why.
+/// Opens a volume. There is nothing to clean up yet, so a signal ends the program at once. If the server does not
+/// answer, which may last minutes, the user is told why.
 pub(crate) fn opening<T>(stop: &StopFlag, url: &VolumeUrl, open: impl FnOnce() -> T) -> T {
     const TICK: Duration = Duration::from_millis(20);
 

@@ -54,7 +54,8 @@ fn main() -> ExitCode {
     }
 }
 
-/// Parses the command line. Help texts are wrapped to the width of the terminal, or of COLUMNS; other outputs are not wrapped.
+/// Parses the command line. Help texts are wrapped to the width of the terminal, or of COLUMNS; other outputs are not
+/// wrapped.
 fn parse() -> Result<Cli, clap::Error> {
     let mut command = Cli::command();
     if !io::stdout().is_terminal() && std::env::var_os("COLUMNS").is_none() {

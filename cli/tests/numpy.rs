@@ -1,5 +1,5 @@
-//! Arrays that NumPy saved are imported and exported by the real program, and compared by NumPy bit for bit: every element type,
-//! both byte orders, both memory orders, no axes and no elements.
+//! Arrays that NumPy saved are imported and exported by the real program, and compared by NumPy bit for bit: every
+//! element type, both byte orders, both memory orders, no axes and no elements.
 
 use std::process::Command;
 

@@ -92,7 +92,8 @@ fn a_volume_is_read_over_http_and_not_written() {
     assert!(finished.json()["error"].as_str().is_some_and(|error| !error.is_empty()), "{finished:?}");
 }
 
-/// CloudVolume and `ndshm` store compressed chunks in files `NAME.gz`. A plain web server does not serve them under `NAME`.
+/// CloudVolume and `ndshm` store compressed chunks in files `NAME.gz`. A plain web server does not serve them under
+/// `NAME`.
 #[test]
 fn compressed_files_are_found_behind_a_plain_server() {
     if servers::python("packed files behind HTTP").is_none() {

@@ -1,5 +1,5 @@
-//! Volumes that zarr-python wrote are downloaded by the real program, and compared by zarr-python element for element: Zarr v2 and
-//! v3, whole and in part, in both orders, in real and in emulated shared memory.
+//! Volumes that zarr-python wrote are downloaded by the real program, and compared by zarr-python element for element:
+//! Zarr v2 and v3, whole and in part, in both orders, in real and in emulated shared memory.
 
 use std::path::PathBuf;
 use std::process::Command;

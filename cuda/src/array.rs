@@ -24,14 +24,14 @@ use crate::stream::{DeviceEvent, Stream};
 
 /// A typed n-dimensional array in the memory of a GPU, contiguous in C or Fortran order.
 ///
-/// The memory is an allocation of its own, of at least 2 MiB: [`Chunk`](crate::Chunk) shares one allocation among many arrays. It can be
-/// [sent](Self::parcel) to other processes, which attach it without a copy. It is freed with the last process that has it, in whatever order
-/// they end, and whether they are killed: the driver counts, in the kernel.
+/// The memory is an allocation of its own, of at least 2 MiB: [`Chunk`](crate::Chunk) shares one allocation among many
+/// arrays. It can be [sent](Self::parcel) to other processes, which attach it without a copy. It is freed with the last
+/// process that has it, in whatever order they end, and whether they are killed: the driver counts, in the kernel.
 ///
-/// Safe code writes elements only before the array is shared: with [`zeroed`](Self::zeroed), [`from_host`](Self::from_host) and
-/// [`write`](Self::write). Kernels get the [address](Self::device_pointer); running one is `unsafe` in every library, and its caller
-/// promises that it does not race. [`written_on`](Self::written_on) and [`wait_on`](Self::wait_on) bring work of several streams and
-/// processes in order.
+/// Safe code writes elements only before the array is shared: with [`zeroed`](Self::zeroed),
+/// [`from_host`](Self::from_host) and [`write`](Self::write). Kernels get the [address](Self::device_pointer); running
+/// one is `unsafe` in every library, and its caller promises that it does not race. [`written_on`](Self::written_on)
+/// and [`wait_on`](Self::wait_on) bring work of several streams and processes in order.
 ///
 /// ```no_run
 /// use ndarray::array;
@@ -85,14 +85,15 @@ impl DeviceMemory {
     ///
     /// # Errors
     ///
-    /// [`Error::ForkedChild`]: a thread of the parent may have had the lock at the fork, and the child would wait for it for ever.
+    /// [`Error::ForkedChild`]: a thread of the parent may have had the lock at the fork, and the child would wait for
+    /// it for ever.
     pub(crate) fn said(&self) -> Result<MutexGuard<'_, Pending>> {
         functions()?;
         Ok(self.pending.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Returns the work that may write to it still. If another library has its address, that includes what the legacy default stream has to do
-    /// now: libraries use that stream unless told otherwise, and do not say so.
+    /// Returns the work that may write to it still. If another library has its address, that includes what the legacy
+    /// default stream has to do now: libraries use that stream unless told otherwise, and do not say so.
     ///
     /// # Errors
     ///
@@ -153,7 +154,8 @@ impl<T: Element, D: Dimension> DeviceArray<T, D> {
     /// # Errors
     ///
     /// - [`NoSpace`](Error::NoSpace): the GPU has too little free memory; none was taken.
-    /// - [`TooLarge`](Error::TooLarge), [`Unsupported`](Error::Unsupported), [`ForkedChild`](Error::ForkedChild), and failures of the driver.
+    /// - [`TooLarge`](Error::TooLarge), [`Unsupported`](Error::Unsupported), [`ForkedChild`](Error::ForkedChild), and
+    ///   failures of the driver.
     pub fn zeroed(device: Device, shape: impl ShapeBuilder<Dim = D>) -> Result<Self> {
         let array = Self::undefined(device, DeviceLayout::new::<T>(shape)?)?;
         copies::fill(device, array.start(), 0, array.layout.bytes::<T>())?;
@@ -230,15 +232,16 @@ impl<T: Element, D: Dimension> DeviceArray<T, D> {
         T::DTYPE
     }
 
-    /// Returns whether other code may read the elements: the array was sent, received, exported or split. That never ends.
+    /// Returns whether other code may read the elements: the array was sent, received, exported or split. That never
+    /// ends.
     pub fn is_shared(&self) -> bool {
         self.memory.shared.load(Ordering::Relaxed)
     }
 
     /// Returns the address of the first element on the GPU, for kernels and other libraries.
     ///
-    /// The address is valid while this array, or a part of it, lives. Code that uses it must [wait](Self::wait_on) for earlier writes, and
-    /// [say](Self::written_on) what it has written.
+    /// The address is valid while this array, or a part of it, lives. Code that uses it must [wait](Self::wait_on) for
+    /// earlier writes, and [say](Self::written_on) what it has written.
     pub fn device_pointer(&self) -> u64 {
         self.start()
     }
@@ -256,7 +259,8 @@ impl<T: Element, D: Dimension> DeviceArray<T, D> {
     ///
     /// # Errors
     ///
-    /// [`Unsupported`](Error::Unsupported): the array was exported, and a stream that the legacy stream waits for is captured. Failures of the driver.
+    /// [`Unsupported`](Error::Unsupported): the array was exported, and a stream that the legacy stream waits for is
+    /// captured. Failures of the driver.
     pub fn to_host(&self) -> Result<Array<T, D>> {
         self.ready()?;
         copies::download(self.device(), self.start(), &self.layout)
@@ -266,7 +270,8 @@ impl<T: Element, D: Dimension> DeviceArray<T, D> {
     ///
     /// # Errors
     ///
-    /// - [`Shared`](Error::Shared): other code may read the array. [`overwrite`](Self::overwrite) leaves that to the caller.
+    /// - [`Shared`](Error::Shared): other code may read the array. [`overwrite`](Self::overwrite) leaves that to the
+    ///   caller.
     /// - [`Shape`](Error::Shape): the shapes differ.
     /// - failures of the driver.
     pub fn write(&mut self, array: &ArrayRef<T, D>) -> Result<()> {
@@ -305,8 +310,9 @@ impl<T: Element, D: Dimension> DeviceArray<T, D> {
         writing.before_copy(self.device().stream())
     }
 
-    /// Lets the work that is enqueued on the stream from now on wait for everything that is known to use the array: what its sender had enqueued,
-    /// what was [said](Self::written_on) in this process, and downloads. Then it may read and write.
+    /// Lets the work that is enqueued on the stream from now on wait for everything that is known to use the array:
+    /// what its sender had enqueued, what was [said](Self::written_on) in this process, and downloads. Then it may read
+    /// and write.
     ///
     /// # Errors
     ///
@@ -317,36 +323,37 @@ impl<T: Element, D: Dimension> DeviceArray<T, D> {
         reading.wait_on(stream)
     }
 
-    /// Lets the work that is enqueued on the stream from now on wait for everything that is known to write to the array. Then it may read.
+    /// Lets the work that is enqueued on the stream from now on wait for everything that is known to write to the
+    /// array. Then it may read.
     pub(crate) fn after_writes(&self, stream: &Stream) -> Result<()> {
         let writing = self.memory.pending()?.unfinished()?;
         writing.wait_on(stream)
     }
 
-    /// Says that the work that the stream has now writes to the array. Copies to the host, and receivers that the array is sent to, wait
-    /// for it; so does the end of the memory.
+    /// Says that the work that the stream has now writes to the array. Copies to the host, and receivers that the array
+    /// is sent to, wait for it; so does the end of the memory.
     ///
     /// # Errors
     ///
-    /// [`Unsupported`](Error::Unsupported): the stream is captured. Failures of the driver. The caller must then wait for the work before the array is
-    /// read or dropped.
+    /// [`Unsupported`](Error::Unsupported): the stream is captured. Failures of the driver. The caller must then wait
+    /// for the work before the array is read or dropped.
     pub fn written_on(&self, stream: &Stream) -> Result<()> {
         self.memory.said()?.add(stream).map(drop)
     }
 
-    /// Says that the work that the stream has now reads the array. Work that [waits](Self::wait_on) comes after it; so does the end of the
-    /// memory.
+    /// Says that the work that the stream has now reads the array. Work that [waits](Self::wait_on) comes after it; so
+    /// does the end of the memory.
     ///
     /// # Errors
     ///
-    /// [`Unsupported`](Error::Unsupported): the stream is captured. Failures of the driver. The caller must then wait for the work before the array is
-    /// written or dropped.
+    /// [`Unsupported`](Error::Unsupported): the stream is captured. Failures of the driver. The caller must then wait
+    /// for the work before the array is written or dropped.
     pub fn used_on(&self, stream: &Stream) -> Result<()> {
         self.memory.reading()?.add(stream).map(drop)
     }
 
-    /// Waits until everything that is known to write to the array is done. A [parcel](Self::parcel) that is made after that does not need its sender
-    /// any more.
+    /// Waits until everything that is known to write to the array is done. A [parcel](Self::parcel) that is made after
+    /// that does not need its sender any more.
     ///
     /// # Errors
     ///
@@ -358,8 +365,8 @@ impl<T: Element, D: Dimension> DeviceArray<T, D> {
 }
 
 impl<T: Element, D: RemoveAxis> DeviceArray<T, D> {
-    /// Returns a part of the array without a copy: a range along the axis that is outermost in memory, the first in C order and the last
-    /// in Fortran order.
+    /// Returns a part of the array without a copy: a range along the axis that is outermost in memory, the first in C
+    /// order and the last in Fortran order.
     ///
     /// Both arrays count as [shared](Self::is_shared) from then on.
     ///

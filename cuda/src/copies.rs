@@ -1,4 +1,5 @@
-//! Copies between host and GPU, on the stream of this crate. Each waits for its end, so that the host's memory may be used again.
+//! Copies between host and GPU, on the stream of this crate. Each waits for its end, so that the host's memory may be
+//! used again.
 
 #![allow(unsafe_code)]
 
@@ -40,9 +41,10 @@ pub(crate) fn upload<T: Element, D: Dimension>(
     }
     let (current, stream) = (device.enter()?, device.stream());
     let bytes = size_of_val(&*elements);
-    // SAFETY: the source is valid for reads of `bytes` until this function has waited for the copy, and so is the target, which the caller has
-    // mapped for an array of this layout. If the end of the copy stays unknown, the target is never unmapped, and a GPU that goes on to read memory that
-    // the host uses for something else gets wrong bytes, no more.
+    // SAFETY: the source is valid for reads of `bytes` until this function has waited for the copy, and so is the
+    // target, which the caller has mapped for an array of this layout. If the end of the copy stays unknown, the target
+    // is never unmapped, and a GPU that goes on to read memory that the host uses for something else gets wrong bytes,
+    // no more.
     let enqueued =
         unsafe { call!(current.functions, cuMemcpyHtoDAsync_v2(to, elements.as_ptr().cast(), bytes, stream.raw())) };
     let ended = stream.settle();
@@ -59,7 +61,8 @@ pub(crate) fn download<T: Element, D: Dimension>(
     if layout.len > 0 {
         let (current, stream) = (device.enter()?, device.stream());
         let (to, bytes) = (elements.as_mut_ptr().cast(), layout.bytes::<T>());
-        // SAFETY: the source is a mapped array of this layout; the target has room for it until this function has waited for the copy.
+        // SAFETY: the source is a mapped array of this layout; the target has room for it until this function has
+        // waited for the copy.
         let enqueued = unsafe { call!(current.functions, cuMemcpyDtoHAsync_v2(to, from, bytes, stream.raw())) };
         let ended = stream.settle();
         if let Err(error) = enqueued.and(ended) {

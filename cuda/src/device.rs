@@ -17,8 +17,8 @@ use crate::uuid::Uuid;
 
 /// A GPU.
 ///
-/// The first use of a GPU retains its primary context, which is shared with the CUDA runtime and therefore with torch and `CuPy`, until the
-/// process ends.
+/// The first use of a GPU retains its primary context, which is shared with the CUDA runtime and therefore with torch
+/// and `CuPy`, until the process ends.
 ///
 /// ```no_run
 /// use ndarray_shm_cuda::Device;
@@ -72,7 +72,8 @@ impl Device {
         // SAFETY: `count` is valid for the write of an int.
         match unsafe { call!(functions, cuDeviceGetCount(&raw mut count)) } {
             Ok(()) => Ok(usize::try_from(count).unwrap_or(0)),
-            // The driver is there, and no GPU: cuInit answers the same, and the rest of the driver is then not initialised.
+            // The driver is there, and no GPU: cuInit answers the same, and the rest of the driver is then not
+            // initialised.
             Err(error) if matches!(error.driver_code(), Some(3 | driver::code::NO_DEVICE)) => Ok(0),
             Err(error) => Err(error),
         }
@@ -197,7 +198,8 @@ impl Device {
     /// # Safety
     ///
     /// `raw` is a `CUstream` of this GPU's primary context, which is not destroyed while the value lives. Null and 1,
-    /// the legacy default stream, are allowed. 2, the stream of the calling thread, is allowed as long as the value is used in that thread only.
+    /// the legacy default stream, are allowed. 2, the stream of the calling thread, is allowed as long as the value is
+    /// used in that thread only.
     pub unsafe fn borrow_stream(self, raw: *mut c_void) -> Stream {
         Stream::borrowed_in(self.0.context, raw.cast())
     }

@@ -1,7 +1,7 @@
 //! The driver: its functions, found when the program runs, and their errors.
 //!
-//! The functions return `u32`, not cudarc's enumeration: a newer driver may answer with a number that the enumeration lacks, which would be
-//! undefined behaviour.
+//! The functions return `u32`, not cudarc's enumeration: a newer driver may answer with a number that the enumeration
+//! lacks, which would be undefined behaviour.
 
 #![allow(unsafe_code)]
 
@@ -164,8 +164,8 @@ pub(crate) fn functions() -> Result<&'static Functions> {
     let driver = if let Some(driver) = DRIVER.get() {
         driver
     } else {
-        // Threads that come here together each initialise the driver, which allows that. A failure is not remembered: the library may
-        // be installed, or the GPU be back, at the next try.
+        // Threads that come here together each initialise the driver, which allows that. A failure is not remembered:
+        // the library may be installed, or the GPU be back, at the next try.
         let functions = Functions::load()?;
         // SAFETY: cuInit has no requirements; its only valid flag is 0.
         let answer = unsafe { (functions.cuInit)(0) };
@@ -180,7 +180,8 @@ pub(crate) fn functions() -> Result<&'static Functions> {
     Ok(&driver.functions)
 }
 
-/// Returns whether this process can call the driver, which a forked child cannot. For `Drop`, which must leave the parent's objects alone.
+/// Returns whether this process can call the driver, which a forked child cannot. For `Drop`, which must leave the
+/// parent's objects alone.
 pub(crate) fn functions_in_drop() -> Option<&'static Functions> {
     functions().ok()
 }

@@ -1,5 +1,5 @@
-//! Arrays for other libraries of the same process: what a DLPack tensor or `__cuda_array_interface__` says, and an owner that keeps the
-//! memory.
+//! Arrays for other libraries of the same process: what a DLPack tensor or `__cuda_array_interface__` says, and an
+//! owner that keeps the memory.
 
 use std::fmt;
 use std::sync::Arc;
@@ -14,8 +14,9 @@ use crate::stream::Stream;
 
 /// An array of which another library has the address.
 ///
-/// The memory stays until this value is dropped, also after the array. The fields of a DLPack tensor are the address, the device (type 2,
-/// `kDLCUDA`, and [`Device::ordinal`]), the type, the lengths and the strides; its deleter drops this value, on any thread.
+/// The memory stays until this value is dropped, also after the array. The fields of a DLPack tensor are the address,
+/// the device (type 2, `kDLCUDA`, and [`Device::ordinal`]), the type, the lengths and the strides; its deleter drops
+/// this value, on any thread.
 ///
 /// ```no_run
 /// use ndarray_shm_cuda::{Device, DeviceArray, Stream};
@@ -37,14 +38,15 @@ pub struct ExportedArray {
 }
 
 impl<T: Element, D: Dimension> DeviceArray<T, D> {
-    /// Gives the array to another library of this process, which counts as [sharing](Self::is_shared) it. Nothing is copied.
+    /// Gives the array to another library of this process, which counts as [sharing](Self::is_shared) it. Nothing is
+    /// copied.
     ///
-    /// The other library's work must come after earlier writes: [`wait_on`](Self::wait_on) brings it in order. What that work writes must
-    /// be [said](Self::written_on), unless it is in the legacy default stream: from now on copies come after what that stream has to do, and parcels
-    /// wait for it.
+    /// The other library's work must come after earlier writes: [`wait_on`](Self::wait_on) brings it in order. What
+    /// that work writes must be [said](Self::written_on), unless it is in the legacy default stream: from now on copies
+    /// come after what that stream has to do, and parcels wait for it.
     ///
-    /// The memory ends after all work of the context, said or not. That ends a graph capture that runs meanwhile; if the driver refuses to wait because of
-    /// one, the memory stays until the process ends.
+    /// The memory ends after all work of the context, said or not. That ends a graph capture that runs meanwhile; if
+    /// the driver refuses to wait because of one, the memory stays until the process ends.
     pub fn export(&self) -> ExportedArray {
         self.memory().export();
         ExportedArray {
@@ -56,10 +58,12 @@ impl<T: Element, D: Dimension> DeviceArray<T, D> {
         }
     }
 
-    /// Returns a stream: its next work comes after everything that is known to write to the array, or `None` if all of that is done.
+    /// Returns a stream: its next work comes after everything that is known to write to the array, or `None` if all of
+    /// that is done.
     ///
-    /// For libraries that are told a stream to wait for, as by `__cuda_array_interface__`. Where the consumer names its own stream, as in
-    /// DLPack, [`wait_on`](Self::wait_on) is better: the returned stream has all copies of this crate too.
+    /// For libraries that are told a stream to wait for, as by `__cuda_array_interface__`. Where the consumer names its
+    /// own stream, as in DLPack, [`wait_on`](Self::wait_on) is better: the returned stream has all copies of this crate
+    /// too.
     ///
     /// # Errors
     ///
@@ -113,7 +117,8 @@ impl fmt::Debug for ExportedArray {
     }
 }
 
-/// Returns the strides of a contiguous array in elements. An axis without elements counts as one of length 1, as in numpy.
+/// Returns the strides of a contiguous array in elements. An axis without elements counts as one of length 1, as in
+/// numpy.
 fn strides(shape: &[usize], order: Order) -> Vec<usize> {
     let (mut strides, mut step) = (vec![0; shape.len()], 1);
     let mut set = |axis: usize| {

@@ -1,7 +1,7 @@
 //! Arrays in GPU memory that several processes share, and shared arrays of the host that a GPU copies at full speed.
 //!
-//! The driver's library is found when the program runs. A program with this crate therefore builds and starts on machines without a GPU;
-//! there, functions return [`Error::NoDriver`].
+//! The driver's library is found when the program runs. A program with this crate therefore builds and starts on
+//! machines without a GPU; there, functions return [`Error::NoDriver`].
 //!
 //! | I want to | use |
 //! |---|---|

@@ -1,7 +1,8 @@
-//! Whole allocations: physical memory of a GPU, a range of addresses, and the mapping of one at the other. Each is an owned value.
+//! Whole allocations: physical memory of a GPU, a range of addresses, and the mapping of one at the other. Each is an
+//! owned value.
 //!
-//! The kernel's driver keeps physical memory as long as a handle, a descriptor or a mapping of it exists, in any process. A killed process
-//! therefore releases what it had, and what it sent stays.
+//! The kernel's driver keeps physical memory as long as a handle, a descriptor or a mapping of it exists, in any
+//! process. A killed process therefore releases what it had, and what it sent stays.
 
 #![allow(unsafe_code)]
 
@@ -46,8 +47,8 @@ impl Physical {
         }
     }
 
-    /// Takes another handle of the physical memory that is mapped at an address. Returns `None` if the address is not one of such a
-    /// mapping.
+    /// Takes another handle of the physical memory that is mapped at an address. Returns `None` if the address is not
+    /// one of such a mapping.
     pub(crate) fn retain(address: CUdeviceptr) -> Result<Option<Self>> {
         let mut raw = 0;
         let pointer = std::ptr::without_provenance_mut::<c_void>(usize::try_from(address).unwrap_or(0));
@@ -113,7 +114,8 @@ impl Reservation {
 impl Drop for Reservation {
     fn drop(&mut self) {
         if let Some(functions) = functions_in_drop() {
-            // SAFETY: the range was reserved by this value, and nothing is mapped in it: `DeviceMapping` drops its mapping first.
+            // SAFETY: the range was reserved by this value, and nothing is mapped in it: `DeviceMapping` drops its
+            // mapping first.
             let _ = unsafe { call!(functions, cuMemAddressFree(self.start, self.bytes)) };
         }
     }
@@ -140,7 +142,8 @@ impl DeviceMapping {
         Self::of(device, Physical::create(device, whole)?, whole)
     }
 
-    /// Maps received memory of a GPU. `bytes` is what the sender says of its length; the driver refuses more than there is.
+    /// Maps received memory of a GPU. `bytes` is what the sender says of its length; the driver refuses more than there
+    /// is.
     pub(crate) fn import(device: Device, descriptor: BorrowedFd<'_>, bytes: usize) -> Result<Self> {
         require(device)?;
         if bytes == 0 || !bytes.is_multiple_of(granularity(device)?) {

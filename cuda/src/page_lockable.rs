@@ -32,8 +32,8 @@ impl LockedElements {
 mod sealed {
     /// # Safety
     ///
-    /// What [`elements`](Self::elements) returns is mapped, and stays so at the same address as long as the value lives, whatever is done
-    /// through shared references to it.
+    /// What [`elements`](Self::elements) returns is mapped, and stays so at the same address as long as the value
+    /// lives, whatever is done through shared references to it.
     pub unsafe trait Mapped {
         fn elements(&self) -> super::LockedElements;
 
@@ -55,8 +55,8 @@ impl<A: sealed::Mapped> PageLockable for A {}
 ///
 /// # Safety
 ///
-/// As long as the value lives and is not borrowed mutably, no process writes to the elements of [`source_view`](Self::source_view), which are all
-/// elements of the array, contiguous and in C or Fortran order.
+/// As long as the value lives and is not borrowed mutably, no process writes to the elements of
+/// [`source_view`](Self::source_view), which are all elements of the array, contiguous and in C or Fortran order.
 pub unsafe trait LockedSource: PageLockable {
     /// The type of the elements.
     type Element: Element;
@@ -70,12 +70,13 @@ pub unsafe trait LockedSource: PageLockable {
 /// An array that no other process can reach, and that a GPU may therefore write in the background. See
 /// [`DeviceArray::download`](crate::DeviceArray::download).
 ///
-/// An [`ArrayWriter`] is none: the kernel would release its lock when this process is killed, while a GPU may still be writing.
+/// An [`ArrayWriter`] is none: the kernel would release its lock when this process is killed, while a GPU may still be
+/// writing.
 ///
 /// # Safety
 ///
-/// As long as the value lives, no process reads or writes the elements except through it. That does not change when this process is
-/// killed.
+/// As long as the value lives, no process reads or writes the elements except through it. That does not change when
+/// this process is killed.
 pub unsafe trait LockedTarget: LockedSource {
     /// Returns the view that is written.
     fn target_view(&mut self) -> ArrayViewMut<'_, Self::Element, Self::Dim>;
@@ -102,7 +103,8 @@ macro_rules! raw {
 /// Implements [`Mapped`](sealed::Mapped) and [`LockedSource`] with the array's safe view.
 macro_rules! viewed {
     ($($array:ident: $are_writable:expr, $name:expr;)*) => {$(
-        // SAFETY: the view is that of the array's mapping, which only dropping, consuming or mutably borrowing the array unmaps.
+        // SAFETY: the view is that of the array's mapping, which only dropping, consuming or mutably borrowing the
+        // array unmaps.
         unsafe impl<T: Element, D: Dimension> sealed::Mapped for $array<T, D> {
             fn elements(&self) -> LockedElements {
                 let view = self.view();
@@ -115,8 +117,8 @@ macro_rules! viewed {
             }
         }
 
-        // SAFETY: the core gives out this view in safe code: a read lock, a write lock, a seal or the lack of a name excludes writers
-        // as long as the array lives. The view is that of the whole array.
+        // SAFETY: the core gives out this view in safe code: a read lock, a write lock, a seal or the lack of a name
+        // excludes writers as long as the array lives. The view is that of the whole array.
         unsafe impl<T: Element, D: Dimension> LockedSource for $array<T, D> {
             type Element = T;
             type Dim = D;

@@ -19,23 +19,26 @@ use crate::page_lockable::{LockedElements, LockedTarget, PageLockable};
 
 /// An array of the host with pages that are locked in memory, as long as this value lives.
 ///
-/// A GPU copies locked pages by itself, at the full speed of the bus and [in the background](crate::DeviceArray::upload). Other pages the
-/// driver first copies to a buffer of its own. The lock serves all GPUs that this process sees, and all copies:
-/// [`from_host`](crate::DeviceArray::from_host) and [`write`](crate::DeviceArray::write) too are fast from such memory.
+/// A GPU copies locked pages by itself, at the full speed of the bus and [in the
+/// background](crate::DeviceArray::upload). Other pages the driver first copies to a buffer of its own. The lock serves
+/// all GPUs that this process sees, and all copies: [`from_host`](crate::DeviceArray::from_host) and
+/// [`write`](crate::DeviceArray::write) too are fast from such memory.
 ///
-/// `A` is any array of the core crate: [`SharedArray`](ndarray_shm::SharedArray), [`ArrayReader`](ndarray_shm::ArrayReader),
-/// [`ArrayWriter`], [`Draft`](ndarray_shm::Draft), [`SealableDraft`](ndarray_shm::array::SealableDraft),
-/// [`FrozenArray`](ndarray_shm::FrozenArray), [`RefcountedArray`](ndarray_shm::RefcountedArray), or a
-/// [draft](ndarray_shm::pool::PooledDraft) or [array](ndarray_shm::pool::PooledArray) of a pool. The value dereferences to it. What painters
-/// have painted is a `SharedArray` once the [`RenderBuffer`](ndarray_shm::RenderBuffer) is finished.
+/// `A` is any array of the core crate: [`SharedArray`](ndarray_shm::SharedArray),
+/// [`ArrayReader`](ndarray_shm::ArrayReader), [`ArrayWriter`], [`Draft`](ndarray_shm::Draft),
+/// [`SealableDraft`](ndarray_shm::array::SealableDraft), [`FrozenArray`](ndarray_shm::FrozenArray),
+/// [`RefcountedArray`](ndarray_shm::RefcountedArray), or a [draft](ndarray_shm::pool::PooledDraft) or
+/// [array](ndarray_shm::pool::PooledArray) of a pool. The value dereferences to it. What painters have painted is a
+/// `SharedArray` once the [`RenderBuffer`](ndarray_shm::RenderBuffer) is finished.
 ///
-/// The pages are unlocked before the array is unmapped, and before a pool uses its memory again. To publish, share or freeze a locked
-/// draft, [take it out](Self::into_inner) first: that can move its memory. If the process is killed, the kernel unlocks the pages. A forked
-/// child drops the value without unlocking the pages of its parent.
+/// The pages are unlocked before the array is unmapped, and before a pool uses its memory again. To publish, share or
+/// freeze a locked draft, [take it out](Self::into_inner) first: that can move its memory. If the process is killed,
+/// the kernel unlocks the pages. A forked child drops the value without unlocking the pages of its parent.
 ///
-/// Locked pages take memory that the kernel cannot use otherwise, those of holes in a sparse array included. Of an array that was attached
-/// [copy-on-write](ndarray_shm::AttachOptions::copy_on_write), the kernel may lock copies, which no longer show what other processes write. Locking takes about as long as
-/// touching every page, so it pays for memory that is copied more than once or in the background.
+/// Locked pages take memory that the kernel cannot use otherwise, those of holes in a sparse array included. Of an
+/// array that was attached [copy-on-write](ndarray_shm::AttachOptions::copy_on_write), the kernel may lock copies,
+/// which no longer show what other processes write. Locking takes about as long as touching every page, so it pays for
+/// memory that is copied more than once or in the background.
 ///
 /// ```no_run
 /// use ndarray_shm::SharedArray;
@@ -72,8 +75,8 @@ impl<A: PageLockable> PageLocked<A> {
     ///
     /// The error gives the array back.
     ///
-    /// - [`NotPinnable`](Error::NotPinnable): the system cannot lock these pages, such as those of files on most disks, or they are locked
-    ///   already.
+    /// - [`NotPinnable`](Error::NotPinnable): the system cannot lock these pages, such as those of files on most disks,
+    ///   or they are locked already.
     /// - [`Unsupported`](Error::Unsupported): the GPU or its driver cannot use locked pages of arrays.
     /// - [`ForkedChild`](Error::ForkedChild), and failures of the driver.
     ///
@@ -107,13 +110,14 @@ impl<A: PageLockable> PageLocked<A> {
 
     /// Returns the address by which kernels on the GPU reach the elements in the host's memory; 0 if there are none.
     ///
-    /// It is valid as long as this value lives. Code that uses it holds access to the elements for that time, as all code does that uses
-    /// [`raw_view`](ndarray_shm::SharedArray::raw_view). Elements that are mapped read-only must not be written by the GPU either.
+    /// It is valid as long as this value lives. Code that uses it holds access to the elements for that time, as all
+    /// code does that uses [`raw_view`](ndarray_shm::SharedArray::raw_view). Elements that are mapped read-only must
+    /// not be written by the GPU either.
     ///
     /// # Errors
     ///
-    /// [`Unsupported`](Error::Unsupported): the GPU cannot reach memory of the host; copy the array. [`ForkedChild`](Error::ForkedChild), and
-    /// failures of the driver.
+    /// [`Unsupported`](Error::Unsupported): the GPU cannot reach memory of the host; copy the array.
+    /// [`ForkedChild`](Error::ForkedChild), and failures of the driver.
     pub fn device_pointer(&self) -> Result<u64> {
         let current = self.device.enter()?;
         let LockedElements { start, bytes, .. } = self.array().elements();
@@ -139,8 +143,8 @@ impl<A: PageLockable> PageLocked<A> {
         functions()?; // in a forked child, drafts of the parent have no view
         if self.is_locked {
             let start = self.array().elements().start;
-            // The driver also answers with errors of earlier work, and so leaves open whether it has unlocked the pages. The answer to
-            // a second call tells.
+            // The driver also answers with errors of earlier work, and so leaves open whether it has unlocked the
+            // pages. The answer to a second call tells.
             unregister(self.device, start).or_else(|_| unregister(self.device, start))?;
             self.is_locked = false;
         }
@@ -179,7 +183,8 @@ impl<A: PageLockable> Deref for PageLocked<A> {
 impl<A: PageLockable> Drop for PageLocked<A> {
     fn drop(&mut self) {
         if self.array.is_some() && functions_in_drop().is_some() && self.unlock().is_err() {
-            // The driver would take other memory, which is mapped there next, for the locked pages. So nothing else may be mapped there.
+            // The driver would take other memory, which is mapped there next, for the locked pages. So nothing else may
+            // be mapped there.
             std::mem::forget(self.array.take());
         }
     }
@@ -239,7 +244,8 @@ fn register<A: PageLockable>(device: Device, array: &A) -> Result<bool> {
 /// Unlocks pages. It is no error if they are not locked.
 fn unregister(device: Device, start: *mut c_void) -> Result<()> {
     let current = device.enter()?;
-    // SAFETY: the driver checks the address. No copy uses the pages: a transfer has the value that locks them until its end.
+    // SAFETY: the driver checks the address. No copy uses the pages: a transfer has the value that locks them until its
+    // end.
     match unsafe { call!(current.functions, cuMemHostUnregister(start)) } {
         Err(error) if error.driver_code() == Some(code::HOST_MEMORY_NOT_REGISTERED) => Ok(()),
         answer => answer,

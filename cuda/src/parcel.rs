@@ -1,4 +1,5 @@
-//! How whole arrays travel: a descriptor of the physical memory in a message of a channel, and what the receiver must know beside it.
+//! How whole arrays travel: a descriptor of the physical memory in a message of a channel, and what the receiver must
+//! know beside it.
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -38,13 +39,13 @@ const VERSION: u32 = 1;
 impl<T: Element, D: Dimension> DeviceArray<T, D> {
     /// Packs the array for a message of a [`Channel`](ndarray_shm::counted::Channel).
     ///
-    /// The parcel holds a descriptor, and with it the memory, until it is dropped; so does a message that was not received yet. It can be sent
-    /// any number of times. Received arrays can be sent on. If another library has the array, this waits for what the legacy default stream has
-    /// to do.
+    /// The parcel holds a descriptor, and with it the memory, until it is dropped; so does a message that was not
+    /// received yet. It can be sent any number of times. Received arrays can be sent on. If another library has the
+    /// array, this waits for what the legacy default stream has to do.
     ///
-    /// Work that still [writes](Self::written_on) to the array is named in the parcel, and the receiver waits for it. The process that enqueued it
-    /// must then live until the array is attached and the work is done. A parcel that is made after [`synchronize`](Self::synchronize) names no
-    /// work and does not need its sender.
+    /// Work that still [writes](Self::written_on) to the array is named in the parcel, and the receiver waits for it.
+    /// The process that enqueued it must then live until the array is attached and the work is done. A parcel that is
+    /// made after [`synchronize`](Self::synchronize) names no work and does not need its sender.
     ///
     /// # Errors
     ///
@@ -73,9 +74,10 @@ impl<T: Element, D: Dimension> DeviceArray<T, D> {
     /// - [`Malformed`](Error::Malformed): it is not an array on a GPU, or not one of this version.
     /// - [`DeviceNotVisible`](Error::DeviceNotVisible): `CUDA_VISIBLE_DEVICES` hides its GPU from this process.
     /// - [`DType`](Error::DType), [`Shape`](Error::Shape): it has another element type or number of axes.
-    /// - [`SenderGone`](Error::SenderGone): the parcel names unfinished work of a process that has ended. If a sender is killed later, the array stays
-    ///   as its GPU has left it, and this process is not told.
-    /// - [`Unsupported`](Error::Unsupported): the parcel names unfinished work, and the driver cannot wait here for that of its sender.
+    /// - [`SenderGone`](Error::SenderGone): the parcel names unfinished work of a process that has ended. If a sender
+    ///   is killed later, the array stays as its GPU has left it, and this process is not told.
+    /// - [`Unsupported`](Error::Unsupported): the parcel names unfinished work, and the driver cannot wait here for
+    ///   that of its sender.
     /// - failures of the driver.
     pub fn attach(parcel: &Foreign) -> Result<Self> {
         if parcel.kind() != KIND {

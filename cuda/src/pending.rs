@@ -37,7 +37,8 @@ impl Pending {
     ///
     /// # Errors
     ///
-    /// [`SenderGone`](Error::SenderGone), [`Unsupported`](Error::Unsupported), [`Malformed`](Error::Malformed), and failures of the driver.
+    /// [`SenderGone`](Error::SenderGone), [`Unsupported`](Error::Unsupported), [`Malformed`](Error::Malformed), and
+    /// failures of the driver.
     pub(crate) fn open(context: CUcontext, notes: &[EventNote]) -> Result<Self> {
         notes.iter().map(|note| DeviceEvent::open(context, note.clone())).collect::<Result<_>>().map(Self)
     }
@@ -66,8 +67,9 @@ impl Pending {
         Unfinished(self.0.clone())
     }
 
-    /// Waits for the work of this process, by another way if one fails. If all fail, [`may_still_run`](crate::context::may_still_run) returns
-    /// true from then on. Other processes use the memory at addresses of their own, so it does not wait for them.
+    /// Waits for the work of this process, by another way if one fails. If all fail,
+    /// [`may_still_run`](crate::context::may_still_run) returns true from then on. Other processes use the memory at
+    /// addresses of their own, so it does not wait for them.
     pub(crate) fn settle(&self) {
         for event in self.0.iter().filter(|event| !event.is_opened()) {
             event.settle();
@@ -93,8 +95,8 @@ impl Unfinished {
         self.0.iter().try_for_each(|event| stream.wait(event))
     }
 
-    /// Lets the stream of this crate's copies wait for the work of this process, and this thread for that of other processes: if one of those
-    /// does not end, only this thread hangs.
+    /// Lets the stream of this crate's copies wait for the work of this process, and this thread for that of other
+    /// processes: if one of those does not end, only this thread hangs.
     pub(crate) fn before_copy(&self, copies: &Stream) -> Result<()> {
         self.0.iter().try_for_each(|event| if event.is_opened() { event.synchronize() } else { copies.wait(event) })
     }

@@ -52,7 +52,8 @@ impl Stream {
         Self::borrowed_in(context, std::ptr::without_provenance_mut(1))
     }
 
-    /// Fails if the stream is captured, or waits for one that is: then its work does not run now, but whenever the graph is launched.
+    /// Fails if the stream is captured, or waits for one that is: then its work does not run now, but whenever the
+    /// graph is launched.
     fn require_no_capture(&self) -> Result<()> {
         let current = Current::of(self.context)?;
         let mut state = 0;
@@ -115,8 +116,8 @@ impl Stream {
     }
 }
 
-/// Values that streams drop when they come to it, by number. A driver that answers with an error may have enqueued the function all the
-/// same, so that both `keep` and the function may drop the value: the first that finds it here.
+/// Values that streams drop when they come to it, by number. A driver that answers with an error may have enqueued the
+/// function all the same, so that both `keep` and the function may drop the value: the first that finds it here.
 static KEPT: Mutex<BTreeMap<usize, Arc<dyn Send + Sync>>> = Mutex::new(BTreeMap::new());
 
 /// Removes a kept value. The lock is released before the value is dropped.
@@ -130,8 +131,8 @@ unsafe extern "C" fn drop_kept(number: *mut c_void) {
 }
 
 impl Stream {
-    /// Keeps a value until the work that the stream has now is done. Dropping the value must not call the driver. After an error of that
-    /// work it is never dropped.
+    /// Keeps a value until the work that the stream has now is done. Dropping the value must not call the driver. After
+    /// an error of that work it is never dropped.
     pub(crate) fn keep(&self, value: Arc<dyn Send + Sync>) -> Result<()> {
         static NEXT: AtomicUsize = AtomicUsize::new(1);
         let current = Current::of(self.context)?; // refuses forked children, which must not take the lock
@@ -173,7 +174,8 @@ unsafe impl Send for DeviceEvent {}
 // SAFETY: and by several at once.
 unsafe impl Sync for DeviceEvent {}
 
-/// A random number of this process: its own events and memory cannot be opened as those of another one. Nothing secret depends on it.
+/// A random number of this process: its own events and memory cannot be opened as those of another one. Nothing secret
+/// depends on it.
 pub(crate) static PROCESS: LazyLock<u64> = LazyLock::new(|| RandomState::new().build_hasher().finish());
 
 /// What a message says of an event.
@@ -207,9 +209,9 @@ enum Origin {
     Opened(EventNote),
 }
 
-/// Events of this process that record its work. They are never destroyed: a message that names one may be received long after the work was
-/// done and the memory dropped. One that is complete and that nothing else has is used again; code that still waits for it then waits for later work,
-/// which is too long and never too short.
+/// Events of this process that record its work. They are never destroyed: a message that names one may be received long
+/// after the work was done and the memory dropped. One that is complete and that nothing else has is used again; code
+/// that still waits for it then waits for later work, which is too long and never too short.
 static RECORDED: Mutex<VecDeque<Arc<DeviceEvent>>> = Mutex::new(VecDeque::new());
 
 /// How many events may exist before one is waited for. The driver allows some ten thousand.
@@ -314,8 +316,8 @@ impl DeviceEvent {
         matches!(self.origin, Origin::Opened(_))
     }
 
-    /// Returns what another process opens the event by, while the process lives that has made it. Where there is no such thing, waits for the
-    /// recorded work instead.
+    /// Returns what another process opens the event by, while the process lives that has made it. Where there is no
+    /// such thing, waits for the recorded work instead.
     pub(crate) fn note(&self) -> Result<Option<EventNote>> {
         match &self.origin {
             Origin::Own => Ok(Some(EventNote { process: *PROCESS, handle: self.handle()?.to_vec() })),
@@ -386,7 +388,8 @@ impl Drop for DeviceEvent {
     fn drop(&mut self) {
         if let Some(functions) = functions_in_drop() {
             let _current = Current::of(self.context); // as for streams
-            // SAFETY: this value made or opened the event, and is the last that uses it. The driver keeps it until its work is done.
+            // SAFETY: this value made or opened the event, and is the last that uses it. The driver keeps it until its
+            // work is done.
             let _ = unsafe { call!(functions, cuEventDestroy_v2(self.raw)) };
         }
     }

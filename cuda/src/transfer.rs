@@ -1,5 +1,5 @@
-//! Copies that go on while the program does other things. They own the host's memory that they use, so that a forgotten one leaks it
-//! and harms nothing.
+//! Copies that go on while the program does other things. They own the host's memory that they use, so that a forgotten
+//! one leaks it and harms nothing.
 
 #![allow(unsafe_code)]
 
@@ -20,9 +20,9 @@ use crate::stream::{DeviceEvent, Stream};
 
 /// A copy between host and GPU that goes on while the program does other things.
 ///
-/// It owns what the copy uses, `V`, and gives it back at the end: [`wait`](Self::wait) waits for that. So does dropping the value; a
-/// copy ends by itself. A value that is forgotten ([`std::mem::forget`]) leaks its memory and keeps its locks until the process ends. In a
-/// forked child nothing is waited for.
+/// It owns what the copy uses, `V`, and gives it back at the end: [`wait`](Self::wait) waits for that. So does dropping
+/// the value; a copy ends by itself. A value that is forgotten ([`std::mem::forget`]) leaks its memory and keeps its
+/// locks until the process ends. In a forked child nothing is waited for.
 #[must_use = "dropping a transfer waits for its end"]
 pub struct Transfer<V> {
     device: Device,
@@ -69,8 +69,8 @@ impl<V> Transfer<V> {
     ///
     /// # Errors
     ///
-    /// The error gives this value back, because the GPU may still be copying. [`ForkedChild`](Error::ForkedChild), and failures of the
-    /// driver, those of the copy included.
+    /// The error gives this value back, because the GPU may still be copying. [`ForkedChild`](Error::ForkedChild), and
+    /// failures of the driver, those of the copy included.
     #[allow(clippy::missing_panics_doc)] // the value is there
     pub fn wait(mut self) -> Result<V, IntoError<Self>> {
         match self.synchronize() {
@@ -114,8 +114,8 @@ impl<V> fmt::Debug for Transfer<V> {
 impl<T: Element, D: Dimension> DeviceArray<T, D> {
     /// Begins to copy an array to the GPU for which its pages are locked, on a stream of that GPU.
     ///
-    /// The transfer owns the source until the end, and with it the lock that keeps other processes from writing to it. The
-    /// [copy](Transfer::array) can be used at once: what reads it waits for the end of the transfer.
+    /// The transfer owns the source until the end, and with it the lock that keeps other processes from writing to it.
+    /// The [copy](Transfer::array) can be used at once: what reads it waits for the end of the transfer.
     ///
     /// ```no_run
     /// use ndarray_shm::ArrayReader;
@@ -131,8 +131,8 @@ impl<T: Element, D: Dimension> DeviceArray<T, D> {
     ///
     /// # Errors
     ///
-    /// The error gives the source back. As [`zeroed`](Self::zeroed), and [`Unsupported`](Error::Unsupported): the stream belongs to another
-    /// GPU.
+    /// The error gives the source back. As [`zeroed`](Self::zeroed), and [`Unsupported`](Error::Unsupported): the
+    /// stream belongs to another GPU.
     #[allow(clippy::type_complexity)] // the two sides of a copy
     pub fn upload<A>(
         source: PageLocked<A>,
@@ -155,8 +155,9 @@ impl<T: Element, D: Dimension> DeviceArray<T, D> {
             let (to, from, bytes) = (array.device_pointer(), elements.as_ptr().cast(), array.layout().bytes::<T>());
             if bytes > 0 {
                 let current = device.enter()?;
-                // SAFETY: the source is contiguous and in the order of the target, which was made for it. The transfer owns both, and
-                // gives them up only after the copy: nothing writes to the source and nothing is unmapped until then.
+                // SAFETY: the source is contiguous and in the order of the target, which was made for it. The transfer
+                // owns both, and gives them up only after the copy: nothing writes to the source and nothing is
+                // unmapped until then.
                 unsafe { call!(current.functions, cuMemcpyHtoDAsync_v2(to, from, bytes, stream.raw())) }?;
             }
             array.memory().pending()?.add(stream)
@@ -164,10 +165,11 @@ impl<T: Element, D: Dimension> DeviceArray<T, D> {
         begun.map_err(|refused| refused.map(|(_, source)| source))
     }
 
-    /// Begins to copy the elements to a draft of the same shape and order, on a stream of the array's GPU, after all writes that this
-    /// process knows of.
+    /// Begins to copy the elements to a draft of the same shape and order, on a stream of the array's GPU, after all
+    /// writes that this process knows of.
     ///
-    /// The transfer owns the draft until the end. The array may be dropped or written meanwhile: both wait for the copy.
+    /// The transfer owns the draft until the end. The array may be dropped or written meanwhile: both wait for the
+    /// copy.
     ///
     /// ```no_run
     /// use ndarray_shm::Draft;
@@ -217,8 +219,9 @@ impl<T: Element, D: Dimension> DeviceArray<T, D> {
             let to = target.view_mut().as_mut_ptr().cast();
             if bytes > 0 {
                 let current = self.device().enter()?;
-                // SAFETY: the target has the array's length. The transfer owns it, and gives it up only after the copy; no other process can
-                // reach it. The end of the array's memory waits for the event that is recorded below.
+                // SAFETY: the target has the array's length. The transfer owns it, and gives it up only after the copy;
+                // no other process can reach it. The end of the array's memory waits for the event that is recorded
+                // below.
                 unsafe { call!(current.functions, cuMemcpyDtoHAsync_v2(to, from, bytes, stream.raw())) }?;
             }
             self.memory().reading()?.add(stream)

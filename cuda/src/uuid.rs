@@ -2,7 +2,8 @@
 
 use std::fmt;
 
-/// The identity of a GPU, or of a part of one (MIG). It is the same in all processes, unlike the number, which depends on `CUDA_VISIBLE_DEVICES`.
+/// The identity of a GPU, or of a part of one (MIG). It is the same in all processes, unlike the number, which depends
+/// on `CUDA_VISIBLE_DEVICES`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Uuid(pub [u8; 16]);
 

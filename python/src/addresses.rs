@@ -27,7 +27,8 @@ struct Addresses {
 /// The least number at which freed memory is looked for.
 const MANY: usize = 1024;
 
-/// Locked for moments, by threads that hold the interpreter's lock and keep it meanwhile. So no thread has it when a process forks.
+/// Locked for moments, by threads that hold the interpreter's lock and keep it meanwhile. So no thread has it when a
+/// process forks.
 static ADDRESSES: Mutex<Addresses> = Mutex::new(Addresses { noted: BTreeMap::new(), most: MANY });
 
 fn addresses() -> MutexGuard<'static, Addresses> {
@@ -70,7 +71,8 @@ pub(crate) fn forget(memory: &Arc<dyn Memory>) {
     });
 }
 
-/// Returns the array that has these bytes, and where they begin in it. `None` if no array has them all, or if it is read-only.
+/// Returns the array that has these bytes, and where they begin in it. `None` if no array has them all, or if it is
+/// read-only.
 #[pyfunction]
 pub(crate) fn array_at(address: usize, length: usize) -> Option<(Attachment, usize)> {
     // Memory that is gone may stand between the address and the beginning of the memory that has it.

@@ -36,8 +36,9 @@ use crate::signals::{Failed, check_signals, interruptibly, is_main_thread};
 pub(crate) struct RawArray {
     /// `None` after `close`.
     attached: Mutex<Option<Attached>>,
-    /// Every memory of which this object has exported a buffer. It stays mapped as long as the object lives, because libraries release
-    /// the buffer at once, keep the object, and use the address: `numpy.ndarray(buffer=array)`, `torch.frombuffer(array)`.
+    /// Every memory of which this object has exported a buffer. It stays mapped as long as the object lives, because
+    /// libraries release the buffer at once, keep the object, and use the address: `numpy.ndarray(buffer=array)`,
+    /// `torch.frombuffer(array)`.
     exported: Mutex<Vec<Arc<dyn Memory>>>,
     /// What can write without a lock, by addresses that this object gave away.
     writers: Writers,
@@ -67,9 +68,9 @@ struct Attached {
 impl Attached {
     /// Returns whether the memory must be attached anew before it is used, and whether through a private mapping.
     ///
-    /// A forked child is not counted, so it attaches to a counted array for itself. (A plain array's lease belongs to its mappings, the
-    /// inherited one too.) A frozen array is used through a private copy-on-write mapping, because libraries ignore that a buffer is
-    /// read-only.
+    /// A forked child is not counted, so it attaches to a counted array for itself. (A plain array's lease belongs to
+    /// its mappings, the inherited one too.) A frozen array is used through a private copy-on-write mapping, because
+    /// libraries ignore that a buffer is read-only.
     fn outdated(&self) -> Option<Outdated> {
         let frozen = self.memory.counted()?.is_frozen();
         if frozen && !self.private {
@@ -104,7 +105,8 @@ impl RawArray {
                 (Arc::clone(&attached.memory), attached.outdated(), attached.private)
             };
             let (Some(outdated), Some(counted)) = (outdated, memory.counted()) else { return Ok(memory) };
-            // Attaching may wait for another process. Neither the interpreter nor the lock on this array is held meanwhile.
+            // Attaching may wait for another process. Neither the interpreter nor the lock on this array is held
+            // meanwhile.
             let forks = forks();
             let private_now = private || matches!(outdated, Outdated::Frozen);
             let fresh = py.detach(|| if private_now { counted.private() } else { counted.again() });
@@ -171,8 +173,8 @@ impl RawArray {
         let mut interrupted = None;
         let taken = match free {
             Err(Error::WouldBlock { .. }) if limit != Some(Duration::ZERO) => {
-                // Python handles signals in the main thread only. Other threads must not attach to the interpreter while they wait,
-                // because it may be ending.
+                // Python handles signals in the main thread only. Other threads must not attach to the interpreter
+                // while they wait, because it may be ending.
                 let is_main = is_main_thread(py)?;
                 let check = || if is_main { check_signals() } else { Ok(()) };
                 py.detach(|| {
@@ -244,7 +246,8 @@ impl RawArray {
         self.description.iter().flat_map(Description::notes).collect()
     }
 
-    /// The notes that a copy of the array has too: none, if the array was attached with another shape or type than its description has.
+    /// The notes that a copy of the array has too: none, if the array was attached with another shape or type than its
+    /// description has.
     #[getter(_notes_to_keep)]
     fn notes_to_keep(&self) -> BTreeMap<&str, &str> {
         let is_as_described = |found: &&Description| {
@@ -303,7 +306,8 @@ impl RawArray {
         self.part.as_ref().map_or(0, |part| part.offset)
     }
 
-    /// Returns a part of this array, or of this part. The offset, from the first element here, and the strides are in bytes.
+    /// Returns a part of this array, or of this part. The offset, from the first element here, and the strides are in
+    /// bytes.
     #[pyo3(name = "_part_at")]
     fn part_at(&self, py: Python<'_>, offset: isize, lengths: Vec<usize>, strides: Vec<isize>) -> PyResult<Attachment> {
         let memory = self.memory(py)?;
@@ -419,7 +423,8 @@ impl RawArray {
         self.close(py);
     }
 
-    /// Detaches. Memory that was exported stays attached until the exports end; that of a buffer also until this object is gone.
+    /// Detaches. Memory that was exported stays attached until the exports end; that of a buffer also until this object
+    /// is gone.
     fn close(&self, py: Python<'_>) {
         let attached = self.attached().take();
         py.detach(|| drop(attached));
@@ -437,7 +442,8 @@ impl RawArray {
         self.counted(py, |counted| Ok(counted.in_flight()))
     }
 
-    /// Waits for all guards of a counted array, and forbids writing to it for ever. An array without a name gets its name.
+    /// Waits for all guards of a counted array, and forbids writing to it for ever. An array without a name gets its
+    /// name.
     ///
     /// Refused while views that can write are alive: a write through one after the freeze would end the process.
     fn freeze(&self, py: Python<'_>) -> PyResult<()> {
@@ -461,8 +467,8 @@ impl RawArray {
         Ok((id.device, id.number))
     }
 
-    /// Opens a descriptor that keeps the array attached, and returns its number, which the caller closes. The second value is for a
-    /// counted array, which must be looked at when the descriptor and its duplicates are closed.
+    /// Opens a descriptor that keeps the array attached, and returns its number, which the caller closes. The second
+    /// value is for a counted array, which must be looked at when the descriptor and its duplicates are closed.
     #[pyo3(name = "_leased_descriptor")]
     fn leased_descriptor(&self, py: Python<'_>) -> PyResult<(i32, Option<Loan>)> {
         let memory = self.memory(py)?;
@@ -562,16 +568,17 @@ impl Made {
         Self(Mutex::new(None))
     }
 
-    /// Removes the name of an array that was created and did not replace another one, if it still leads to that array. For an exception
-    /// that came in between.
+    /// Removes the name of an array that was created and did not replace another one, if it still leads to that array.
+    /// For an exception that came in between.
     fn undo(&self, py: Python<'_>) {
         let made = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
-        py.detach(|| made.map(|memory| memory.unlink())); // the exception that is being handled matters more than another one
+        // The exception that is being handled matters more than another one.
+        py.detach(|| made.map(|memory| memory.unlink()));
     }
 }
 
-/// Creates an array of copied elements, or of zeros that begins with the bytes of `beginning`, which are in the same order. `made` gets it,
-/// unless it replaces another one.
+/// Creates an array of copied elements, or of zeros that begins with the bytes of `beginning`, which are in the same
+/// order. `made` gets it, unless it replaces another one.
 #[pyfunction]
 #[pyo3(signature = (
     name, lengths, dtype, order, *, made=None, source=None, beginning=None, directory=None, replace=false, sparse=false, permissions=0o600,

@@ -14,7 +14,8 @@ use crate::part::Window;
 #[pyclass(frozen, module = "ndshm._core")]
 pub(crate) struct Attachment(pub(crate) Mutex<Option<Content>>);
 
-/// What an array is made of: the description is the one that it had when it was attached. A part has none, which would speak of the whole.
+/// What an array is made of: the description is the one that it had when it was attached. A part has none, which would
+/// speak of the whole.
 pub(crate) struct Content {
     pub(crate) memory: Arc<dyn Memory>,
     pub(crate) shape: Shape,

@@ -10,8 +10,8 @@ use crate::memory::{Shape, signed};
 
 /// A numpy array, and the indices of pieces that are copied one after the other.
 ///
-/// numpy copies, because it releases the interpreter's lock while it copies a piece, and knows every order of the axes. Between the pieces
-/// signals are handled.
+/// numpy copies, because it releases the interpreter's lock while it copies a piece, and knows every order of the axes.
+/// Between the pieces signals are handled.
 #[derive(FromPyObject)]
 pub(crate) struct Source(Py<PyAny>, Vec<Py<PyAny>>);
 
@@ -21,9 +21,9 @@ impl Source {
         Python::attach(|py| {
             let (numpy, source) = (py.import("numpy")?, self.0.bind(py));
             let (start, length) = (bytes.as_mut_ptr().cast(), signed(bytes.len()));
-            // SAFETY: the bytes are valid for writing until this function returns. Until then it releases the memoryview and drops the
-            // array that is made of it. No Python code gets either of them: numpy's functions below are not written in Python, and a signal's
-            // handler gets no variable of this function.
+            // SAFETY: the bytes are valid for writing until this function returns. Until then it releases the
+            // memoryview and drops the array that is made of it. No Python code gets either of them: numpy's functions
+            // below are not written in Python, and a signal's handler gets no variable of this function.
             let memory = unsafe { ffi::PyMemoryView_FromMemory(start, length, ffi::PyBUF_WRITE) };
             // SAFETY: `PyMemoryView_FromMemory` returns a new reference, or null with an exception set.
             let memory = unsafe { Bound::from_owned_ptr_or_err(py, memory) }?.cast_into::<PyMemoryView>()?;

@@ -72,8 +72,8 @@ impl RawDeviceArray {
     /// Returns a stream of another library.
     fn stream(&self, number: usize) -> Stream {
         let raw = std::ptr::with_exposed_provenance_mut::<c_void>(number);
-        // SAFETY: Python code gives the number of a stream of the GPU that exists, as it gives it to every library. 0, 1 and 2 are the
-        // driver's own.
+        // SAFETY: Python code gives the number of a stream of the GPU that exists, as it gives it to every library. 0,
+        // 1 and 2 are the driver's own.
         unsafe { self.device.borrow_stream(raw) }
     }
 
@@ -161,8 +161,8 @@ impl RawDeviceArray {
         Ok(self.export()?.device_pointer())
     }
 
-    /// Lets the memory go, once the GPU has written what was said to be written. Exported memory stays as long as its exports and, if its
-    /// address was asked for, this object.
+    /// Lets the memory go, once the GPU has written what was said to be written. Exported memory stays as long as its
+    /// exports and, if its address was asked for, this object.
     fn close(&self, py: Python<'_>) {
         let attached = self.attached().take();
         py.detach(|| drop(attached));
@@ -174,8 +174,8 @@ impl RawDeviceArray {
         Ok(View::new(elements, true))
     }
 
-    /// Replaces the elements by the bytes of `source`, which are in the array's order; None is no bytes. An array that is shared needs
-    /// `even_if_shared`.
+    /// Replaces the elements by the bytes of `source`, which are in the array's order; None is no bytes. An array that
+    /// is shared needs `even_if_shared`.
     ///
     /// Nothing may write to the bytes until this returns.
     fn upload(&self, py: Python<'_>, source: Option<PyBuffer<u8>>, even_if_shared: bool) -> PyResult<()> {
@@ -206,14 +206,17 @@ impl RawDeviceArray {
         self.run(py, |memory| memory.synchronize())
     }
 
-    /// Returns a stream: its next work comes after everything that is known to write to the array, or None if all that is done.
+    /// Returns a stream: its next work comes after everything that is known to write to the array, or None if all that
+    /// is done.
     fn ready_stream(&self, py: Python<'_>) -> PyResult<Option<usize>> {
         self.run(py, |memory| Ok(memory.ready_stream()?.map(|stream| stream.as_raw().expose_provenance())))
     }
 
-    /// Opens a descriptor of the memory. Returns its number, and what the receiver must know beside type, shape and order.
+    /// Opens a descriptor of the memory. Returns its number, and what the receiver must know beside type, shape and
+    /// order.
     ///
-    /// With `keep` the descriptor is this object's, and stays open until it is closed or gone; otherwise the caller closes it.
+    /// With `keep` the descriptor is this object's, and stays open until it is closed or gone; otherwise the caller
+    /// closes it.
     fn descriptor(&self, py: Python<'_>, keep: bool) -> PyResult<(RawFd, String)> {
         let parcel = self.run(py, |memory| memory.parcel())?;
         let (note, descriptor) = (parcel.note().to_owned(), OwnedFd::from(parcel.into_descriptor()));
@@ -227,7 +230,8 @@ impl RawDeviceArray {
         }
     }
 
-    /// Returns the elements as a DLPack capsule, without a copy. The consumer's stream waits for what is known to write to them.
+    /// Returns the elements as a DLPack capsule, without a copy. The consumer's stream waits for what is known to write
+    /// to them.
     #[pyo3(signature = (*, stream=None, max_version=None, dl_device=None, copy=None))]
     fn __dlpack__<'py>(
         &self,
@@ -293,7 +297,8 @@ impl Source {
     fn bytes(&self) -> &[u8] {
         match &self.0 {
             Some(buffer) if buffer.len_bytes() > 0 => {
-                // SAFETY: the buffer is contiguous, and stays as long as this value. Python code promises that nothing writes to it meanwhile.
+                // SAFETY: the buffer is contiguous, and stays as long as this value. Python code promises that nothing
+                // writes to it meanwhile.
                 unsafe { std::slice::from_raw_parts(buffer.buf_ptr().cast(), buffer.len_bytes()) }
             }
             _ => &[],
@@ -341,7 +346,8 @@ pub(crate) fn cuda_zeros(
     made(py, shape.element, || device_memory::zeros(Device::new(device)?, &shape))
 }
 
-/// Creates an array from the bytes of `source`, which are in this order; None is no bytes. Nothing may write to them until this returns.
+/// Creates an array from the bytes of `source`, which are in this order; None is no bytes. Nothing may write to them
+/// until this returns.
 #[pyfunction]
 pub(crate) fn cuda_upload(
     py: Python<'_>,

@@ -23,8 +23,8 @@ pub(crate) trait DeviceMemory: Send + Sync {
     fn is_shared(&self) -> bool;
     /// Copies the elements to the host.
     fn download(&self, shape: &Shape) -> Result<Elements>;
-    /// Replaces the elements by those of the host, which are in the array's order. An array that is shared needs `even_if_shared`, with
-    /// which Python code promises what a caller of `DeviceArray::overwrite` promises.
+    /// Replaces the elements by those of the host, which are in the array's order. An array that is shared needs
+    /// `even_if_shared`, with which Python code promises what a caller of `DeviceArray::overwrite` promises.
     fn write(&self, bytes: &[u8], even_if_shared: bool) -> Result<()>;
     fn part(&self, range: Range<usize>) -> Result<Arc<dyn DeviceMemory>>;
     fn wait_on(&self, stream: &Stream) -> Result<()>;
@@ -66,8 +66,8 @@ impl<T: Element> DeviceMemory for DeviceArray<T, IxDyn> {
         }
         let elements = typed::<T>(bytes);
         let view = view(&elements, self.shape(), DeviceArray::order(self))?;
-        // SAFETY: only copies of this crate's stream, which are done in order, use an array that is not shared. Of a shared one, Python
-        // code promises it.
+        // SAFETY: only copies of this crate's stream, which are done in order, use an array that is not shared. Of a
+        // shared one, Python code promises it.
         unsafe { self.overwrite(&view) }
     }
 

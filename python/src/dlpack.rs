@@ -1,4 +1,5 @@
-//! DLPack: how torch, jax, numpy and other libraries reach the elements without a copy, with their type, strides and device.
+//! DLPack: how torch, jax, numpy and other libraries reach the elements without a copy, with their type, strides and
+//! device.
 //!
 //! The structures are those of `dlpack.h` of version 1. A tensor keeps its memory until its consumer calls the deleter.
 //! If no consumer takes it, the memory stays until the capsule is collected.
@@ -121,7 +122,8 @@ struct Context {
     _owner: Box<dyn Any + Send + Sync>,
 }
 
-/// Returns a capsule with a tensor of the elements: versioned if the consumer knows version 1, else only of a writable array.
+/// Returns a capsule with a tensor of the elements: versioned if the consumer knows version 1, else only of a writable
+/// array.
 pub(crate) fn capsule<'py>(py: Python<'py>, export: Export<'_>, knows_versions: bool) -> PyResult<Bound<'py, PyAny>> {
     if knows_versions {
         return export.into_capsule::<Versioned>(py);

@@ -10,8 +10,8 @@ use pyo3::prelude::*;
 
 use crate::notes;
 
-/// Returns the exception for an error. It has the class in `ndshm._errors` that `class_of` names, and the error's text, or what that says
-/// in Python's terms.
+/// Returns the exception for an error. It has the class in `ndshm._errors` that `class_of` names, and the error's text,
+/// or what that says in Python's terms.
 pub(crate) fn exception(py: Python<'_>, error: &Error) -> PyErr {
     let text = match error {
         Error::AlreadyExists { location } => format!(

@@ -20,7 +20,8 @@ pub(crate) trait Kept: Send + Sync {}
 
 impl Kept for Arc<dyn Memory> {}
 
-/// Counts what can write to the elements of an array without a lock. `freeze` waits for none of these, and is refused while there are any.
+/// Counts what can write to the elements of an array without a lock. `freeze` waits for none of these, and is refused
+/// while there are any.
 #[derive(Debug, Default, Clone)]
 pub(crate) struct Writers(Arc<AtomicUsize>);
 
@@ -88,7 +89,8 @@ impl Elements {
     }
 }
 
-/// The data that an exported buffer points to. It lives until the buffer is released, and keeps the memory mapped until then.
+/// The data that an exported buffer points to. It lives until the buffer is released, and keeps the memory mapped until
+/// then.
 struct ExportedArray {
     lengths: Vec<isize>,
     strides: Vec<isize>,

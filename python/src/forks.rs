@@ -4,7 +4,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use pyo3::prelude::*;
 
-/// How often this process and its ancestors were forked children. It tells a process from its parent without a system call.
+/// How often this process and its ancestors were forked children. It tells a process from its parent without a system
+/// call.
 static FORKS: AtomicU32 = AtomicU32::new(0);
 
 /// Tells that this process is a forked child.

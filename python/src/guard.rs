@@ -1,7 +1,7 @@
 //! Guards: a lock, and the view of a `with` block, which begin and end in one step.
 //!
-//! Python handles signals between the steps of Python code, and not within a call of this module. So the lock is either taken and known to
-//! the block, or not taken, and Ctrl-C finds no state between.
+//! Python handles signals between the steps of Python code, and not within a call of this module. So the lock is either
+//! taken and known to the block, or not taken, and Ctrl-C finds no state between.
 
 #![allow(unsafe_code)]
 
@@ -93,7 +93,8 @@ impl View {
 /// The view of a `with` block.
 pub(crate) struct BlockView {
     exporter: Py<View>,
-    /// The numpy array of which the block gets a view; `None` without numpy. No Python code has it, so its references are views.
+    /// The numpy array of which the block gets a view; `None` without numpy. No Python code has it, so its references
+    /// are views.
     base: Option<Py<PyAny>>,
     /// What the block gets: a numpy array or, without numpy, a memoryview.
     value: Py<PyAny>,
@@ -198,7 +199,8 @@ impl EndedView {
         };
         // `base` is one reference to itself, and `value` has one. Each view of the class `numpy.ndarray` has one, too.
         let plain = references(&base).saturating_sub(2);
-        // Views of other classes, memoryviews and tensors refer to `value`. So do `value` here, and the variable of the block.
+        // Views of other classes, memoryviews and tensors refer to `value`. So do `value` here, and the variable of the
+        // block.
         let mut others = references(&value).saturating_sub(2);
         if let Some(error) = error.filter(|_| others > 0) {
             others = others.saturating_sub(count_variables(py, &value, error)?);
@@ -220,7 +222,8 @@ fn references(object: &Py<PyAny>) -> usize {
     usize::try_from(count & 0xffff_ffff).unwrap_or(usize::MAX)
 }
 
-/// Returns how often the functions that an exception has left have the object in a variable. The traceback keeps these variables.
+/// Returns how often the functions that an exception has left have the object in a variable. The traceback keeps these
+/// variables.
 ///
 /// The function of the block itself has not been left.
 fn count_variables(py: Python<'_>, object: &Py<PyAny>, error: &Bound<'_, PyAny>) -> PyResult<usize> {
@@ -258,8 +261,8 @@ pub(crate) struct Words {
 }
 
 impl Words {
-    /// Is called when the module is imported: a first call in a thread releases the interpreter in the middle, and a child that is forked then
-    /// would wait for its end for ever.
+    /// Is called when the module is imported: a first call in a thread releases the interpreter in the middle, and a
+    /// child that is forked then would wait for its end for ever.
     pub(crate) fn get(py: Python<'_>) -> &Self {
         static WORDS: PyOnceLock<Words> = PyOnceLock::new();
         WORDS.get_or_init(py, || {
@@ -290,7 +293,8 @@ impl<'py> Numpy<'py> {
                 return Ok(None);
             }
             let found = numpy.getattr("asarray")?;
-            // Not by `get_or_init`, which releases the interpreter: a child that is forked meanwhile would wait for its end for ever.
+            // Not by `get_or_init`, which releases the interpreter: a child that is forked meanwhile would wait for its
+            // end for ever.
             let _ = ASARRAY.set(py, found.clone().unbind()); // another thread may have set the same
             found
         };

@@ -1,5 +1,5 @@
-//! The handles of this process that still protect their arrays, as Python sees them. Issuing a handle and noting it is one step, so that no
-//! handle is issued that Python does not know, whatever interrupts it.
+//! The handles of this process that still protect their arrays, as Python sees them. Issuing a handle and noting it is
+//! one step, so that no handle is issued that Python does not know, whatever interrupts it.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -29,8 +29,8 @@ impl InFlight {
         Self(notes::begin())
     }
 
-    /// Returns the handle of an array, good for one process more, or for any number of processes if it is reusable. It protects the array
-    /// for `grace` seconds from now.
+    /// Returns the handle of an array, good for one process more, or for any number of processes if it is reusable. It
+    /// protects the array for `grace` seconds from now.
     fn issue(&self, py: Python<'_>, array: &Bound<'_, RawArray>, reusable: bool, grace: f64) -> PyResult<String> {
         let grace = seconds(grace)?;
         let memory = array.get().memory(py)?;
@@ -43,7 +43,8 @@ impl InFlight {
         array.get().counted(py, |array| self.0.with(|notes| notes.issue(array, reusable, grace)))
     }
 
-    /// Creates a counted array of bytes, in memory that this process has used before if it can. Also returns whether the bytes are zeros.
+    /// Creates a counted array of bytes, in memory that this process has used before if it can. Also returns whether
+    /// the bytes are zeros.
     ///
     /// At most `most` bytes are kept to be used again.
     fn share_bytes(&self, py: Python<'_>, length: usize, most: usize) -> PyResult<(Attachment, bool)> {

@@ -1,7 +1,7 @@
 //! Work that takes long, in a thread of its own: Python looks at it, waits for it, and stops it.
 //!
-//! The thread never calls Python, so it runs whatever the interpreter does. The thread that waits has released the interpreter and comes
-//! back often, so that Ctrl-C is noticed.
+//! The thread never calls Python, so it runs whatever the interpreter does. The thread that waits has released the
+//! interpreter and comes back often, so that Ctrl-C is noticed.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -22,8 +22,9 @@ pub(crate) struct Job {
     state: Arc<JobState>,
     /// How often this process had been forked when the work began: a forked child does not have the thread.
     forks: u32,
-    /// The result, once it was asked for. It is kept, because a signal can come before the caller has it. An error is made anew each time:
-    /// its traceback leads to everything that the callers have, and Python does not see what is kept here.
+    /// The result, once it was asked for. It is kept, because a signal can come before the caller has it. An error is
+    /// made anew each time: its traceback leads to everything that the callers have, and Python does not see what is
+    /// kept here.
     taken: Mutex<Option<Py<PyAny>>>,
 }
 
@@ -46,11 +47,12 @@ struct Seen {
     warnings: Vec<String>,
 }
 
-/// How many forks are about to happen. Work that is asked for meanwhile begins afterwards: a child must not find a lock of a thread that
-/// begins or ends, which it does not have.
+/// How many forks are about to happen. Work that is asked for meanwhile begins afterwards: a child must not find a lock
+/// of a thread that begins or ends, which it does not have.
 static FORKING: AtomicU32 = AtomicU32::new(0);
 
-/// How long a start waits before it looks again, and in all: a hook of another package may start work in the thread that forks.
+/// How long a start waits before it looks again, and in all: a hook of another package may start work in the thread
+/// that forks.
 const HOLD: Duration = Duration::from_micros(200);
 const LONGEST_HOLD: Duration = Duration::from_secs(2);
 
@@ -63,7 +65,8 @@ pub(crate) fn hold_jobs() {
 /// Lets new work begin, after a fork, in the parent.
 #[pyfunction]
 pub(crate) fn free_jobs() {
-    // Not below 0: a package that is imported while another thread forks gets the end of that fork, and not its beginning.
+    // Not below 0: a package that is imported while another thread forks gets the end of that fork, and not its
+    // beginning.
     let _ = FORKING.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |forks| forks.checked_sub(1));
 }
 
@@ -228,8 +231,8 @@ impl Job {
         self.state.stop.stop();
     }
 
-    /// Returns the number of finished chunks and of all chunks, the finished bytes and all bytes of the array, the bytes that were
-    /// fetched or stored, and the seconds since the first chunk was begun.
+    /// Returns the number of finished chunks and of all chunks, the finished bytes and all bytes of the array, the
+    /// bytes that were fetched or stored, and the seconds since the first chunk was begun.
     #[getter]
     fn progress(&self) -> (usize, usize, u64, u64, u64, f64) {
         let DownloadProgress { done, total, bytes, bytes_total, fetched, elapsed, .. } = self.state.seen().progress;

@@ -1,11 +1,12 @@
 //! `ndshm._core`: the arrays of `ndarray-shm` for the Python package in `python/ndshm`.
 //!
-//! Memory of a type known at run time (`memory`), counted arrays (`shared`), the class that Python's `Array` derives from (`array`),
-//! renderbuffers (`render`), views that live as long as a lock (`guard`), the buffer protocol for both (`export`), DLPack (`dlpack`), work in
-//! threads of its own (`job`), volumes (`volume`), downloads and uploads (`transfer`), calls that are made later (`soon`), and exceptions
-//! (`errors`), calls that Ctrl-C can end (`signals`), handles that still protect their arrays (`in_flight`), memory that is used again
-//! (`recycle`), which array has an address (`addresses`), and copies of numpy arrays (`copying`). On Linux also arrays in the memory of a GPU (`device_memory`), and the class of those (`cuda`). What can be written in Python
-//! is written there.
+//! Memory of a type known at run time (`memory`), counted arrays (`shared`), the class that Python's `Array` derives
+//! from (`array`), renderbuffers (`render`), views that live as long as a lock (`guard`), the buffer protocol for both
+//! (`export`), DLPack (`dlpack`), work in threads of its own (`job`), volumes (`volume`), downloads and uploads
+//! (`transfer`), calls that are made later (`soon`), and exceptions (`errors`), calls that Ctrl-C can end (`signals`),
+//! handles that still protect their arrays (`in_flight`), memory that is used again (`recycle`), which array has an
+//! address (`addresses`), and copies of numpy arrays (`copying`). On Linux also arrays in the memory of a GPU
+//! (`device_memory`), and the class of those (`cuda`). What can be written in Python is written there.
 
 mod addresses;
 mod arguments;

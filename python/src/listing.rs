@@ -12,8 +12,8 @@ use pyo3::prelude::*;
 use crate::errors::exception;
 use crate::memory::{self, ElementType};
 
-/// Returns name, bytes, dtype, shape and order of the plain arrays in the default directory. Without a description, the last
-/// three are None.
+/// Returns name, bytes, dtype, shape and order of the plain arrays in the default directory. Without a description, the
+/// last three are None.
 #[pyfunction]
 #[allow(clippy::type_complexity)] // a row of Python's `ls`
 pub(crate) fn listing(
@@ -23,7 +23,8 @@ pub(crate) fn listing(
         let directory = default_backend()?;
         let mut rows = Vec::new();
         for entry in directory.list()? {
-            // The parts of a renderbuffer have its name for a location, and with it the description of the array that it replaces.
+            // The parts of a renderbuffer have its name for a location, and with it the description of the array that
+            // it replaces.
             let Some(location) = entry.location().filter(|_| entry.kind == EntryKind::Array) else { continue };
             let row = match directory.description(&location) {
                 Ok(Some(found)) => (
@@ -46,9 +47,9 @@ pub(crate) fn listing(
     py.detach(rows).map_err(|error| exception(py, &error))
 }
 
-/// Returns name, bytes, dtype, shape, order, fingerprint, numbers of finished and of all chunks, and whether a process is attached, of the
-/// unfinished renderbuffers in the default directory. What cannot be read is None: a killed process has left one file of two, or the
-/// ledger is damaged.
+/// Returns name, bytes, dtype, shape, order, fingerprint, numbers of finished and of all chunks, and whether a process
+/// is attached, of the unfinished renderbuffers in the default directory. What cannot be read is None: a killed process
+/// has left one file of two, or the ledger is damaged.
 #[pyfunction]
 pub(crate) fn partial_listing(py: Python<'_>) -> PyResult<Vec<PartialRow>> {
     let rows = || {
@@ -80,7 +81,8 @@ type PartialRow = (String, u64, Option<LedgerRow>, bool);
 /// What a ledger says: dtype, shape, order, fingerprint, and the numbers of finished and of all chunks.
 type LedgerRow = (&'static str, Vec<usize>, &'static str, String, (usize, usize));
 
-/// Returns whether a file is a named semaphore of the C library, such as those of multiprocessing and joblib: a `sem_t` in `sem.NAME`.
+/// Returns whether a file is a named semaphore of the C library, such as those of multiprocessing and joblib: a `sem_t`
+/// in `sem.NAME`.
 fn is_semaphore(entry: &DirectoryEntry) -> bool {
     entry.name.starts_with("sem.") && [16, 32].contains(&entry.len)
 }

@@ -44,7 +44,8 @@ pub(crate) trait Memory: Send + Sync {
     }
 }
 
-/// Removes an array, unless a process has it. Returns whether it is settled: the array is gone, or a handle in flight keeps it.
+/// Removes an array, unless a process has it. Returns whether it is settled: the array is gone, or a handle in flight
+/// keeps it.
 pub(crate) type Settle = Box<dyn Fn() -> Result<bool> + Send + Sync>;
 
 /// What a counted array can do beyond every attached array.
@@ -191,7 +192,8 @@ impl ElementType {
         if self.is_bool { "|b1" } else { self.dtype.as_str() }
     }
 
-    /// Returns the format of one element in the buffer protocol. `bfloat16`, which the protocol lacks, is exported as its bits.
+    /// Returns the format of one element in the buffer protocol. `bfloat16`, which the protocol lacks, is exported as
+    /// its bits.
     pub(crate) fn format(self) -> &'static CStr {
         match self.dtype {
             DType::U8 if self.is_bool => c"?",
@@ -251,8 +253,8 @@ impl Shape {
         self.len() * self.element.dtype.size()
     }
 
-    /// Returns the distance in bytes from each element to the next, for each axis. As in numpy, an axis without elements counts as
-    /// one of length 1.
+    /// Returns the distance in bytes from each element to the next, for each axis. As in numpy, an axis without
+    /// elements counts as one of length 1.
     pub(crate) fn strides(&self) -> Vec<isize> {
         let mut strides = vec![0; self.lengths.len()];
         let mut step = signed(self.element.dtype.size());
@@ -340,10 +342,11 @@ impl Opening {
     }
 }
 
-/// Opens a plain array. What is `None` is taken from its description, which must agree with the rest. Also returns that description.
+/// Opens a plain array. What is `None` is taken from its description, which must agree with the rest. Also returns that
+/// description.
 ///
-/// A read-only array is mapped copy-on-write: a library that writes to the read-only buffer nevertheless changes a private copy,
-/// instead of ending the process with SIGSEGV.
+/// A read-only array is mapped copy-on-write: a library that writes to the read-only buffer nevertheless changes a
+/// private copy, instead of ending the process with SIGSEGV.
 pub(crate) fn open(
     directory: Option<Directory>,
     name: &str,

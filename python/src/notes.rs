@@ -1,6 +1,8 @@
-//! Notes about the handles that this process has issued, and about memory that it can use again. A forked child has notes of its own.
+//! Notes about the handles that this process has issued, and about memory that it can use again. A forked child has
+//! notes of its own.
 //!
-//! When memory runs out, this process gives up the reusable handles that were loaded since they were last pickled, the oldest first.
+//! When memory runs out, this process gives up the reusable handles that were loaded since they were last pickled, the
+//! oldest first.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
@@ -29,7 +31,8 @@ struct Issued {
     path: PathBuf,
 }
 
-/// The notes of a process, and those of its forked child, which inherits this page, perhaps locked, and begins the next.
+/// The notes of a process, and those of its forked child, which inherits this page, perhaps locked, and begins the
+/// next.
 pub(crate) struct Page {
     notes: Mutex<Option<Notes>>,
     shelf: Mutex<Option<Shelf>>,
@@ -41,20 +44,21 @@ impl Page {
         Self { notes: Mutex::new(None), shelf: Mutex::new(None), next: OnceLock::new() }
     }
 
-    /// Calls `act` with the notes. Called without the interpreter's lock only, because another thread may have the notes for the time of
-    /// an operation on an array.
+    /// Calls `act` with the notes. Called without the interpreter's lock only, because another thread may have the
+    /// notes for the time of an operation on an array.
     pub(crate) fn with<R>(&self, act: impl FnOnce(&mut Notes) -> R) -> R {
         let mut notes: MutexGuard<'_, _> = self.notes.lock().unwrap_or_else(PoisonError::into_inner);
         act(notes.get_or_insert_default())
     }
 
-    /// Calls `act` with the notes if no other thread has them. For callers that keep the interpreter's lock: a thread that gives it away may
-    /// wait for it longer than `act` takes.
+    /// Calls `act` with the notes if no other thread has them. For callers that keep the interpreter's lock: a thread
+    /// that gives it away may wait for it longer than `act` takes.
     pub(crate) fn try_with<R>(&self, act: impl FnOnce(&mut Notes) -> R) -> Option<R> {
         self.notes.try_lock().ok().map(|mut notes| act(notes.get_or_insert_default()))
     }
 
-    /// Calls `act` with the memory that can be used again. Called without the interpreter's lock only, as [`with`](Self::with).
+    /// Calls `act` with the memory that can be used again. Called without the interpreter's lock only, as
+    /// [`with`](Self::with).
     pub(crate) fn with_shelf<R>(&self, act: impl FnOnce(&mut Shelf) -> R) -> R {
         let mut guard: MutexGuard<'_, _> = self.shelf.lock().unwrap_or_else(PoisonError::into_inner);
         act(guard.get_or_insert_default())
@@ -85,8 +89,8 @@ fn make_room(directory: &Directory, bytes: u64) -> bool {
     if page.with_shelf(Shelf::clear) || reclaimed {
         return true;
     }
-    // The notes are not locked while arrays are looked at: if another thread pickles one of them again meanwhile, its handle counts as
-    // not loaded and stays.
+    // The notes are not locked while arrays are looked at: if another thread pickles one of them again meanwhile, its
+    // handle counts as not loaded and stays.
     let handles = page.with(|notes| notes.handles_in(directory, |issued| issued.key.1));
     let freed = give_up(&handles, bytes) > 0;
     if freed {
@@ -95,8 +99,8 @@ fn make_room(directory: &Directory, bytes: u64) -> bool {
     freed
 }
 
-/// Returns how many bytes of arrays in the default directory are kept by handles of this process, while no process is attached to them.
-/// 0 if `place` is the path of another directory.
+/// Returns how many bytes of arrays in the default directory are kept by handles of this process, while no process is
+/// attached to them. 0 if `place` is the path of another directory.
 pub(crate) fn kept(place: &Path) -> u64 {
     let usual = default_backend().ok().filter(|usual| place.is_relative() || usual.path() == place);
     let Some(directory) = usual else { return 0 };
@@ -116,7 +120,8 @@ pub(crate) struct Notes {
     /// The handle that the next pickle of an array renews.
     current: HashMap<Key, u64>,
     next: u64,
-    /// The number of handles at which those of freed arrays are forgotten, so that a process that sends many arrays does not grow.
+    /// The number of handles at which those of freed arrays are forgotten, so that a process that sends many arrays
+    /// does not grow.
     most: usize,
 }
 
@@ -128,7 +133,8 @@ impl Notes {
         if let Some(issued) = before {
             let handle: Handle = issued.text.parse()?;
             is_renewed = array.renew(&handle, grace);
-            // One with all uses that a ticket can have cannot be renewed. One that was used up protects nothing, and is forgotten.
+            // One with all uses that a ticket can have cannot be renewed. One that was used up protects nothing, and is
+            // forgotten.
             is_kept = !is_renewed && array.is_protected_by(&handle);
         }
         let before = self.current.remove(&key).filter(|_| !is_kept).and_then(|number| self.issued.remove(&number));

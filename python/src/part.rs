@@ -4,7 +4,8 @@ use ndarray_shm::Order;
 
 use crate::memory::{Shape, signed};
 
-/// Elements of an array: the distance of the first one from the array's first, and lengths and strides. Distances are in bytes.
+/// Elements of an array: the distance of the first one from the array's first, and lengths and strides. Distances are
+/// in bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Window {
     pub(crate) offset: isize,
@@ -27,8 +28,8 @@ impl Window {
             && self.reach(shape).is_some()
     }
 
-    /// Returns whether each axis steps over all elements, of `item` bytes, of the axes with smaller steps. A window without elements only
-    /// needs lengths that can be multiplied.
+    /// Returns whether each axis steps over all elements, of `item` bytes, of the axes with smaller steps. A window
+    /// without elements only needs lengths that can be multiplied.
     pub(crate) fn is_regular(&self, item: usize) -> bool {
         if self.lengths.contains(&0) {
             let mut others = self.lengths.iter().filter(|length| **length != 0);

@@ -1,5 +1,5 @@
-//! Memory of counted arrays of bytes that this process sent, used again for the next ones: filling memory that was written before is
-//! several times as fast.
+//! Memory of counted arrays of bytes that this process sent, used again for the next ones: filling memory that was
+//! written before is several times as fast.
 
 use std::sync::Arc;
 
@@ -11,8 +11,8 @@ use crate::memory::Memory;
 /// Most arrays that are kept. Each costs a descriptor.
 const MOST: usize = 16;
 
-/// The arrays that have memory which can be used again, the oldest first: those that this process uses, those that it has sent, and those that no
-/// process has any more. An array is used here as long as there is another reference to it.
+/// The arrays that have memory which can be used again, the oldest first: those that this process uses, those that it
+/// has sent, and those that no process has any more. An array is used here as long as there is another reference to it.
 #[derive(Default)]
 pub(crate) struct Shelf(Vec<Spare>);
 
@@ -28,7 +28,8 @@ impl Spare {
 }
 
 impl Shelf {
-    /// Makes a new array of the memory of one with so many bytes, if one has no user. Also returns the random number of the old one.
+    /// Makes a new array of the memory of one with so many bytes, if one has no user. Also returns the random number of
+    /// the old one.
     pub(crate) fn take(&mut self, bytes: usize) -> Result<Option<(Arc<dyn Memory>, u128)>> {
         for at in 0..self.0.len() {
             let kept = &mut self.0[at];
@@ -50,8 +51,8 @@ impl Shelf {
         Ok(None)
     }
 
-    /// Lets go of arrays that this process does not use, until another one of so many bytes has room beside at most `most` bytes. Returns
-    /// whether it has.
+    /// Lets go of arrays that this process does not use, until another one of so many bytes has room beside at most
+    /// `most` bytes. Returns whether it has.
     pub(crate) fn has_room(&mut self, bytes: usize, most: usize) -> bool {
         while self.0.len() >= MOST || self.0.iter().map(|kept| kept.bytes).sum::<usize>() + bytes > most {
             let Some(oldest) = self.0.iter().position(|kept| !kept.is_used_here()) else { return false };

@@ -55,7 +55,8 @@ impl From<Error> for Refused {
     }
 }
 
-/// A renderbuffer and its state. Views of chunks keep a reference to the slot, so the elements stay mapped in every state.
+/// A renderbuffer and its state. Views of chunks keep a reference to the slot, so the elements stay mapped in every
+/// state.
 struct Slot<T: Element>(Mutex<State<T>>);
 
 enum State<T: Element> {
@@ -195,8 +196,9 @@ impl<T: Element> OwnedChunk<T> {
         slot: Arc<Slot<T>>,
     ) -> Self {
         let buffer = Arc::clone(buffer);
-        // SAFETY: the guard borrows from the buffer behind the `Arc`, which does not move and which the field `buffer` keeps alive.
-        // The guard never leaves this value. Fields are dropped in the order of their declaration, so the guard first.
+        // SAFETY: the guard borrows from the buffer behind the `Arc`, which does not move and which the field `buffer`
+        // keeps alive. The guard never leaves this value. Fields are dropped in the order of their declaration, so the
+        // guard first.
         let guard = unsafe { std::mem::transmute::<ChunkGuard<'_, T, IxDyn>, ChunkGuard<'static, T, IxDyn>>(guard) };
         Self { guard, buffer, slot, index }
     }
@@ -239,9 +241,9 @@ impl<T: Element> OwnedClaim<T> {
     #[allow(unsafe_code)]
     fn new(claim: ChunkClaim<'_, T, IxDyn>, buffer: &Arc<RenderBuffer<T, IxDyn>>, slot: Arc<Slot<T>>) -> Self {
         let buffer = Arc::clone(buffer);
-        // SAFETY: the claim borrows from the buffer behind the `Arc`, which does not move and which the field `buffer` keeps
-        // alive. The claim leaves this value only in `commit`, which ends it before it drops `buffer`. Otherwise fields are
-        // dropped in the order of their declaration, so the claim first.
+        // SAFETY: the claim borrows from the buffer behind the `Arc`, which does not move and which the field `buffer`
+        // keeps alive. The claim leaves this value only in `commit`, which ends it before it drops `buffer`. Otherwise
+        // fields are dropped in the order of their declaration, so the claim first.
         let claim = unsafe { std::mem::transmute::<ChunkClaim<'_, T, IxDyn>, ChunkClaim<'static, T, IxDyn>>(claim) };
         Self { claim, buffer, slot }
     }
@@ -367,8 +369,8 @@ impl RawBuffer {
         progress.map(|RenderProgress { done, total }| (done, total)).map_err(|refused| self.refused(py, &refused))
     }
 
-    /// Claims any chunk, or the one with this number, without waiting. Returns None if all are, or it is, finished or claimed. The second
-    /// value is whether all are, or it is, finished.
+    /// Claims any chunk, or the one with this number, without waiting. Returns None if all are, or it is, finished or
+    /// claimed. The second value is whether all are, or it is, finished.
     ///
     /// Fails if only blocks of this thread itself could end what the caller would wait for.
     #[pyo3(signature = (index=None))]
@@ -506,7 +508,8 @@ impl RawClaim {
                 });
             }
         };
-        // Without the lock on the state: making objects can run the garbage collector, and with it other code that uses the claim.
+        // Without the lock on the state: making objects can run the garbage collector, and with it other code that uses
+        // the claim.
         let is_writable = claim.is_writable();
         match BlockView::new(py, Writers::default(), claim.elements(self.element), is_writable, numpy.as_ref()) {
             Ok(view) => {

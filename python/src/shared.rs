@@ -241,7 +241,8 @@ pub(crate) fn open_counted(py: Python<'_>, name: &str, directory: PathBuf, dtype
     py.detach(opened).map_err(|error| exception(py, &error))
 }
 
-/// Attaches to the array of a handle, which uses up one of its uses. The notes are those that its sender had: a counted array keeps none.
+/// Attaches to the array of a handle, which uses up one of its uses. The notes are those that its sender had: a counted
+/// array keeps none.
 #[pyfunction]
 #[allow(clippy::needless_pass_by_value)] // as above
 pub(crate) fn receive(

@@ -1,4 +1,5 @@
-//! Calls that Ctrl-C can end: the library asks between the steps of a long call, and the interpreter handles the signals that have come.
+//! Calls that Ctrl-C can end: the library asks between the steps of a long call, and the interpreter handles the
+//! signals that have come.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -37,10 +38,11 @@ impl Failed {
     }
 }
 
-/// Runs `work` without the interpreter's lock. If this is the main thread, a signal ends it when its handler raises an exception.
+/// Runs `work` without the interpreter's lock. If this is the main thread, a signal ends it when its handler raises an
+/// exception.
 pub(crate) fn interruptibly<R: Send>(py: Python<'_>, work: impl FnOnce() -> Result<R, Failed> + Send) -> PyResult<R> {
-    // Python handles signals in the main thread only. Other threads must not attach to the interpreter while they wait, because it
-    // may be ending.
+    // Python handles signals in the main thread only. Other threads must not attach to the interpreter while they wait,
+    // because it may be ending.
     if !is_main_thread(py)? {
         return py.detach(work).map_err(|failed| failed.into_exception(py));
     }
@@ -99,7 +101,8 @@ pub(crate) fn check_signals() -> PyResult<()> {
     Python::attach(|py| py.check_signals())
 }
 
-/// Returns whether this is the thread that handles signals. None does any more when the interpreter ends, and modules cannot be imported then.
+/// Returns whether this is the thread that handles signals. None does any more when the interpreter ends, and modules
+/// cannot be imported then.
 pub(crate) fn is_main_thread(py: Python<'_>) -> PyResult<bool> {
     let Ok(threading) = py.import("threading") else { return Ok(false) };
     let main = threading.call_method0("main_thread")?.getattr("ident")?;

@@ -30,12 +30,13 @@ enum Destination {
     /// An array of the default directory.
     Name(Location),
     File(PathBuf),
-    /// An array that is counted, unless processes paint it: those need a name, and the file that once had one can never get another.
+    /// An array that is counted, unless processes paint it: those need a name, and the file that once had one can never
+    /// get another.
     Nameless,
 }
 
-/// What a download did: chunks, those painted here, those not stored, those painted by earlier calls, bytes of the array, bytes fetched,
-/// warnings.
+/// What a download did: chunks, those painted here, those not stored, those painted by earlier calls, bytes of the
+/// array, bytes fetched, warnings.
 type Report = (usize, usize, usize, usize, u64, u64, Vec<String>);
 
 /// A download, as the caller described it.
@@ -85,9 +86,9 @@ impl DownloadRequest {
         elements.lock(Access::ReadWrite, state)?;
         let painted = with_element!(meta.dtype, T => {
             #[allow(unsafe_code)]
-            // SAFETY: `T` is the type of the elements, and `elements` keeps them alive. No element is there twice, as was checked.
-            // Nothing else reads or writes them: an array is locked for writing, as far as all programs take the locks, and the buffer's
-            // caller promises it.
+            // SAFETY: `T` is the type of the elements, and `elements` keeps them alive. No element is there twice, as
+            // was checked. Nothing else reads or writes them: an array is locked for writing, as far as all programs
+            // take the locks, and the buffer's caller promises it.
             let view: ArrayViewMutD<'_, T> = unsafe { elements.view_mut(axes) };
             download_into(&*source, &bbox, view, &options)
         }, else => unreachable!("all features of elements are enabled"))?;
@@ -181,8 +182,9 @@ fn worker(program: &Path, target: &Target, backend: &Directory, location: &Locat
     command
 }
 
-/// Starts a download. Without a name and a path, the array has no name. The result is the attachment and what was done. With `out`, an
-/// array of this library or, with a dtype, another object with a buffer, that memory is painted, and the result is what was done.
+/// Starts a download. Without a name and a path, the array has no name. The result is the attachment and what was done.
+/// With `out`, an array of this library or, with a dtype, another object with a buffer, that memory is painted, and the
+/// result is what was done.
 #[pyfunction]
 #[pyo3(signature = (
     source, region, *, name, path, out, out_dtype, order, workers, program, requests, missing, replace, keep_partial
@@ -233,7 +235,8 @@ pub(crate) fn download(
 enum Elements {
     /// Elements of an array of this library, and its lock if it was free.
     Array(Arc<dyn Memory>, ElementType, Window, Option<ArrayLock>),
-    /// The elements of another object. Python's caller promises that nothing writes to them meanwhile, nor reads those that are painted.
+    /// The elements of another object. Python's caller promises that nothing writes to them meanwhile, nor reads those
+    /// that are painted.
     Buffer(PyUntypedBuffer, ElementType),
 }
 
@@ -277,8 +280,8 @@ impl UploadRequest {
         let dtype = elements.dtype();
         with_element!(dtype.dtype, T => {
             #[allow(unsafe_code)]
-            // SAFETY: `T` is the type of the elements, and `elements` keeps them alive. They do not change: an array is locked for
-            // reading, as far as all programs take the locks, and the buffer's caller promises it.
+            // SAFETY: `T` is the type of the elements, and `elements` keeps them alive. They do not change: an array is
+            // locked for reading, as far as all programs take the locks, and the buffer's caller promises it.
             let view: ArrayViewD<'_, T> = unsafe { elements.view(bbox.shape().len()) };
             upload_from_array(&*sink, &bbox, &view, &options)
         }, else => unreachable!("all features of elements are enabled"))
@@ -286,8 +289,8 @@ impl UploadRequest {
 }
 
 impl UploadRequest {
-    /// Returns the region of elements for which the caller gives none: where they are from, if that is this volume and scale, else all of
-    /// the volume.
+    /// Returns the region of elements for which the caller gives none: where they are from, if that is this volume and
+    /// scale, else all of the volume.
     fn home(&self, elements: &Elements, sink: &dyn ChunkSink) -> Result<Bbox> {
         let domain = sink.meta().domain();
         let axes = domain.shape().len();
@@ -309,7 +312,8 @@ impl UploadRequest {
 }
 
 impl Elements {
-    /// Returns the lengths of the axes, for a region of so many axes. Arrays of one channel may lack the axis of channels.
+    /// Returns the lengths of the axes, for a region of so many axes. Arrays of one channel may lack the axis of
+    /// channels.
     fn lengths(&self, axes: usize) -> Vec<usize> {
         let mut lengths = match self {
             Self::Array(_, _, window, _) => window.lengths.clone(),
@@ -338,8 +342,8 @@ impl Elements {
         Ok(())
     }
 
-    /// Returns a view of the elements. It has one more axis, of length 1, if the region has: volumes of one channel have such an axis,
-    /// and arrays may lack it.
+    /// Returns a view of the elements. It has one more axis, of length 1, if the region has: volumes of one channel
+    /// have such an axis, and arrays may lack it.
     ///
     /// # Safety
     ///
@@ -348,8 +352,8 @@ impl Elements {
     #[allow(unsafe_code)]
     unsafe fn view<T>(&self, axes: usize) -> ArrayViewD<'_, T> {
         let (pointer, lengths, strides) = self.layout(axes, size_of::<T>());
-        // SAFETY: `elements_of_buffer` has checked strides and alignment of a buffer, and an array has those of its layout. The caller
-        // promises the rest.
+        // SAFETY: `elements_of_buffer` has checked strides and alignment of a buffer, and an array has those of its
+        // layout. The caller promises the rest.
         unsafe { ArrayView::from_shape_ptr(IxDyn(&lengths).strides(IxDyn(&strides)), pointer.cast_const().cast()) }
     }
 
@@ -363,12 +367,13 @@ impl Elements {
     #[allow(unsafe_code)]
     unsafe fn view_mut<T>(&mut self, axes: usize) -> ArrayViewMutD<'_, T> {
         let (pointer, lengths, strides) = self.layout(axes, size_of::<T>());
-        // SAFETY: as above. That no element is there twice, and the memory can be written, was checked when the elements were chosen. The
-        // caller promises the rest.
+        // SAFETY: as above. That no element is there twice, and the memory can be written, was checked when the
+        // elements were chosen. The caller promises the rest.
         unsafe { ArrayViewMut::from_shape_ptr(IxDyn(&lengths).strides(IxDyn(&strides)), pointer.cast()) }
     }
 
-    /// Returns the address of the first element, and lengths and strides, in elements of `item` bytes, along each of `axes` axes.
+    /// Returns the address of the first element, and lengths and strides, in elements of `item` bytes, along each of
+    /// `axes` axes.
     fn layout(&self, axes: usize, item: usize) -> (*mut u8, Vec<usize>, Vec<usize>) {
         let (pointer, strides): (*mut u8, Vec<isize>) = match self {
             Self::Array(memory, _, window, _) => {
@@ -397,8 +402,8 @@ fn elements_of_array(py: Python<'_>, array: &RawArray, access: Access) -> PyResu
     if window.lengths.iter().zip(&window.strides).any(|(length, stride)| *length > 1 && *stride <= 0) {
         return Err(PyBufferError::new_err("the strides of the part are not positive: copy it, part[...]"));
     }
-    // Tried here, because only this thread can find out that it has the array locked for writing itself. That is found out when the
-    // wait begins.
+    // Tried here, because only this thread can find out that it has the array locked for writing itself. That is found
+    // out when the wait begins.
     let lock = match py.detach(|| memory.lock(access, None, &mut || false)) {
         Ok(lock) => Some(lock.leave_thread()),
         Err(ndarray_shm::Error::WouldBlock { .. } | ndarray_shm::Error::TimedOut { .. }) => None,
@@ -430,8 +435,8 @@ fn elements_of_buffer(py: Python<'_>, x: &Bound<'_, PyAny>, dtype: &str, access:
     Ok(Elements::Buffer(buffer, element))
 }
 
-/// Starts to upload an array of this library, or, with a dtype, the elements of a buffer. The result is the region, the objects stored and
-/// left out, the bytes of the array and of the objects, and warnings.
+/// Starts to upload an array of this library, or, with a dtype, the elements of a buffer. The result is the region, the
+/// objects stored and left out, the bytes of the array and of the objects, and warnings.
 #[pyfunction]
 #[pyo3(signature = (target, x, dtype, region, *, cutout, partial, skip_background, workers, requests, encoding))]
 #[allow(clippy::too_many_arguments)] // Python gives them by name

@@ -67,8 +67,8 @@ impl Target {
     }
 }
 
-/// A scale for Python: key, resolution, unit, origin, shape, shape of a chunk, shape of a stored object, dtype, kind, fill value, names of
-/// axes, description.
+/// A scale for Python: key, resolution, unit, origin, shape, shape of a chunk, shape of a stored object, dtype, kind,
+/// fill value, names of axes, description.
 type Row = (
     String,
     Vec<f64>,
@@ -124,7 +124,8 @@ impl RawVolume {
         self.target.mip
     }
 
-    /// Returns shape, shape of a chunk, dtype, names of axes and description of the scale, or None if this process has not opened it.
+    /// Returns shape, shape of a chunk, dtype, names of axes and description of the scale, or None if this process has
+    /// not opened it.
     #[getter]
     fn seen(&self) -> Option<Seen> {
         let source = self.target.source.try_lock().ok()?;
@@ -219,7 +220,8 @@ impl NewVolumeRequest {
             Some(model) => model.look()?,
             None => (DType::U8, Vec::new(), VolumeNotes::default()),
         };
-        // What the caller says is not taken over, so that nothing is said about it either. A volume of another shape begins elsewhere.
+        // What the caller says is not taken over, so that nothing is said about it either. A volume of another shape
+        // begins elsewhere.
         if self.origin.is_some() || self.shape.as_ref().is_some_and(|wanted| !is_same_extent(wanted, &shape)) {
             notes.bbox = None;
         }
@@ -263,8 +265,8 @@ fn is_same_extent(one: &[u64], other: &[u64]) -> bool {
     plain(one) == plain(other)
 }
 
-/// Starts to create a volume, like an array or a volume if one is given. With `exist_ok`, one that exists and has the same description is
-/// good too. The result is what the new volume does not keep.
+/// Starts to create a volume, like an array or a volume if one is given. With `exist_ok`, one that exists and has the
+/// same description is good too. The result is what the new volume does not keep.
 ///
 /// The Python side has checked the names of format, encoding and kind.
 #[pyfunction]

@@ -29,7 +29,8 @@ fn main() -> Result<(), ndarray_shm::Error> {
                 draft.view_mut().fill(8);
                 let answer = if draft.is_recycled() { "recycled" } else { "new" };
                 drop(draft);
-                // Before the answer: afterwards the test may free its tensor, and this would free the memory that is idle then.
+                // Before the answer: afterwards the test may free its tensor, and this would free the memory that is
+                // idle then.
                 pool.trim();
                 println!("{answer}");
             }

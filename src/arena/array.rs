@@ -1,9 +1,9 @@
 //! Arrays in an arena. Only its creator can reach a draft; an array is shared and never changes.
 //!
-//! Why safe code may read without a lock: the elements of a shared array are never written. Only a draft gives write access. A
-//! block becomes a draft only when it is free, or when the array that is turned into a draft is its only hold. From that moment
-//! until the draft is shared, no handle leads to the block. Every array holds its block by a bit of its process, and only that
-//! process clears the bit while it lives.
+//! Why safe code may read without a lock: the elements of a shared array are never written. Only a draft gives write
+//! access. A block becomes a draft only when it is free, or when the array that is turned into a draft is its only
+//! hold. From that moment until the draft is shared, no handle leads to the block. Every array holds its block by a bit
+//! of its process, and only that process clears the bit while it lives.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -23,8 +23,8 @@ use crate::error::{Error, IntoError, Result};
 
 /// An array in an arena that only its creator can reach, so filling it is ordinary, safe Rust.
 ///
-/// The elements begin with whatever the memory held before; [`Arena::zeroed`](crate::Arena::zeroed) makes a draft of zeros.
-/// Dropping a draft frees its memory.
+/// The elements begin with whatever the memory held before; [`Arena::zeroed`](crate::Arena::zeroed) makes a draft of
+/// zeros. Dropping a draft frees its memory.
 pub struct ArenaDraft<T, D> {
     /// The only hold on the block. The block is not shared, so the serial has no meaning yet.
     array: ArenaArray<T, D>,
@@ -64,11 +64,12 @@ impl<T: Element, D: Dimension> ArenaDraft<T, D> {
     #[allow(unsafe_code)]
     pub fn view_mut(&mut self) -> ArrayViewMut<'_, T, D> {
         let pointer = self.array.block.pointer().cast::<T>();
-        // SAFETY: nothing is dereferenced; the pointer is aligned and not null, and the layout was checked not to overflow.
+        // SAFETY: nothing is dereferenced; the pointer is aligned and not null, and the layout was checked not to
+        // overflow.
         let view = unsafe { RawArrayViewMut::from_shape_ptr(self.array.layout.shape(), pointer) };
-        // SAFETY: the block has room for the layout, and every bit pattern is a value of `T`. The block is mapped for writing as
-        // long as it is held, which is at least as long as the borrow. No other process can reach a draft, and in this process
-        // `&mut self` excludes every other access.
+        // SAFETY: the block has room for the layout, and every bit pattern is a value of `T`. The block is mapped for
+        // writing as long as it is held, which is at least as long as the borrow. No other process can reach a draft,
+        // and in this process `&mut self` excludes every other access.
         unsafe { view.deref_into_view_mut() }
     }
 
@@ -76,7 +77,8 @@ impl<T: Element, D: Dimension> ArenaDraft<T, D> {
     ///
     /// # Errors
     ///
-    /// The error gives the draft back. [`Unsupported`](Error::Unsupported): this is a forked child, which is not a member.
+    /// The error gives the draft back. [`Unsupported`](Error::Unsupported): this is a forked child, which is not a
+    /// member.
     pub fn share(mut self) -> Result<ArenaArray<T, D>, IntoError<Self>> {
         let block = &self.array.block;
         if let Err(error) = block.header.check_process() {
@@ -89,8 +91,8 @@ impl<T: Element, D: Dimension> ArenaDraft<T, D> {
 
 /// An array in an [`Arena`](crate::Arena). It never changes while any process holds it, so reading it needs no lock.
 ///
-/// Cloning is cheap, and the clones share one hold. The memory becomes free when the last process releases its last hold. What a
-/// killed process held is reclaimed by the next process that finds no free memory, or calls
+/// Cloning is cheap, and the clones share one hold. The memory becomes free when the last process releases its last
+/// hold. What a killed process held is reclaimed by the next process that finds no free memory, or calls
 /// [`Arena::reclaim`](crate::Arena::reclaim).
 pub struct ArenaArray<T, D> {
     pub(super) block: Arc<Block>,
@@ -104,7 +106,8 @@ impl<T: Element, D: Dimension> ArenaArray<T, D> {
         Self { block: Arc::new(block), serial, layout, elements: PhantomData }
     }
 
-    /// Takes over a hold on a shared block. Releases it if the block does not contain elements `T` with the axes of `D`.
+    /// Takes over a hold on a shared block. Releases it if the block does not contain elements `T` with the axes of
+    /// `D`.
     pub(crate) fn of_held(header: &Arc<ArenaHeader>, slot: u32, serial: u64) -> Result<Self> {
         let (block, found) = Block::of_held(header, slot)?;
         Ok(Self::of_block(block, serial, &found)?)
@@ -126,12 +129,14 @@ impl<T: Element, D: Dimension> ArenaArray<T, D> {
     #[allow(unsafe_code)]
     pub fn view(&self) -> ArrayView<'_, T, D> {
         let pointer = self.block.pointer().cast::<T>().cast_const();
-        // SAFETY: nothing is dereferenced; the pointer is aligned and not null, and the layout was checked not to overflow.
+        // SAFETY: nothing is dereferenced; the pointer is aligned and not null, and the layout was checked not to
+        // overflow.
         let view = unsafe { RawArrayView::from_shape_ptr(self.layout.shape(), pointer) };
-        // SAFETY: the block has room for the layout: it was allocated for it, or its description was checked against its size.
-        // It is mapped as long as it is held, which is at least as long as the borrow. Every bit pattern is a value of `T`. While
-        // the borrow lives, no process and no thread writes to the elements: a shared block is never written, as the first
-        // lines of this file show, and only `ArenaDraft::view_mut` writes to one that is not shared, which borrows this mutably.
+        // SAFETY: the block has room for the layout: it was allocated for it, or its description was checked against
+        // its size. It is mapped as long as it is held, which is at least as long as the borrow. Every bit pattern is a
+        // value of `T`. While the borrow lives, no process and no thread writes to the elements: a shared block is
+        // never written, as the first lines of this file show, and only `ArenaDraft::view_mut` writes to one that is
+        // not shared, which borrows this mutably.
         unsafe { view.deref_into_view() }
     }
 
@@ -156,14 +161,15 @@ impl<T: Element, D: Dimension> ArenaArray<T, D> {
         table.get(self.block.slot as usize).map_or(0, Slot::members)
     }
 
-    /// Turns the array into a draft again, without copying. This value must be the only hold, in this and every other process.
+    /// Turns the array into a draft again, without copying. This value must be the only hold, in this and every other
+    /// process.
     ///
     /// From then on, handles to the array lead nowhere.
     ///
     /// # Errors
     ///
-    /// The error gives the array back. [`WouldBlock`](Error::WouldBlock): another value or process holds it, or a message with it
-    /// has not been received. [`Unsupported`](Error::Unsupported): this is a forked child.
+    /// The error gives the array back. [`WouldBlock`](Error::WouldBlock): another value or process holds it, or a
+    /// message with it has not been received. [`Unsupported`](Error::Unsupported): this is a forked child.
     pub fn try_into_draft(mut self) -> Result<ArenaDraft<T, D>, IntoError<Self>> {
         match self.make_exclusive() {
             Ok(()) => Ok(ArenaDraft { array: self }),
@@ -176,7 +182,8 @@ impl<T: Element, D: Dimension> ArenaArray<T, D> {
         self.block.header.check_process()?;
         let is_taken = Arc::get_mut(&mut self.block).is_some_and(|block| {
             let (header, slot) = (&block.header, block.slot);
-            // Besides this hold, only the ORPHAN bit of a message that was received since may keep the block. Reclaiming clears it.
+            // Besides this hold, only the ORPHAN bit of a message that was received since may keep the block.
+            // Reclaiming clears it.
             let reclaim = || {
                 // May fail while another process reclaims; `make_exclusive` decides.
                 let _ = header.reclaim_dead(Deadline::after(DROP_WAIT));
@@ -188,8 +195,8 @@ impl<T: Element, D: Dimension> ArenaArray<T, D> {
         if is_taken { Ok(()) } else { Err(Error::WouldBlock { location: self.block.header.name().to_owned() }) }
     }
 
-    /// Releases the array, and reports errors. Dropping releases it too, and ignores them. If it has clones, the last of them does
-    /// that.
+    /// Releases the array, and reports errors. Dropping releases it too, and ignores them. If it has clones, the last
+    /// of them does that.
     ///
     /// # Errors
     ///

@@ -83,9 +83,9 @@ macro_rules! handle {
 handle! {
     /// A 24-byte reference to an array in an arena, for any member of the arena.
     ///
-    /// It can also be written as one line of text. A handle does not keep the array: if no process holds the array when the handle
-    /// is used, [`Arena::get`](crate::Arena::get) fails with [`HandleSpent`](Error::HandleSpent). It never leads to another array,
-    /// even if the memory was used again.
+    /// It can also be written as one line of text. A handle does not keep the array: if no process holds the array when
+    /// the handle is used, [`Arena::get`](crate::Arena::get) fails with [`HandleSpent`](Error::HandleSpent). It never
+    /// leads to another array, even if the memory was used again.
     ///
     /// ```
     /// use ndarray_shm::arena::ArenaHandle;
@@ -107,8 +107,8 @@ handle! {
 handle! {
     /// A 24-byte reference to one loan, for any member of the counters. It can also be written as one line of text.
     ///
-    /// It can be received once, by one receiver. Until then it keeps the memory, unless the producer ends or revokes it.
-    /// [`Limbo`](crate::arena::loans::Limbo) has an example.
+    /// It can be received once, by one receiver. Until then it keeps the memory, unless the producer ends or revokes
+    /// it. [`Limbo`](crate::arena::loans::Limbo) has an example.
     CounterHandle, "ndshm-counter1:", "ndshm-counter1:COUNTERS:SLOT:SERIAL, in hexadecimal"
 }
 

@@ -1,7 +1,7 @@
 //! The arena header: the mapped file as tables of atomics, and this process's seat among the members.
 //!
-//! This is the only file of the arena that turns addresses into references. All references to tables are to atomics. The bytes of
-//! blocks are returned as pointers; `array.rs` says when they may be dereferenced.
+//! This is the only file of the arena that turns addresses into references. All references to tables are to atomics.
+//! The bytes of blocks are returned as pointers; `array.rs` says when they may be dereferenced.
 
 use std::fs::File;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -26,8 +26,8 @@ use crate::segment::footer::Kind;
 use crate::segment::trailer::Trailer;
 use crate::segment::{DraftSegment, Home, Mark, Segment, Verdict, reclaim_if_orphaned};
 
-/// Time limit for locks that members hold only for moments (RECOVER, SPANS), where the caller has set none. It passes only if the
-/// lock's holder is stopped.
+/// Time limit for locks that members hold only for moments (RECOVER, SPANS), where the caller has set none. It passes
+/// only if the lock's holder is stopped.
 pub(super) const TURN_WAIT: Duration = Duration::from_secs(10);
 /// The same limit in a `Drop`, which must not wait long. Another process can reclaim what is left.
 pub(super) const DROP_WAIT: Duration = Duration::from_millis(100);
@@ -46,7 +46,8 @@ pub(super) struct Member {
 const _: () = assert!(size_of::<Member>() as u64 == MEMBER);
 const _: () = assert!(size_of::<Slot<AtomicU64>>() as u64 == SLOT);
 
-/// The head of a queue. Its parts have cache lines of their own, so that writing to one does not slow down access to another.
+/// The head of a queue. Its parts have cache lines of their own, so that writing to one does not slow down access to
+/// another.
 #[repr(C)]
 #[derive(Debug)]
 struct QueueHead {
@@ -87,8 +88,8 @@ pub(crate) struct QueueWords<'a> {
 /// The slot table in shared memory, for this member.
 pub(crate) type SharedSlots<'a> = Slots<'a, AtomicU64, AtomicU32>;
 
-/// How many descriptors are open at once while the name of a file is removed that no process uses. A creator has so many in reserve, so
-/// that it can do so if it fails for lack of them.
+/// How many descriptors are open at once while the name of a file is removed that no process uses. A creator has so
+/// many in reserve, so that it can do so if it fails for lack of them.
 const DESCRIPTORS_TO_REMOVE: usize = 3;
 
 /// A mapped arena and this process's membership.
@@ -149,8 +150,9 @@ impl ArenaHeader {
 
     /// Opens an existing arena and joins it. `sparse`: the caller accepts holes.
     ///
-    /// The record says whether the arena was created with holes, which can be as large as the machine's memory. That is only a reason to
-    /// refuse a caller that does not accept them. The record may be wrong, so holes of any other arena are looked for and filled.
+    /// The record says whether the arena was created with holes, which can be as large as the machine's memory. That is
+    /// only a reason to refuse a caller that does not accept them. The record may be wrong, so holes of any other arena
+    /// are looked for and filled.
     pub(crate) fn open(home: Home, kind: Kind, sparse: bool) -> Result<Self> {
         manager_client::announce(&home.backend);
         let name = home.location.as_str();
@@ -231,7 +233,8 @@ impl ArenaHeader {
         self.segment()?.turn(range, until)
     }
 
-    /// Returns `count` values of a type that consists of atomics, `at` bytes from the beginning; empty if they are not all mapped.
+    /// Returns `count` values of a type that consists of atomics, `at` bytes from the beginning; empty if they are not
+    /// all mapped.
     #[allow(unsafe_code)]
     fn table<T>(&self, at: u64, count: u64) -> &[T] {
         let Some(segment) = &self.segment else { return &[] };
@@ -240,10 +243,10 @@ impl ArenaHeader {
         let (true, Ok(offset), Ok(count)) = (fits, usize::try_from(at), usize::try_from(count)) else { return &[] };
         // SAFETY: the table ends within the mapped bytes.
         let first = unsafe { segment.pointer().add(offset) };
-        // SAFETY: the mapping begins on a page and the offset is aligned. The mapping is writable and lives as long as `segment`,
-        // which is borrowed. Callers name types that consist of atomics and unused words, for which every bit pattern is a value.
-        // Every process changes these bytes as atomics only: no array can be opened over a file with this footer, and opening
-        // this file failed while it was attached as an array.
+        // SAFETY: the mapping begins on a page and the offset is aligned. The mapping is writable and lives as long as
+        // `segment`, which is borrowed. Callers name types that consist of atomics and unused words, for which every
+        // bit pattern is a value. Every process changes these bytes as atomics only: no array can be opened over a file
+        // with this footer, and opening this file failed while it was attached as an array.
         unsafe { std::slice::from_raw_parts(first.cast::<T>(), count) }
     }
 
@@ -261,8 +264,8 @@ impl ArenaHeader {
 
     /// Notes that the spans before `end` may be used.
     ///
-    /// This comes before the change of the span's word. If the member is killed in between, the next process that reclaims only
-    /// visits a free span in vain. In the other order, that process would miss the dead member's holds.
+    /// This comes before the change of the span's word. If the member is killed in between, the next process that
+    /// reclaims only visits a free span in vain. In the other order, that process would miss the dead member's holds.
     pub(crate) fn touch(&self, end: u32) {
         if self.touched() < end {
             let _ = self.touched_word().map(|word| word.fetch_max(end.into(), Ordering::AcqRel));
@@ -323,7 +326,8 @@ impl ArenaHeader {
         Slots::new(self.slot_table(), &self.held, self.seat)
     }
 
-    /// Returns the address of `length` bytes that begin `offset` bytes into span `span`. `None` if they are not all in the data.
+    /// Returns the address of `length` bytes that begin `offset` bytes into span `span`. `None` if they are not all in
+    /// the data.
     #[allow(unsafe_code)]
     pub(crate) fn bytes_at(&self, span: u32, offset: u64, length: u64) -> Option<*mut u8> {
         let segment = self.segment.as_ref()?;
@@ -363,8 +367,9 @@ impl ArenaHeader {
         if !self.slots().hold_invited(slot) {
             return Err(RingRefusal::Damaged);
         }
-        // Locked before the message gets its position. Otherwise two threads could add their messages to the list in another order
-        // than they sent them, and `end_received`, which stops at the first unconsumed message, would keep received ones.
+        // Locked before the message gets its position. Otherwise two threads could add their messages to the list in
+        // another order than they sent them, and `end_received`, which stops at the first unconsumed message, would
+        // keep received ones.
         let mut messages = list.lock();
         let sent = words.ring.push(Message { sender: self.seat, slot });
         match sent {
@@ -388,8 +393,8 @@ impl ArenaHeader {
         Ok(message.slot)
     }
 
-    /// As [`receive`](Self::receive), but fails with [`RingRefusal::Deserted`] if the queue is empty and has lost its last
-    /// registered sender.
+    /// As [`receive`](Self::receive), but fails with [`RingRefusal::Deserted`] if the queue is empty and has lost its
+    /// last registered sender.
     pub(super) fn receive_until_deserted(&self, queue: u32) -> Result<u32, RingRefusal> {
         let words = self.queue_words(queue).ok_or(RingRefusal::Damaged)?;
         words.senders.receive(|| self.receive(queue))
@@ -397,8 +402,8 @@ impl ArenaHeader {
 
     /// Locks the number of registered senders that this process has for a queue.
     ///
-    /// The lock is held while the member's bit is set or cleared. Without it, a thread that drops the last sender could clear the
-    /// bit after another thread has registered a new one.
+    /// The lock is held while the member's bit is set or cleared. Without it, a thread that drops the last sender could
+    /// clear the bit after another thread has registered a new one.
     fn own_senders(&self, queue: u32) -> Option<MutexGuard<'_, usize>> {
         Some(self.senders.get(queue as usize)?.lock().unwrap_or_else(PoisonError::into_inner))
     }
@@ -428,8 +433,8 @@ impl ArenaHeader {
     pub(super) fn forget_dead_senders(&self, queue: u32) {
         let Some(words) = self.queue_words(queue) else { return };
         let seen = words.senders.load();
-        // A living member holds the lock of its seat from before it registers until after it has left. So each of these has died
-        // or left if its lock is free now; `forget` fails if one has registered since.
+        // A living member holds the lock of its seat from before it registers until after it has left. So each of these
+        // has died or left if its lock is free now; `forget` fails if one has registered since.
         let any_lives = seen.seats().any(|seat| self.is_alive(seat).unwrap_or(true));
         if seen.seats().next().is_some() && !any_lives && words.senders.forget(seen) {
             words.filled.notify_all();
@@ -460,7 +465,8 @@ impl ArenaHeader {
             self.segment = None;
             return Ok(());
         }
-        // If this fails, the seat's state stays. Its lock is released below, so the next process that reclaims finds the seat dead.
+        // If this fails, the seat's state stays. Its lock is released below, so the next process that reclaims finds
+        // the seat dead.
         let settled = if self.seat < SEATS { self.give_up_seat(Deadline::after(limit)) } else { Ok(()) };
         self.mark = None;
         let Some(segment) = self.segment.take() else { return settled };

@@ -37,7 +37,8 @@ pub struct ArenaInspection {
 }
 
 impl ArenaInspection {
-    /// Returns whether no process is attached and the name is not kept: [`reclaim`](crate::counted::reclaim()) would remove it.
+    /// Returns whether no process is attached and the name is not kept: [`reclaim`](crate::counted::reclaim()) would
+    /// remove it.
     pub fn is_orphaned(&self) -> bool {
         !self.is_attached && !self.is_kept
     }

@@ -1,19 +1,20 @@
 //! The members of an arena, and how the holds of a dead member are reclaimed.
 //!
-//! An arena has 46 seats, each with a lock byte that the kernel unlocks when its process dies. A seat's state is 0 when no process
-//! has taken it and nothing is left of an earlier member. *A state other than 0 with a free lock is a death*: the process that
-//! takes the lock reclaims the member's holds before it sets the state to 0. A member sets its state before it sets its first bit
-//! in any slot, and sets it back to 0 after it has cleared the last.
+//! An arena has 46 seats, each with a lock byte that the kernel unlocks when its process dies. A seat's state is 0 when
+//! no process has taken it and nothing is left of an earlier member. *A state other than 0 with a free lock is a
+//! death*: the process that takes the lock reclaims the member's holds before it sets the state to 0. A member sets its
+//! state before it sets its first bit in any slot, and sets it back to 0 after it has cleared the last.
 //!
 //! # Reclaiming
 //!
-//! The process that reclaims holds RECOVER and the lock of the seat. Every step sets or clears a bit, or one word, so all steps can
-//! be repeated. A process that is killed midway leaves the seat dead, and the next one starts again.
+//! The process that reclaims holds RECOVER and the lock of the seat. Every step sets or clears a bit, or one word, so
+//! all steps can be repeated. A process that is killed midway leaves the seat dead, and the next one starts again.
 //!
-//! 1. Messages that the member sent and that have not been received become *orphaned*: first the block gets ORPHAN, then the
-//!    message names ORPHAN as its sender. A receiver that takes the message in between holds the block already.
-//! 2. Its registrations as a sender end, and its bit is cleared in every slot. This comes after 1, so that the block of a message
-//!    is never free.
+//! 1. Messages that the member sent and that have not been received become *orphaned*: first the block gets ORPHAN,
+//!    then the message names ORPHAN as its sender. A receiver that takes the message in between holds the block
+//!    already.
+//! 2. Its registrations as a sender end, and its bit is cleared in every slot. This comes after 1, so that the block of
+//!    a message is never free.
 //! 3. Spans that the member was joining to a run, or taking apart, are freed (`blocks/spans.rs`).
 //! 4. The seat's state becomes 0. This comes last: until then the seat is found dead again.
 //!
@@ -32,8 +33,8 @@ use crate::backoff::{Backoff, Deadline};
 use crate::error::{Error, Result};
 use crate::os::{self, LockKind};
 
-/// How long a joining process waits in total: for seats that other processes are reclaiming, for the locks with which it reclaims
-/// one itself, and until no thread of its own is forking.
+/// How long a joining process waits in total: for seats that other processes are reclaiming, for the locks with which
+/// it reclaims one itself, and until no thread of its own is forking.
 const JOIN_WAIT: Duration = Duration::from_secs(5);
 
 /// Result of reclaiming the holds of dead members, by [`Arena::reclaim`](crate::Arena::reclaim) or
@@ -57,7 +58,8 @@ impl ArenaHeader {
                 self.seat = seat;
                 return Ok(());
             }
-            // If a member is not alive, its seat may become free at any moment: it is leaving, or is dead and being reclaimed.
+            // If a member is not alive, its seat may become free at any moment: it is leaving, or is dead and being
+            // reclaimed.
             let all_alive = (0..SEATS).all(|seat| self.is_taken(seat) && self.is_alive(seat).unwrap_or(true));
             let location = || self.name().to_owned();
             if all_alive {
@@ -80,14 +82,14 @@ impl ArenaHeader {
             if !mark.try_take(range, &self.home)? {
                 continue;
             }
-            // If another thread has forked since, the child may have the description too. It would keep the lock after this process
-            // has died, and so hide the death.
+            // If another thread has forked since, the child may have the description too. It would keep the lock after
+            // this process has died, and so hide the death.
             if !mark.confirm(range, forks) {
                 os::step("seat: a child may have its lock");
                 return Ok(None);
             }
-            // The state is loaded again under the lock: before, another process could have taken the seat and died, or reclaimed
-            // it.
+            // The state is loaded again under the lock: before, another process could have taken the seat and died, or
+            // reclaimed it.
             if self.is_taken(seat) {
                 let turn = self.turn(RECOVER, until)?;
                 self.reclaim_seat(seat, &turn, until)?;
@@ -117,7 +119,8 @@ impl ArenaHeader {
         process.and_then(|process| u32::try_from(process).ok()).unwrap_or(0)
     }
 
-    /// Gives up this member's seat and holds. Its messages stay valid: those that have not been received become orphaned.
+    /// Gives up this member's seat and holds. Its messages stay valid: those that have not been received become
+    /// orphaned.
     pub(super) fn give_up_seat(&mut self, until: Deadline) -> Result<()> {
         let turn = self.turn(RECOVER, until)?;
         let settled = self.reclaim_seat(self.seat, &turn, until);
@@ -125,9 +128,11 @@ impl ArenaHeader {
         settled.map(drop)
     }
 
-    /// Reclaims the holds of the member in `seat`, and returns how many blocks became free. The caller holds that seat's lock.
+    /// Reclaims the holds of the member in `seat`, and returns how many blocks became free. The caller holds that
+    /// seat's lock.
     ///
-    /// Waits for SPANS until the deadline. If that fails, the seat's state stays, and the next process that reclaims starts again.
+    /// Waits for SPANS until the deadline. If that fails, the seat's state stays, and the next process that reclaims
+    /// starts again.
     pub(super) fn reclaim_seat(&self, seat: u32, _recover: &Turn, until: Deadline) -> Result<usize> {
         let slots = self.slot_table();
         for ring in self.rings() {
@@ -141,8 +146,8 @@ impl ArenaHeader {
         let freed = self.touched_slots().iter().filter(|slot| slot.clear_seat(seat)).count();
         self.free_loose_spans(until)?;
         if let Some(member) = self.members().get(seat as usize) {
-            // A release store: the next process that takes the seat loads this 0 before it sets its first bit, and so sees that
-            // everything is cleared.
+            // A release store: the next process that takes the seat loads this 0 before it sets its first bit, and so
+            // sees that everything is cleared.
             member.state.store(0, Ordering::Release);
         }
         Ok(freed)
@@ -169,8 +174,8 @@ impl ArenaHeader {
             }
             recover.unlock(range).map_err(failed)?;
         }
-        // Messages become orphaned only under RECOVER, which this process holds. So an ORPHAN bit without an orphaned message
-        // belongs to a message that was received, or that a receiver took while it was being orphaned.
+        // Messages become orphaned only under RECOVER, which this process holds. So an ORPHAN bit without an orphaned
+        // message belongs to a message that was received, or that a receiver took while it was being orphaned.
         let messages = self.rings().flat_map(Ring::messages).filter(|message| message.sender == ORPHAN_SENDER);
         let kept: HashSet<u32> = messages.map(|message| message.slot).collect();
         for (index, slot) in (0u32..).zip(self.touched_slots()).filter(|(_, slot)| slot.is_orphaned()) {

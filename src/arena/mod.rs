@@ -1,7 +1,7 @@
 //! Many arrays in one file and one mapping, and queues that pass them between processes within a microsecond.
 //!
-//! An [`Arena`] is for thousands to millions of arrays. Up to 46 processes create, share and release them without a system call, a
-//! descriptor or a mapping per array. A [`Queue`] passes an array to another process as one word.
+//! An [`Arena`] is for thousands to millions of arrays. Up to 46 processes create, share and release them without a
+//! system call, a descriptor or a mapping per array. A [`Queue`] passes an array to another process as one word.
 //!
 //! ```
 //! use ndarray::Ix1;
@@ -27,11 +27,12 @@
 //! | inspect an arena without joining it | [`inspect()`] |
 //! | lend memory that lies elsewhere | [`loans`] |
 //!
-//! Not for arrays that other programs open by name (numpy, CloudVolume): those are [`SharedArray`](crate::SharedArray)s. Not for
-//! more than 46 processes. All members trust one another: each of them can write to all of the memory.
+//! Not for arrays that other programs open by name (numpy, CloudVolume): those are
+//! [`SharedArray`](crate::SharedArray)s. Not for more than 46 processes. All members trust one another: each of them
+//! can write to all of the memory.
 //!
-//! Processes change shared state one word at a time, in an order that leaves a valid state after every step. So a process may be
-//! killed at any instruction, and there is no journal.
+//! Processes change shared state one word at a time, in an order that leaves a valid state after every step. So a
+//! process may be killed at any instruction, and there is no journal.
 
 mod array;
 mod blocks;
@@ -70,16 +71,17 @@ use crate::error::Result;
 
 /// Many arrays in one segment and one mapping, for up to 46 processes.
 ///
-/// Creating, sharing, getting or releasing a small array takes well under a microsecond and no system call, descriptor or mapping:
-/// the kernel sees one file, however many arrays it holds. Each array has one bit for each process that holds it, and is free when
-/// the last bit is cleared. A process may be killed at any instruction: what it held is reclaimed by [`reclaim`](Self::reclaim), or
-/// by the next process that finds no free memory.
+/// Creating, sharing, getting or releasing a small array takes well under a microsecond and no system call, descriptor
+/// or mapping: the kernel sees one file, however many arrays it holds. Each array has one bit for each process that
+/// holds it, and is free when the last bit is cleared. A process may be killed at any instruction: what it held is
+/// reclaimed by [`reclaim`](Self::reclaim), or by the next process that finds no free memory.
 ///
-/// The last process that leaves the arena removes its name, unless the arena was created with [`keep`](ArenaOptions::keep). If all
-/// processes were killed, [`reclaim`](crate::counted::reclaim()) removes the name. A forked child is not a member: the values that
-/// it inherits return errors, and it has to open the arena again.
+/// The last process that leaves the arena removes its name, unless the arena was created with
+/// [`keep`](ArenaOptions::keep). If all processes were killed, [`reclaim`](crate::counted::reclaim()) removes the name.
+/// A forked child is not a member: the values that it inherits return errors, and it has to open the arena again.
 ///
-/// Cloning is cheap, and clones are the same member. This process leaves the arena when it drops the last clone, array and draft.
+/// Cloning is cheap, and clones are the same member. This process leaves the arena when it drops the last clone, array
+/// and draft.
 ///
 /// ```
 /// use ndarray_shm::Arena;
@@ -109,8 +111,9 @@ pub struct Arena {
 pub struct ArenaStats {
     /// Bytes for arrays in total.
     pub capacity: u64,
-    /// Bytes that new arrays of any size can have: spans of the arena in which there is no array, except arrays that only dead members
-    /// hold. Arrays that were dropped do not count as arrays, also those that were sent and received meanwhile.
+    /// Bytes that new arrays of any size can have: spans of the arena in which there is no array, except arrays that
+    /// only dead members hold. Arrays that were dropped do not count as arrays, also those that were sent and received
+    /// meanwhile.
     pub unused: u64,
     /// Arrays and drafts that processes hold, dead ones included.
     pub arrays: usize,
@@ -144,21 +147,22 @@ impl Arena {
 
     /// Opens an existing arena. Its options are stored in its file.
     ///
-    /// An arena that was created with [`Pages::Sparse`](crate::Pages::Sparse) is refused, because an access to it may end this process.
-    /// [`ArenaOptions::open`] joins it by choice.
+    /// An arena that was created with [`Pages::Sparse`](crate::Pages::Sparse) is refused, because an access to it may
+    /// end this process. [`ArenaOptions::open`] joins it by choice.
     ///
     /// # Errors
     ///
     /// - [`Unsupported`](Error::Unsupported): it was created with `Pages::Sparse`.
     /// - [`NoSpace`](Error::NoSpace): it has holes for another reason, and there is not enough memory to fill them.
-    /// - [`NotFound`](Error::NotFound), or [`Elsewhere`](Error::Elsewhere) if the other usual place has it: no arena has the name, or its last member is just leaving.
+    /// - [`NotFound`](Error::NotFound), or [`Elsewhere`](Error::Elsewhere) if the other usual place has it: no arena
+    ///   has the name, or its last member is just leaving.
     /// - [`TooManyProcesses`](Error::TooManyProcesses): 46 processes are members already.
-    /// - [`TimedOut`](Error::TimedOut): a process was stopped while it reclaimed a dead member, or a thread of this process while
-    ///   it forked.
+    /// - [`TimedOut`](Error::TimedOut): a process was stopped while it reclaimed a dead member, or a thread of this
+    ///   process while it forked.
     /// - [`Reserved`](Error::Reserved), [`NotCounted`](Error::NotCounted): the file is not an arena.
     /// - [`Trailer`](Error::Trailer): its trailer is damaged.
-    /// - [`PermissionDenied`](Error::PermissionDenied): every member needs permission to write, because it counts its holds in the
-    ///   file.
+    /// - [`PermissionDenied`](Error::PermissionDenied): every member needs permission to write, because it counts its
+    ///   holds in the file.
     pub fn open(location: impl IntoLocation) -> Result<Self> {
         Self::open_in(&default_backend()?, location)
     }
@@ -177,13 +181,14 @@ impl Arena {
         Ok(Self { header: Arc::new(header) })
     }
 
-    /// Allocates an array that no other process can reach until it is shared. Its elements are whatever the memory held before.
+    /// Allocates an array that no other process can reach until it is shared. Its elements are whatever the memory held
+    /// before.
     ///
     /// # Errors
     ///
     /// - [`NoSpace`](Error::NoSpace): no memory is free, not even after reclaiming the holds of dead members.
-    /// - [`TimedOut`](Error::TimedOut): none was found, and for 10 seconds another process was stopped while it reclaimed, or while
-    ///   it made or freed room for large arrays.
+    /// - [`TimedOut`](Error::TimedOut): none was found, and for 10 seconds another process was stopped while it
+    ///   reclaimed, or while it made or freed room for large arrays.
     /// - [`TooLarge`](Error::TooLarge); [`InvalidSetting`](Error::InvalidSetting): more than 32 axes.
     /// - [`Unsupported`](Error::Unsupported): this is a forked child.
     pub fn draft<T: Element, D: Dimension>(&self, shape: impl ShapeBuilder<Dim = D>) -> Result<ArenaDraft<T, D>> {
@@ -191,11 +196,11 @@ impl Arena {
         ArenaDraft::new(&self.header, layout, None)
     }
 
-    /// As [`draft`](Self::draft), but waits while no memory is free, until arrays are dropped or processes that hold them die.
-    /// [`Duration::MAX`] waits without limit.
+    /// As [`draft`](Self::draft), but waits while no memory is free, until arrays are dropped or processes that hold
+    /// them die. [`Duration::MAX`] waits without limit.
     ///
-    /// The wait does not free arrays that this thread holds itself. It is not longer than `limit` when another process is stopped
-    /// while it reclaims, and memory that becomes free meanwhile is found.
+    /// The wait does not free arrays that this thread holds itself. It is not longer than `limit` when another process
+    /// is stopped while it reclaims, and memory that becomes free meanwhile is found.
     ///
     /// # Errors
     ///
@@ -255,8 +260,8 @@ impl Arena {
     /// # Errors
     ///
     /// - [`HandleSpent`](Error::HandleSpent): no process holds the array any more.
-    /// - [`DTypeMismatch`](Error::DTypeMismatch), [`ShapeMismatch`](Error::ShapeMismatch): it has another element type or another
-    ///   number of axes.
+    /// - [`DTypeMismatch`](Error::DTypeMismatch), [`ShapeMismatch`](Error::ShapeMismatch): it has another element type
+    ///   or another number of axes.
     /// - [`InvalidSetting`](Error::InvalidSetting): the handle is of another arena.
     /// - [`Unsupported`](Error::Unsupported): this is a forked child.
     pub fn get<T: Element, D: Dimension>(&self, handle: &ArenaHandle) -> Result<ArenaArray<T, D>> {
@@ -270,13 +275,13 @@ impl Arena {
 
     /// Reclaims what dead processes held.
     ///
-    /// Calling it is optional: a process that finds no free memory reclaims as well. It takes a few system calls, and visits all
-    /// arrays if a process has died.
+    /// Calling it is optional: a process that finds no free memory reclaims as well. It takes a few system calls, and
+    /// visits all arrays if a process has died.
     ///
     /// # Errors
     ///
-    /// [`TimedOut`](Error::TimedOut): another process was stopped while it reclaimed. [`Unsupported`](Error::Unsupported): this is a
-    /// forked child.
+    /// [`TimedOut`](Error::TimedOut): another process was stopped while it reclaimed.
+    /// [`Unsupported`](Error::Unsupported): this is a forked child.
     pub fn reclaim(&self) -> Result<ReclaimedBlocks> {
         self.header.end_sent();
         self.header.reclaim_dead(Deadline::after(TURN_WAIT))
@@ -286,7 +291,8 @@ impl Arena {
     ///
     /// # Errors
     ///
-    /// The kernel's error, if it cannot tell which members are alive. [`Unsupported`](Error::Unsupported): this is a forked child.
+    /// The kernel's error, if it cannot tell which members are alive. [`Unsupported`](Error::Unsupported): this is a
+    /// forked child.
     pub fn stats(&self) -> Result<ArenaStats> {
         self.header.check_process()?;
         self.header.stats()
@@ -311,12 +317,13 @@ impl Arena {
         self.header.home.unlink(self.header.segment()?.id())
     }
 
-    /// Leaves the arena, and reports errors. Dropping leaves it too, and ignores them. If this process has clones or arrays, it
-    /// leaves with the last of them.
+    /// Leaves the arena, and reports errors. Dropping leaves it too, and ignores them. If this process has clones or
+    /// arrays, it leaves with the last of them.
     ///
     /// # Errors
     ///
-    /// [`PermissionDenied`](Error::PermissionDenied): this process was the last one and is not permitted to remove the name.
+    /// [`PermissionDenied`](Error::PermissionDenied): this process was the last one and is not permitted to remove the
+    /// name.
     pub fn close(self) -> Result<()> {
         Arc::into_inner(self.header).map_or(Ok(()), ArenaHeader::close)
     }

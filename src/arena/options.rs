@@ -35,13 +35,15 @@ impl Default for ArenaOptions {
 }
 
 impl ArenaOptions {
-    /// Returns the defaults: the default backend, mode 0600, 8 queues of 1024 messages, all memory reserved at creation.
+    /// Returns the defaults: the default backend, mode 0600, 8 queues of 1024 messages, all memory reserved at
+    /// creation.
     pub fn new() -> Self {
         Self { backend: None, draft: DraftOptions::default(), keep: false, queues: 8, cells: 1024 }
     }
 
     common_settings! {
-        /// Do not let other users read the file: a user that may only read it can still take locks that members wait for.
+        /// Do not let other users read the file: a user that may only read it can still take locks that members wait
+        /// for.
     }
 
     /// Sets whether the name outlives all members. If so, only [`Arena::unlink`] removes it.
@@ -99,8 +101,9 @@ impl ArenaOptions {
 
     /// Opens an existing arena.
     ///
-    /// Of these options only the directory and the pages count; the file has the others. With [`Pages::Sparse`](crate::Pages::Sparse) an
-    /// arena is joined whatever memory it lacks: if an access finds none, the process is killed (SIGBUS).
+    /// Of these options only the directory and the pages count; the file has the others. With
+    /// [`Pages::Sparse`](crate::Pages::Sparse) an arena is joined whatever memory it lacks: if an access finds none,
+    /// the process is killed (SIGBUS).
     ///
     /// # Errors
     ///

@@ -1,9 +1,10 @@
-//! The messages that this process has sent and that have not been received. The process holds their blocks until they are.
+//! The messages that this process has sent and that have not been received. The process holds their blocks until they
+//! are.
 //!
-//! The receiver holds the block before it takes the message, but cannot release the sender's hold, which is counted in the sender's
-//! process. So each process remembers the positions of its messages, and releases the blocks of received ones whenever it
-//! sends, allocates, drops an array or reclaims. When it leaves or dies, the remaining messages become orphaned (`members.rs`) and
-//! stay valid.
+//! The receiver holds the block before it takes the message, but cannot release the sender's hold, which is counted in
+//! the sender's process. So each process remembers the positions of its messages, and releases the blocks of received
+//! ones whenever it sends, allocates, drops an array or reclaims. When it leaves or dies, the remaining messages become
+//! orphaned (`members.rs`) and stay valid.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -19,12 +20,14 @@ pub(super) type SentMessage = (u64, u32);
 pub(super) struct SentList {
     /// In the order of their positions, in which they are received.
     messages: Mutex<VecDeque<SentMessage>>,
-    /// Length of the list, read without the lock. It may be outdated: then received messages are released at the next call.
+    /// Length of the list, read without the lock. It may be outdated: then received messages are released at the next
+    /// call.
     count: AtomicUsize,
 }
 
 impl SentList {
-    /// Locks the list. A sender locks it before the message gets its position, so that the list is in the order of positions.
+    /// Locks the list. A sender locks it before the message gets its position, so that the list is in the order of
+    /// positions.
     pub(super) fn lock(&self) -> MutexGuard<'_, VecDeque<SentMessage>> {
         self.messages.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -49,7 +49,8 @@ macro_rules! guarded {
 
                 /// Returns the directory of the array's file.
                 ///
-                /// Other programs map `array.backend().path().join(location.as_str())`, where `location` is the array's location.
+                /// Other programs map `array.backend().path().join(location.as_str())`, where `location` is the array's
+                /// location.
                 pub fn backend(&self) -> &Directory {
                     &self.segment().home().backend
                 }
@@ -66,13 +67,14 @@ macro_rules! guarded {
                     self.segment().access() == Access::Read
                 }
 
-                /// Returns whether the file has holes: pages that get memory only when they are touched. If there is none left then, the
-                /// access ends in SIGBUS.
+                /// Returns whether the file has holes: pages that get memory only when they are touched. If there is
+                /// none left then, the access ends in SIGBUS.
                 ///
-                /// The answer is certain in /dev/shm, and on file systems of Linux that list extents (ext4, XFS, ..). Elsewhere, and
-                /// on a tmpfs mounted with huge pages, it is `true` only if fewer bytes are allocated than the file has: a missing page
-                /// goes unnoticed where allocated bytes belong to something else, such as an attribute or the rest of a huge page. Where
-                /// writing takes new room (Btrfs, and files that share extents with a clone), no answer promises that there is some.
+                /// The answer is certain in /dev/shm, and on file systems of Linux that list extents (ext4, XFS, ..).
+                /// Elsewhere, and on a tmpfs mounted with huge pages, it is `true` only if fewer bytes are allocated
+                /// than the file has: a missing page goes unnoticed where allocated bytes belong to something else,
+                /// such as an attribute or the rest of a huge page. Where writing takes new room (Btrfs, and files that
+                /// share extents with a clone), no answer promises that there is some.
                 ///
                 /// # Errors
                 ///
@@ -84,9 +86,9 @@ macro_rules! guarded {
                 /// Returns on what kind of pages the elements are, as the kernel reports it: whether the requested
                 /// [`Pages`](crate::Pages) were granted.
                 ///
-                /// This is slow. It maps one page of each window that could be a huge page, if that page has memory. The kernel
-                /// then goes through all pages of this process at lower addresses: some milliseconds per GiB of base pages. Off Linux
-                /// all pages are base pages.
+                /// This is slow. It maps one page of each window that could be a huge page, if that page has memory.
+                /// The kernel then goes through all pages of this process at lower addresses: some milliseconds per GiB
+                /// of base pages. Off Linux all pages are base pages.
                 ///
                 /// # Errors
                 ///
@@ -97,9 +99,9 @@ macro_rules! guarded {
 
                 /// Waits for read access.
                 ///
-                /// Any number of readers share the array. A waiting writer goes before new readers, for at most 10 seconds. So a writer
-                /// that is stopped (SIGSTOP) while it waits delays readers for at most that long, and overlapping reads of more than
-                /// 10 seconds each can keep a writer waiting.
+                /// Any number of readers share the array. A waiting writer goes before new readers, for at most 10
+                /// seconds. So a writer that is stopped (SIGSTOP) while it waits delays readers for at most that long,
+                /// and overlapping reads of more than 10 seconds each can keep a writer waiting.
                 ///
                 /// # Errors
                 ///
@@ -111,7 +113,8 @@ macro_rules! guarded {
                     self.reading(Wait::Forever)
                 }
 
-                /// Takes read access without waiting. Fails also while a writer waits and has waited for less than 10 seconds.
+                /// Takes read access without waiting. Fails also while a writer waits and has waited for less than 10
+                /// seconds.
                 ///
                 /// # Errors
                 ///
@@ -133,7 +136,8 @@ macro_rules! guarded {
                 ///
                 /// # Errors
                 ///
-                /// [`PermissionDenied`](Error::PermissionDenied) if the array was attached read-only, and those of [`read`](Self::read).
+                /// [`PermissionDenied`](Error::PermissionDenied) if the array was attached read-only, and those of
+                /// [`read`](Self::read).
                 pub fn write(&self) -> Result<WriteGuard<'_, T, D>> {
                     self.writing(Wait::Forever)
                 }
@@ -158,11 +162,11 @@ macro_rules! guarded {
 
                 /// Waits for the cell of this number for at most `limit`.
                 ///
-                /// A cell is an advisory lock. Every number has one, however many elements the array has. Processes agree on what each
-                /// number protects. The kernel releases a cell when its holder dies. A held cell excludes guards, readers and writers of
-                /// the whole array and holders of the same number, but not holders of other numbers. No process holds a cell while a
-                /// [write guard](Self::write) lives, so [removing the name](Self::unlink) under a write guard affects no holder of a
-                /// cell.
+                /// A cell is an advisory lock. Every number has one, however many elements the array has. Processes
+                /// agree on what each number protects. The kernel releases a cell when its holder dies. A held cell
+                /// excludes guards, readers and writers of the whole array and holders of the same number, but not
+                /// holders of other numbers. No process holds a cell while a [write guard](Self::write) lives, so
+                /// [removing the name](Self::unlink) under a write guard affects no holder of a cell.
                 ///
                 /// # Errors
                 ///
@@ -173,15 +177,17 @@ macro_rules! guarded {
 
                 /// Locks all elements for reading or writing, without a view of them.
                 ///
-                /// Waits for at most `limit`, or without limit if it is `None`. While it waits it calls `keep_waiting` about ten times a
-                /// second, and gives up when that returns false.
+                /// Waits for at most `limit`, or without limit if it is `None`. While it waits it calls `keep_waiting`
+                /// about ten times a second, and gives up when that returns false.
                 ///
                 /// # Errors
                 ///
                 /// - [`WouldBlock`](Error::WouldBlock): `keep_waiting` returned false, or `limit` is zero.
                 /// - [`TimedOut`](Error::TimedOut): the limit has passed.
-                /// - [`WouldDeadlock`](Error::WouldDeadlock): there is no limit, and this thread itself has a conflicting lock.
-                /// - [`PermissionDenied`](Error::PermissionDenied): the lock is for writing, and the array was attached read-only.
+                /// - [`WouldDeadlock`](Error::WouldDeadlock): there is no limit, and this thread itself has a
+                ///   conflicting lock.
+                /// - [`PermissionDenied`](Error::PermissionDenied): the lock is for writing, and the array was attached
+                ///   read-only.
                 /// - those of [`read`](Self::read).
                 pub fn lock(
                     &self,
@@ -211,8 +217,8 @@ macro_rules! guarded {
                 #[allow(unsafe_code)]
                 fn reading(&self, wait: Wait<'_>) -> Result<ReadGuard<'_, T, D>> {
                     let hold = self.hold(LockKind::Shared, ALL_CELLS, wait)?;
-                    // SAFETY: the hold keeps all cells read-locked, so no guard, claim or writer of any process writes while it
-                    // lives; the guard keeps view and hold together.
+                    // SAFETY: the hold keeps all cells read-locked, so no guard, claim or writer of any process writes
+                    // while it lives; the guard keeps view and hold together.
                     let view = unsafe { view::shared(self.segment(), &self.layout) };
                     Ok(ReadGuard::new(view, hold))
                 }
@@ -220,8 +226,9 @@ macro_rules! guarded {
                 #[allow(unsafe_code)]
                 fn writing(&self, wait: Wait<'_>) -> Result<WriteGuard<'_, T, D>> {
                     let hold = self.hold(LockKind::Exclusive, ALL_CELLS, wait)?;
-                    // SAFETY: the hold keeps all cells write-locked, so no other guard or claim of any process, thread or handle, this
-                    // handle included, accesses the elements while it lives; the guard keeps view and hold together.
+                    // SAFETY: the hold keeps all cells write-locked, so no other guard or claim of any process, thread
+                    // or handle, this handle included, accesses the elements while it lives; the guard keeps view and
+                    // hold together.
                     let view = unsafe { view::exclusive(self.segment(), &self.layout) };
                     view.map(|view| WriteGuard::new(view, hold)).ok_or_else(|| self.read_only())
                 }
@@ -235,8 +242,8 @@ macro_rules! guarded {
                 /// # Safety
                 ///
                 /// For as long as the view lives,
-                /// - no process and no thread reads or writes the elements through anything else, another view of this handle
-                ///   included, and
+                /// - no process and no thread reads or writes the elements through anything else, another view of this
+                ///   handle included, and
                 /// - no process shortens the file.
                 #[allow(unsafe_code)]
                 #[allow(clippy::mut_from_ref)] // the caller promises that nothing else accesses the elements
@@ -246,7 +253,8 @@ macro_rules! guarded {
                     view.ok_or_else(|| self.read_only())
                 }
 
-                /// Returns a view that gives access to the elements by pointer only, for code that brings its own synchronisation.
+                /// Returns a view that gives access to the elements by pointer only, for code that brings its own
+                /// synchronisation.
                 pub fn raw_view(&self) -> RawArrayView<T, D> {
                     view::raw(self.segment(), &self.layout)
                 }
@@ -260,7 +268,8 @@ macro_rules! guarded {
 
                 /// Removes the array's name. Attachments keep the bytes; the memory is freed with the last of them.
                 ///
-                /// Returns `Ok(false)`, and removes nothing, if the name was removed before or now belongs to another array.
+                /// Returns `Ok(false)`, and removes nothing, if the name was removed before or now belongs to another
+                /// array.
                 ///
                 /// # Errors
                 ///

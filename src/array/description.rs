@@ -9,9 +9,9 @@
 //! source precomputed://https://host/em
 //! ```
 //!
-//! The first five lines stand in this order. Each further line is a note: a key and its text. The text is untrusted input: any program
-//! that may write to the file can write it, and some programs replace the bytes and leave it as it was. It is compared with what the
-//! caller asks for, and nothing sound depends on it.
+//! The first five lines stand in this order. Each further line is a note: a key and its text. The text is untrusted
+//! input: any program that may write to the file can write it, and some programs replace the bytes and leave it as it
+//! was. It is compared with what the caller asks for, and nothing sound depends on it.
 
 use std::fmt::{self, Write as _};
 
@@ -31,13 +31,14 @@ const LONGEST_KEY: usize = 64;
 
 /// The description of a plain array: type, shape, order, and notes about its origin.
 ///
-/// A [`SharedArray`](crate::SharedArray) gets its description when it gets its name, if the file system supports extended attributes:
-/// tmpfs since Linux 6.6, ext4, overlayfs, APFS and many more; not on Windows. The bytes of the file are still the elements and
-/// nothing else.
+/// A [`SharedArray`](crate::SharedArray) gets its description when it gets its name, if the file system supports
+/// extended attributes: tmpfs since Linux 6.6, ext4, overlayfs, APFS and many more; not on Windows. The bytes of the
+/// file are still the elements and nothing else.
 ///
-/// A description can be wrong or missing. Programs without this library change the bytes and leave the description as it was, and many
-/// ways to copy a file lose it (`scp`, plain `cp`, `tar`, `rsync` without `-X`). A description for another number of bytes than the
-/// file has is ignored. Any other is compared with the type, shape and order that an array is opened with.
+/// A description can be wrong or missing. Programs without this library change the bytes and leave the description as
+/// it was, and many ways to copy a file lose it (`scp`, plain `cp`, `tar`, `rsync` without `-X`). A description for
+/// another number of bytes than the file has is ignored. Any other is compared with the type, shape and order that an
+/// array is opened with.
 ///
 /// # Examples
 ///
@@ -101,7 +102,8 @@ impl Description {
 
     /// Returns whether an array of this type, shape and order has each element at the same offset.
     ///
-    /// Axes of length 1 are ignored, neighbouring axes may be merged or split, and an array of one axis is in both orders.
+    /// Axes of length 1 are ignored, neighbouring axes may be merged or split, and an array of one axis is in both
+    /// orders.
     pub fn agrees_with(&self, dtype: DType, shape: &[usize], order: Order) -> bool {
         let same_bytes = bytes_of(dtype, shape) == Some(self.bytes);
         dtype == self.dtype && same_bytes && is_same_memory((&self.shape, self.order), (shape, order))
@@ -123,8 +125,9 @@ impl Description {
     ///
     /// # Errors
     ///
-    /// [`InvalidSetting`](Error::InvalidSetting): the key is not 1 to 64 of `a-z`, `0-9` and `-`, or is reserved (`ndshm`, `dtype`,
-    /// `shape`, `order`, `bytes`); the text contains a control character; or the description would exceed 3,500 bytes.
+    /// [`InvalidSetting`](Error::InvalidSetting): the key is not 1 to 64 of `a-z`, `0-9` and `-`, or is reserved
+    /// (`ndshm`, `dtype`, `shape`, `order`, `bytes`); the text contains a control character; or the description would
+    /// exceed 3,500 bytes.
     pub fn with_note(mut self, key: &str, text: &str) -> Result<Self> {
         if !is_key(key) {
             let (value, expected) =
@@ -252,7 +255,8 @@ pub(crate) fn text_of<T: Element, D: Dimension>(layout: &Layout<D>) -> String {
     head(T::DTYPE, layout.dim.slice(), layout.order, layout.bytes::<T>())
 }
 
-/// Compares a layout with a file's length and description. Fails if the length differs, or if the description is of another array.
+/// Compares a layout with a file's length and description. Fails if the length differs, or if the description is of
+/// another array.
 pub(crate) fn check<T: Element, D: Dimension>(
     layout: &Layout<D>,
     length: u64,
@@ -260,8 +264,9 @@ pub(crate) fn check<T: Element, D: Dimension>(
     location: &Location,
 ) -> Result<()> {
     let expected = layout.bytes::<T>();
-    // The usual case, a few hundred nanoseconds cheaper than parsing: the text begins with the lines that this crate writes for this
-    // layout. The notes behind them need no check: with damaged notes the description would be ignored, and the result be the same.
+    // The usual case, a few hundred nanoseconds cheaper than parsing: the text begins with the lines that this crate
+    // writes for this layout. The notes behind them need no check: with damaged notes the description would be ignored,
+    // and the result be the same.
     if expected == length && text.is_some_and(|text| text.starts_with(text_of::<T, D>(layout).as_bytes())) {
         return Ok(());
     }
@@ -296,8 +301,8 @@ pub(crate) fn layout_of<T: Element, D: Dimension>(
     }
 }
 
-/// Returns whether two arrays with equal numbers of elements have each element at the same offset. Axes of length 1 are ignored, and
-/// neighbouring axes may be merged.
+/// Returns whether two arrays with equal numbers of elements have each element at the same offset. Axes of length 1 are
+/// ignored, and neighbouring axes may be merged.
 fn is_same_memory(a: (&[usize], Order), b: (&[usize], Order)) -> bool {
     let long = |shape: &[usize]| shape.iter().copied().filter(|length| *length != 1).collect::<Vec<_>>();
     let (one, other) = (long(a.0), long(b.0));
@@ -357,19 +362,21 @@ pub(crate) fn description_at(directory: &Directory, location: &Location) -> Resu
 impl Directory {
     /// Returns the description of the plain array of this name.
     ///
-    /// Returns `None` if it has no description, or one that is malformed or for another number of bytes. [`Description`] has an example.
+    /// Returns `None` if it has no description, or one that is malformed or for another number of bytes.
+    /// [`Description`] has an example.
     ///
     /// # Errors
     ///
     /// - [`Reserved`](Error::Reserved): the file is bookkeeping of this crate, or a counted array, which
     ///   [`inspect`](crate::counted::inspect()) reads.
-    /// - [`NotFound`](Error::NotFound), [`PermissionDenied`](Error::PermissionDenied), [`NotAnArray`](Error::NotAnArray), and the errors
-    ///   of the location.
+    /// - [`NotFound`](Error::NotFound), [`PermissionDenied`](Error::PermissionDenied),
+    ///   [`NotAnArray`](Error::NotAnArray), and the errors of the location.
     pub fn description(&self, location: impl IntoLocation) -> Result<Option<Description>> {
         description_at(self, &location.into_location()?)
     }
 
-    /// Returns the plain array of this name as it is now, with its description, for [`describe_seen`](Self::describe_seen).
+    /// Returns the plain array of this name as it is now, with its description, for
+    /// [`describe_seen`](Self::describe_seen).
     ///
     /// # Examples
     ///
@@ -396,13 +403,16 @@ impl Directory {
         Ok(SeenDescription(read_description(self, &location.into_location()?, &mut buffer)?.into_owned()))
     }
 
-    /// Replaces the description of a plain array that this process has seen, or removes it with `None`. The bytes do not change.
+    /// Replaces the description of a plain array that this process has seen, or removes it with `None`. The bytes do
+    /// not change.
     ///
-    /// Array and description must be the ones that were seen. Processes that replace a description in this way exclude each other.
+    /// Array and description must be the ones that were seen. Processes that replace a description in this way exclude
+    /// each other.
     ///
     /// # Errors
     ///
-    /// - [`Changed`](Error::Changed): the name leads to another array by now, or the array has another length or description.
+    /// - [`Changed`](Error::Changed): the name leads to another array by now, or the array has another length or
+    ///   description.
     /// - those of [`describe`](Self::describe).
     pub fn describe_seen(
         &self,
@@ -417,8 +427,8 @@ impl Directory {
 
     /// Replaces the description of the plain array of this name: type, shape, order and notes. The bytes do not change.
     ///
-    /// This is the array that has the name now, whatever another process has written or replaced since its description was read. To change
-    /// a description that was read, use [`describe_seen`](Self::describe_seen).
+    /// This is the array that has the name now, whatever another process has written or replaced since its description
+    /// was read. To change a description that was read, use [`describe_seen`](Self::describe_seen).
     ///
     /// # Errors
     ///

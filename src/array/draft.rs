@@ -15,9 +15,9 @@ pub(crate) const NAMELESS: &str = "(nameless)";
 
 /// An array in shared memory without a name. No other process can reach it, so filling it is ordinary, safe Rust.
 ///
-/// [`publish`](Self::publish) gives it its name in one step, so no process ever sees it half-filled. If the draft is dropped, or its
-/// process killed, before that, nothing is left behind. (Where files cannot be nameless, a killed process leaves a hidden file.) A
-/// draft holds one descriptor.
+/// [`publish`](Self::publish) gives it its name in one step, so no process ever sees it half-filled. If the draft is
+/// dropped, or its process killed, before that, nothing is left behind. (Where files cannot be nameless, a killed
+/// process leaves a hidden file.) A draft holds one descriptor.
 ///
 /// ```
 /// use ndarray_shm::Draft;
@@ -50,8 +50,8 @@ impl<T: Element, D: Dimension> Draft<T, D> {
         Self::in_backend(default_backend()?, layout, false, DraftOptions::default(), false)
     }
 
-    /// Creates a draft of zeros that can be frozen instead of published. It is a type of its own because the kernel seals only
-    /// memory that can never have a name.
+    /// Creates a draft of zeros that can be frozen instead of published. It is a type of its own because the kernel
+    /// seals only memory that can never have a name.
     ///
     /// # Errors
     ///
@@ -100,8 +100,9 @@ impl<T: Element, D: Dimension> Draft<T, D> {
     #[allow(unsafe_code)]
     pub fn view(&self) -> ArrayView<'_, T, D> {
         view::require_creator(self.memory.mapped());
-        // SAFETY: no other process can reach a file without a name, nor recycled memory while this process holds the write locks on its
-        // leases and cells (segment/recycle.rs). Within this process, the borrow of `self` excludes writers.
+        // SAFETY: no other process can reach a file without a name, nor recycled memory while this process holds the
+        // write locks on its leases and cells (segment/recycle.rs). Within this process, the borrow of `self` excludes
+        // writers.
         unsafe { view::shared(self.memory.mapped(), &self.layout) }
     }
 
@@ -113,8 +114,9 @@ impl<T: Element, D: Dimension> Draft<T, D> {
     #[allow(unsafe_code)]
     pub fn view_mut(&mut self) -> ArrayViewMut<'_, T, D> {
         view::require_creator(self.memory.mapped());
-        // SAFETY: no other process can reach a file without a name, nor recycled memory while this process holds the write locks on its
-        // leases and cells (segment/recycle.rs). Within this process, `&mut self` excludes every other access.
+        // SAFETY: no other process can reach a file without a name, nor recycled memory while this process holds the
+        // write locks on its leases and cells (segment/recycle.rs). Within this process, `&mut self` excludes every
+        // other access.
         let view = unsafe { view::exclusive(self.memory.mapped(), &self.layout) };
         view.expect("a draft is mapped for writing")
     }
@@ -125,7 +127,8 @@ impl<T: Element, D: Dimension> Draft<T, D> {
     ///
     /// The error returns the draft.
     /// - [`AlreadyExists`](crate::Error::AlreadyExists): the name is taken.
-    /// - [`InvalidLocation`](crate::Error::InvalidLocation), [`Reserved`](crate::Error::Reserved): the location is not a valid name.
+    /// - [`InvalidLocation`](crate::Error::InvalidLocation), [`Reserved`](crate::Error::Reserved): the location is not
+    ///   a valid name.
     pub fn publish(self, location: impl IntoLocation) -> Result<SharedArray<T, D>, IntoError<Self>> {
         match location.into_location() {
             Ok(location) => self.publish_as(&location, Publish::New),

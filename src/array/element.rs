@@ -7,8 +7,9 @@ use crate::error::Error;
 
 /// A type that arrays in shared memory can have as elements.
 ///
-/// Every bit pattern of such a type is a valid value, and it has no padding, so whatever bytes another process writes are valid
-/// elements. This excludes `bool` and `char`. `usize` and `isize` are excluded because their size depends on the platform.
+/// Every bit pattern of such a type is a valid value, and it has no padding, so whatever bytes another process writes
+/// are valid elements. This excludes `bool` and `char`. `usize` and `isize` are excluded because their size depends on
+/// the platform.
 ///
 /// The trait is sealed: structured elements are not supported.
 ///
@@ -37,8 +38,8 @@ macro_rules! dtypes {
     ($($(#[$attribute:meta])* $variant:ident $text:literal $size:literal $type:ty $(, feature = $feature:literal)?;)*) => {
         /// The type of an array's elements, at run time.
         ///
-        /// As text it has numpy's name: `|u1`, `<u2`, `<f4`, .. Bytes are little-endian on every platform that this crate
-        /// supports. `bfloat16`, which numpy lacks, has the name that numpy's extension packages give it.
+        /// As text it has numpy's name: `|u1`, `<u2`, `<f4`, .. Bytes are little-endian on every platform that this
+        /// crate supports. `bfloat16`, which numpy lacks, has the name that numpy's extension packages give it.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
         #[non_exhaustive]
         #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
@@ -173,7 +174,8 @@ macro_rules! with_element {
     };
 }
 
-// A macro is expanded in the caller's crate, which has other features. So `cfg` selects a whole macro here, not an arm inside it.
+// A macro is expanded in the caller's crate, which has other features. So `cfg` selects a whole macro here, not an arm
+// inside it.
 #[cfg(feature = "half")]
 #[doc(hidden)]
 #[macro_export]

@@ -24,8 +24,8 @@ const SEAL_WAIT: Duration = Duration::from_secs(5);
 
 /// An array in shared memory that never has a name, to be filled and then sealed.
 ///
-/// [`Draft::new_sealable`](super::Draft::new_sealable) creates one. No other process can reach it, so filling it is safe. It holds one
-/// descriptor. If it is dropped, or its process killed, nothing is left behind.
+/// [`Draft::new_sealable`](super::Draft::new_sealable) creates one. No other process can reach it, so filling it is
+/// safe. It holds one descriptor. If it is dropped, or its process killed, nothing is left behind.
 #[derive(Debug)]
 pub struct SealableDraft<T, D> {
     mapped: Mapped,
@@ -114,8 +114,8 @@ impl<T: Element, D: Dimension> SealableDraft<T, D> {
     ///
     /// # Errors
     ///
-    /// [`Os`](Error::Os): the kernel refused for 5 seconds, because a debugger or another process maps the memory for writing
-    /// through /proc. The array is lost.
+    /// [`Os`](Error::Os): the kernel refused for 5 seconds, because a debugger or another process maps the memory for
+    /// writing through /proc. The array is lost.
     pub fn freeze(self) -> Result<FrozenArray<T, D>> {
         let Self { mapped, file, layout, .. } = self;
         drop(mapped); // the kernel refuses to seal memory that is mapped for writing
@@ -132,9 +132,10 @@ impl<T: Element, D: Dimension> SealableDraft<T, D> {
 
 /// An array that can never change, in memory that any number of processes may map.
 ///
-/// A clone is cheap and shares the memory and the descriptor. To share the array with another process, send its descriptor
-/// ([`file`](Self::file)) over a Unix socket or let a child inherit it, and map it there with [`from_fd`](Self::from_fd). The memory is
-/// freed with the last mapping and descriptor. There is no name, so nothing can be left behind.
+/// A clone is cheap and shares the memory and the descriptor. To share the array with another process, send its
+/// descriptor ([`file`](Self::file)) over a Unix socket or let a child inherit it, and map it there with
+/// [`from_fd`](Self::from_fd). The memory is freed with the last mapping and descriptor. There is no name, so nothing
+/// can be left behind.
 ///
 /// Dereferences to ndarray's array, so every reading method works on it directly.
 ///
@@ -155,7 +156,8 @@ pub struct FrozenArray<T: Element, D: Dimension> {
     frozen: Arc<Frozen<T, D>>,
 }
 
-/// The view is valid only as long as the mapping beside it, whatever its lifetime says, and is never handed out with that lifetime.
+/// The view is valid only as long as the mapping beside it, whatever its lifetime says, and is never handed out with
+/// that lifetime.
 struct Frozen<T: Element, D: Dimension> {
     view: ArrayView<'static, T, D>,
     layout: Layout<D>,
@@ -216,8 +218,8 @@ impl<T: Element, D: Dimension> FrozenArray<T, D> {
         let mapped = Mapped::of_sealed(&file, found, NAMELESS)?;
         // SAFETY: the memory is sealed: the kernel lets no process change the bytes or their number.
         let view = unsafe { view::shared::<T, D>(&mapped, &layout) };
-        // SAFETY: the mapping does not move with `mapped` and lives as long as the value that is built here. No view with this
-        // lifetime is handed out.
+        // SAFETY: the mapping does not move with `mapped` and lives as long as the value that is built here. No view
+        // with this lifetime is handed out.
         let view = unsafe { view.raw_view().deref_into_view() };
         Ok(Self { frozen: Arc::new(Frozen { view, layout, file: Some(file), mapped }) })
     }

@@ -10,11 +10,12 @@ use crate::segment::locks::Hold;
 
 /// Read access. Other readers may hold it at the same time; writers and painters wait.
 ///
-/// New readers let a waiting writer go first, for at most 10 seconds. Dereferences to ndarray's array. A guard holds one descriptor.
+/// New readers let a waiting writer go first, for at most 10 seconds. Dereferences to ndarray's array. A guard holds
+/// one descriptor.
 ///
-/// A guard may be sent to another thread, but counts as held by the thread that took it. If that thread then requests conflicting
-/// access, it gets [`WouldDeadlock`](crate::Error::WouldDeadlock), although the other thread might drop the guard in time. The methods
-/// with a timeout wait instead.
+/// A guard may be sent to another thread, but counts as held by the thread that took it. If that thread then requests
+/// conflicting access, it gets [`WouldDeadlock`](crate::Error::WouldDeadlock), although the other thread might drop the
+/// guard in time. The methods with a timeout wait instead.
 #[must_use = "the array is unlocked when the guard is dropped"]
 pub struct ReadGuard<'a, T: Element, D: Dimension> {
     view: ArrayView<'a, T, D>,
@@ -23,7 +24,8 @@ pub struct ReadGuard<'a, T: Element, D: Dimension> {
 
 /// Exclusive write access. All other readers, writers and painters wait.
 ///
-/// Dereferences mutably to ndarray's array. A guard holds one descriptor. The notes on threads at [`ReadGuard`] apply here too.
+/// Dereferences mutably to ndarray's array. A guard holds one descriptor. The notes on threads at [`ReadGuard`] apply
+/// here too.
 #[must_use = "the array is unlocked when the guard is dropped"]
 pub struct WriteGuard<'a, T: Element, D: Dimension> {
     view: ArrayViewMut<'a, T, D>,
@@ -32,8 +34,8 @@ pub struct WriteGuard<'a, T: Element, D: Dimension> {
 
 /// An advisory lock on one of an array's numbered cells. Processes agree on what each number protects.
 ///
-/// [`SharedArray::lock_cell`](crate::SharedArray::lock_cell) returns one. It gives no access to elements. A writer of the whole array
-/// holds all cells.
+/// [`SharedArray::lock_cell`](crate::SharedArray::lock_cell) returns one. It gives no access to elements. A writer of
+/// the whole array holds all cells.
 ///
 /// # Examples
 ///
@@ -56,9 +58,9 @@ pub struct CellGuard {
 
 /// A lock on all elements of an array, without a view of them.
 ///
-/// [`SharedArray::lock`](crate::SharedArray::lock) returns one. It excludes the same locks as a [`ReadGuard`] or a [`WriteGuard`], and is
-/// not tied to the array's lifetime. It is for code that reaches the elements by pointer, such as bindings for another language. The
-/// notes on threads at [`ReadGuard`] apply here too.
+/// [`SharedArray::lock`](crate::SharedArray::lock) returns one. It excludes the same locks as a [`ReadGuard`] or a
+/// [`WriteGuard`], and is not tied to the array's lifetime. It is for code that reaches the elements by pointer, such
+/// as bindings for another language. The notes on threads at [`ReadGuard`] apply here too.
 ///
 /// # Examples
 ///
@@ -88,8 +90,9 @@ impl ArrayLock {
 
     /// Makes the lock one that another thread will drop.
     ///
-    /// Without this, a request of the thread that took the lock fails with [`WouldDeadlock`](crate::Error::WouldDeadlock) if the lock is in its
-    /// way, because the thread would wait for itself. Afterwards it waits.
+    /// Without this, a request of the thread that took the lock fails with
+    /// [`WouldDeadlock`](crate::Error::WouldDeadlock) if the lock is in its way, because the thread would wait for
+    /// itself. Afterwards it waits.
     pub fn leave_thread(mut self) -> Self {
         self.hold.leave_thread();
         self
@@ -116,8 +119,8 @@ impl<'a, T: Element, D: Dimension> WriteGuard<'a, T, D> {
     }
 }
 
-// The target is ndarray's reference type, not the view. A view could be copied out with the array's lifetime and outlive
-// the guard; a borrow of the reference type ends with the borrow of the guard.
+// The target is ndarray's reference type, not the view. A view could be copied out with the array's lifetime and
+// outlive the guard; a borrow of the reference type ends with the borrow of the guard.
 impl<T: Element, D: Dimension> Deref for ReadGuard<'_, T, D> {
     type Target = ArrayRef<T, D>;
 

@@ -1,5 +1,5 @@
-//! Access that is held as long as the array is attached. The cells are locked on the mapping's own open file description, so it
-//! costs no descriptor.
+//! Access that is held as long as the array is attached. The cells are locked on the mapping's own open file
+//! description, so it costs no descriptor.
 
 use std::marker::PhantomData;
 use std::time::Duration;
@@ -56,8 +56,8 @@ macro_rules! held {
             ///
             /// # Errors
             ///
-            /// As [`SharedArray::open`](super::SharedArray::open), and [`WouldDeadlock`](crate::Error::WouldDeadlock): this thread holds
-            /// a conflicting lock.
+            /// As [`SharedArray::open`](super::SharedArray::open), and [`WouldDeadlock`](crate::Error::WouldDeadlock):
+            /// this thread holds a conflicting lock.
             pub fn open(location: impl IntoLocation, shape: impl ShapeBuilder<Dim = D>) -> Result<Self> {
                 AttachOptions::<Self>::new().open(location, shape)
             }
@@ -66,8 +66,8 @@ macro_rules! held {
             ///
             /// # Errors
             ///
-            /// As [`SharedArray::open_dyn`](super::SharedArray::open_dyn), and [`WouldDeadlock`](crate::Error::WouldDeadlock): this thread
-            /// holds a conflicting lock.
+            /// As [`SharedArray::open_dyn`](super::SharedArray::open_dyn), and
+            /// [`WouldDeadlock`](crate::Error::WouldDeadlock): this thread holds a conflicting lock.
             pub fn open_dyn(location: impl IntoLocation) -> Result<Self> {
                 AttachOptions::<Self>::new().open_dyn(location)
             }
@@ -79,8 +79,8 @@ macro_rules! held {
             /// Returns a view of the elements.
             #[allow(unsafe_code)]
             pub fn view(&self) -> ArrayView<'_, T, D> {
-                // SAFETY: the mapping's own description keeps every cell locked until it is unmapped, so no other process or
-                // handle writes. Writing through this handle needs `&mut self`.
+                // SAFETY: the mapping's own description keeps every cell locked until it is unmapped, so no other
+                // process or handle writes. Writing through this handle needs `&mut self`.
                 unsafe { view::shared(self.memory.segment(), &self.layout) }
             }
 
@@ -121,8 +121,9 @@ macro_rules! held {
             ///
             /// # Errors
             ///
-            /// As [`SharedArray::open`](super::SharedArray::open), and [`WouldDeadlock`](crate::Error::WouldDeadlock); with a
-            /// [`timeout`](Self::timeout) also [`TimedOut`](crate::Error::TimedOut) or [`WouldBlock`](crate::Error::WouldBlock).
+            /// As [`SharedArray::open`](super::SharedArray::open), and [`WouldDeadlock`](crate::Error::WouldDeadlock);
+            /// with a [`timeout`](Self::timeout) also [`TimedOut`](crate::Error::TimedOut) or
+            /// [`WouldBlock`](crate::Error::WouldBlock).
             pub fn open(&self, location: impl IntoLocation, shape: impl ShapeBuilder<Dim = D>) -> Result<$name<T, D>> {
                 let (segment, layout) = self.plain::<T, D>(location, shape)?;
                 Ok($name::of(segment, layout))
@@ -144,20 +145,22 @@ macro_rules! held {
 held! {
     /// An array attached for reading. It excludes writers until it is dropped.
     ///
-    /// If another thread was spawning a process when the array was opened, the lock can last a moment longer: until the child calls
-    /// exec.
+    /// If another thread was spawning a process when the array was opened, the lock can last a moment longer: until the
+    /// child calls exec.
     ///
-    /// It costs no descriptor (on overlayfs: one). For short accesses use [`SharedArray::read`](super::SharedArray::read).
+    /// It costs no descriptor (on overlayfs: one). For short accesses use
+    /// [`SharedArray::read`](super::SharedArray::read).
     ArrayReader, LockKind::Shared, Access::Read
 }
 
 held! {
     /// An array attached for writing. It excludes all other readers and writers until it is dropped.
     ///
-    /// If another thread was spawning a process when the array was opened, the lock can last a moment longer: until the child calls
-    /// exec.
+    /// If another thread was spawning a process when the array was opened, the lock can last a moment longer: until the
+    /// child calls exec.
     ///
-    /// It costs no descriptor (on overlayfs: one). For short accesses use [`SharedArray::write`](super::SharedArray::write).
+    /// It costs no descriptor (on overlayfs: one). For short accesses use
+    /// [`SharedArray::write`](super::SharedArray::write).
     ArrayWriter, LockKind::Exclusive, Access::ReadWrite
 }
 

@@ -110,8 +110,8 @@ pub(crate) fn shape_like<T, D: Dimension>(array: &ArrayRef<T, D>) -> Shape<D> {
     array.raw_dim().set_f(fortran)
 }
 
-/// Returns the order of a shape. ndarray does not expose it, but shows the strides of an array with that shape. The array's elements
-/// have size zero, so it takes no memory.
+/// Returns the order of a shape. ndarray does not expose it, but shows the strides of an array with that shape. The
+/// array's elements have size zero, so it takes no memory.
 fn order_of<D: Dimension>(shape: Shape<D>) -> Order {
     let probe = Array::<(), D>::uninit(shape);
     let dim = probe.raw_dim();

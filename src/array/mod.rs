@@ -1,7 +1,7 @@
 //! Arrays under a name, and every safe way to access their elements.
 //!
-//! A [`SharedArray`] is a file that holds the elements and nothing else. Any number of processes can attach to it. Guards, readers and
-//! writers hold kernel locks, which are released when they are dropped or when the process dies.
+//! A [`SharedArray`] is a file that holds the elements and nothing else. Any number of processes can attach to it.
+//! Guards, readers and writers hold kernel locks, which are released when they are dropped or when the process dies.
 //!
 //! ```
 //! use ndarray_shm::{SharedArray, unlink};
@@ -23,9 +23,9 @@
 //! | learn the type and shape of an array before opening it | [`Directory::description`](crate::Directory::description) |
 //! | handle an array of a type known only at run time | [`with_element`] |
 //!
-//! Not for arrays that are removed with their last handle ([`RefcountedArray`](crate::RefcountedArray)), for many painters that write
-//! at the same time ([`RenderBuffer`](crate::RenderBuffer)), or for thousands of small arrays ([`Arena`](crate::Arena)): each array
-//! here costs a file and a mapping.
+//! Not for arrays that are removed with their last handle ([`RefcountedArray`](crate::RefcountedArray)), for many
+//! painters that write at the same time ([`RenderBuffer`](crate::RenderBuffer)), or for thousands of small arrays
+//! ([`Arena`](crate::Arena)): each array here costs a file and a mapping.
 
 pub(crate) mod access;
 pub(crate) mod description;

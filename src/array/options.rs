@@ -10,7 +10,8 @@ use crate::backend::{Access, Directory, DraftOptions, IntoLocation, Pages, Publi
 use crate::error::{Error, IntoError, Result};
 use crate::segment::{Attach, Home, Segment};
 
-/// How often [`CreationMode::OpenOrCreate`] tries to create and to open, while other processes create and remove the same name.
+/// How often [`CreationMode::OpenOrCreate`] tries to create and to open, while other processes create and remove the
+/// same name.
 const TRIES: u32 = 1000;
 
 /// What to do if the name of a new array is taken.
@@ -20,11 +21,12 @@ pub enum CreationMode {
     /// Fails with [`AlreadyExists`](Error::AlreadyExists).
     #[default]
     CreateNew,
-    /// Opens the existing array for reading and writing. Its size must match. So must its type, shape and order, if it has a
-    /// [description](super::Description). Elements and permissions stay as they are, and with [`Pages::Sparse`] so do its holes.
+    /// Opens the existing array for reading and writing. Its size must match. So must its type, shape and order, if it
+    /// has a [description](super::Description). Elements and permissions stay as they are, and with [`Pages::Sparse`]
+    /// so do its holes.
     OpenOrCreate,
-    /// Moves the name to the new array in one step. Attachments of the old array keep its bytes. (A process that is killed in that
-    /// instant may leave a file with a name that begins with `.ndshm-draft-`.)
+    /// Moves the name to the new array in one step. Attachments of the old array keep its bytes. (A process that is
+    /// killed in that instant may leave a file with a name that begins with `.ndshm-draft-`.)
     Replace,
 }
 
@@ -104,10 +106,11 @@ impl<A: Creatable> CreateOptions<A> {
     }
 
     common_settings! {
-        /// A user that may only read a plain array's file can delay its owner. Write access waits for that user's read guards without
-        /// limit, and pool memory is not used again while that user is attached. Other read locks that the user holds delay the
-        /// owner for at most 10 seconds: each thread that writes, and each removal or replacement of the name; renaming then fails
-        /// with [`TimedOut`](Error::TimedOut). Attaching to a counted array needs write permission, because attaching changes the count.
+        /// A user that may only read a plain array's file can delay its owner. Write access waits for that user's read
+        /// guards without limit, and pool memory is not used again while that user is attached. Other read locks that
+        /// the user holds delay the owner for at most 10 seconds: each thread that writes, and each removal or
+        /// replacement of the name; renaming then fails with [`TimedOut`](Error::TimedOut). Attaching to a counted
+        /// array needs write permission, because attaching changes the count.
     }
 
     /// Sets what to do if the name is taken.
@@ -131,7 +134,8 @@ impl<A: Creatable> CreateOptions<A> {
         self.create_with(location, shape, |_| {})
     }
 
-    /// Creates an array that `fill` writes before other processes can see it. An existing array that is opened is not filled.
+    /// Creates an array that `fill` writes before other processes can see it. An existing array that is opened is not
+    /// filled.
     ///
     /// # Errors
     ///
@@ -179,8 +183,8 @@ impl<A: Creatable> CreateOptions<A> {
         draft.set_description(description);
         fill(draft.view_mut())?;
         let mode = if self.mode == CreationMode::Replace { Publish::Replace } else { Publish::New };
-        // With OpenOrCreate, publishing fails if another process created the name after the check above. Opening that array fails with
-        // NotFound if it was unlinked in between. Then the draft, still filled, is published again.
+        // With OpenOrCreate, publishing fails if another process created the name after the check above. Opening that
+        // array fails with NotFound if it was unlinked in between. Then the draft, still filled, is published again.
         for _ in 0..TRIES {
             let error = match A::publish(draft, &home, mode) {
                 Ok(array) => return Ok(array),
@@ -215,11 +219,11 @@ impl<A: Creatable> CreateOptions<A> {
 }
 
 impl<T: Element, D: Dimension> CreateOptions<SharedArray<T, D>> {
-    /// Adds a note to the array's [description](super::Description), or replaces the one with this key. An array that is opened keeps
-    /// its own.
+    /// Adds a note to the array's [description](super::Description), or replaces the one with this key. An array that
+    /// is opened keeps its own.
     ///
-    /// The note is there when the name appears. Creating fails with [`InvalidSetting`](Error::InvalidSetting) for a malformed note; see
-    /// [`with_note`](super::Description::with_note).
+    /// The note is there when the name appears. Creating fails with [`InvalidSetting`](Error::InvalidSetting) for a
+    /// malformed note; see [`with_note`](super::Description::with_note).
     pub fn note(mut self, key: &str, text: &str) -> Self {
         self.notes.push((key.to_owned(), text.to_owned()));
         self
@@ -297,13 +301,15 @@ impl<A: Attachable> AttachOptions<A> {
 
     /// Leaves the holes of a sparse file as they are, instead of reserving memory for them.
     ///
-    /// If no memory is left when a process touches a hole, the process is killed (SIGBUS). In /dev/shm this applies to reading too.
+    /// If no memory is left when a process touches a hole, the process is killed (SIGBUS). In /dev/shm this applies to
+    /// reading too.
     pub fn leave_holes(mut self, leave: bool) -> Self {
         self.how.sparse = leave;
         self
     }
 
-    /// Ignores the [description](super::Description) of a plain array, and uses the requested type, shape and order for its bytes.
+    /// Ignores the [description](super::Description) of a plain array, and uses the requested type, shape and order for
+    /// its bytes.
     ///
     /// The number of bytes must still match. The record of a counted array is never ignored.
     ///
@@ -354,9 +360,9 @@ impl<A: Attachable> AttachOptions<A> {
 impl<A: Creatable> AttachOptions<A> {
     /// Maps the elements for reading only, or for reading and writing, which is the default.
     ///
-    /// A plain array that is only read needs no write permission, with one exception: where reading a hole takes memory (in
-    /// /dev/shm), the holes of a sparse file are filled, unless [`leave_holes`](Self::leave_holes) is set. A counted array always
-    /// needs write permission, because attaching changes the count.
+    /// A plain array that is only read needs no write permission, with one exception: where reading a hole takes memory
+    /// (in /dev/shm), the holes of a sparse file are filled, unless [`leave_holes`](Self::leave_holes) is set. A
+    /// counted array always needs write permission, because attaching changes the count.
     pub fn access(mut self, access: Access) -> Self {
         self.how.access = access;
         self.how.copy_on_write = false;
@@ -369,12 +375,14 @@ impl<A: Creatable> AttachOptions<A> {
         self
     }
 
-    /// Attaches for reading only, through a private copy-on-write mapping (`MAP_PRIVATE`). Overrides [`access`](Self::access).
+    /// Attaches for reading only, through a private copy-on-write mapping (`MAP_PRIVATE`). Overrides
+    /// [`access`](Self::access).
     ///
-    /// The array is [read-only](SharedArray::is_readonly), and its reads see what other processes write. It is for code that may
-    /// ignore that, such as a library in another language that gets the pointer of [`raw_view`](SharedArray::raw_view): a write
-    /// through the pointer changes a copy of the page in this process, instead of ending the process with SIGSEGV. From then on this
-    /// attachment no longer sees changes of that page. The copies take memory that is not reserved.
+    /// The array is [read-only](SharedArray::is_readonly), and its reads see what other processes write. It is for code
+    /// that may ignore that, such as a library in another language that gets the pointer of
+    /// [`raw_view`](SharedArray::raw_view): a write through the pointer changes a copy of the page in this process,
+    /// instead of ending the process with SIGSEGV. From then on this attachment no longer sees changes of that page.
+    /// The copies take memory that is not reserved.
     pub fn copy_on_write(mut self) -> Self {
         self.how.access = Access::Read;
         self.how.copy_on_write = true;
@@ -405,7 +413,8 @@ impl<T: Element, D: Dimension> AttachOptions<SharedArray<T, D>> {
 }
 
 impl AttachOptions<SharedArray<u8, Ix1>> {
-    /// Attaches to all bytes of the plain array of this name, whatever its element type is, and returns its description, if it has one.
+    /// Attaches to all bytes of the plain array of this name, whatever its element type is, and returns its
+    /// description, if it has one.
     ///
     /// For programs that learn the element type at run time.
     ///

@@ -17,16 +17,16 @@ use crate::segment::{Attach, Segment};
 
 /// A typed n-dimensional array in shared memory, attached under a name.
 ///
-/// The file holds the elements and nothing else, `len * size_of::<T>()` bytes from offset 0, so any program that can map a file can
-/// use it. Type, shape and order are stored beside the bytes, where the file system supports it: see
+/// The file holds the elements and nothing else, `len * size_of::<T>()` bytes from offset 0, so any program that can
+/// map a file can use it. Type, shape and order are stored beside the bytes, where the file system supports it: see
 /// [`Description`](super::Description).
 ///
-/// The handle holds no descriptor (on overlayfs: one). Dropping it detaches. The name and the bytes stay until a process
-/// [unlinks](crate::unlink) the name. After that no new guard is available, unless the array
+/// The handle holds no descriptor (on overlayfs: one). Dropping it detaches. The name and the bytes stay until a
+/// process [unlinks](crate::unlink) the name. After that no new guard is available, unless the array
 /// [keeps its descriptor](crate::CreateOptions::keep_fd).
 ///
-/// Elements are accessed through guards, [`read`](Self::read) and [`write`](Self::write). They hold kernel locks, which are released
-/// when the process dies. Access without a guard is `unsafe`.
+/// Elements are accessed through guards, [`read`](Self::read) and [`write`](Self::write). They hold kernel locks, which
+/// are released when the process dies. Access without a guard is `unsafe`.
 ///
 /// ```
 /// use ndarray_shm::{unlink, SharedArray};
@@ -51,8 +51,8 @@ pub struct SharedArray<T, D> {
 impl<T: Element, D: Dimension> SharedArray<T, D> {
     /// Creates an array of zeros under a name that must be free, and reserves all its memory.
     ///
-    /// `shape` is any shape that ndarray accepts: `(10, 10, 10)`, or `(10, 10, 10).f()` for Fortran order. [`CreateOptions`] changes
-    /// the other defaults, such as directory and permissions.
+    /// `shape` is any shape that ndarray accepts: `(10, 10, 10)`, or `(10, 10, 10).f()` for Fortran order.
+    /// [`CreateOptions`] changes the other defaults, such as directory and permissions.
     ///
     /// # Errors
     ///
@@ -91,19 +91,21 @@ impl<T: Element, D: Dimension> SharedArray<T, D> {
 
     /// Attaches to an existing array, for reading and writing.
     ///
-    /// Shape and type must be those that the array was created with: they must give the file's size, and agree with the array's
-    /// [description](super::Description), if it has one. Axes of length 1 are ignored and neighbouring axes may be merged.
-    /// [`reinterpret`](AttachOptions::reinterpret) skips the comparison with the description.
+    /// Shape and type must be those that the array was created with: they must give the file's size, and agree with the
+    /// array's [description](super::Description), if it has one. Axes of length 1 are ignored and neighbouring axes may
+    /// be merged. [`reinterpret`](AttachOptions::reinterpret) skips the comparison with the description.
     ///
-    /// Memory is reserved for the holes of a sparse file, unless [`leave_holes`](AttachOptions::leave_holes) is set. [`AttachOptions`]
-    /// changes the other defaults, such as attaching for reading only.
+    /// Memory is reserved for the holes of a sparse file, unless [`leave_holes`](AttachOptions::leave_holes) is set.
+    /// [`AttachOptions`] changes the other defaults, such as attaching for reading only.
     ///
-    /// For access that lasts, open an [`ArrayReader`](super::ArrayReader) or [`ArrayWriter`](super::ArrayWriter) instead.
+    /// For access that lasts, open an [`ArrayReader`](super::ArrayReader) or [`ArrayWriter`](super::ArrayWriter)
+    /// instead.
     ///
     /// # Errors
     ///
-    /// - [`NotFound`](Error::NotFound): no file has the name. [`Elsewhere`](Error::Elsewhere): nor here, but one in the other of the two usual
-    ///   places, `/dev/shm` and the emulated directory, has it. [`is_not_found`](Error::is_not_found) is true for both.
+    /// - [`NotFound`](Error::NotFound): no file has the name. [`Elsewhere`](Error::Elsewhere): nor here, but one in the
+    ///   other of the two usual places, `/dev/shm` and the emulated directory, has it.
+    ///   [`is_not_found`](Error::is_not_found) is true for both.
     /// - [`NotAnArray`](Error::NotAnArray): it is a directory, a link or another special file.
     /// - [`SizeMismatch`](Error::SizeMismatch): shape and type need another number of bytes.
     /// - [`DescriptionMismatch`](Error::DescriptionMismatch): the description has another type, shape or order.
@@ -114,10 +116,11 @@ impl<T: Element, D: Dimension> SharedArray<T, D> {
         AttachOptions::<Self>::new().open(location, shape)
     }
 
-    /// Attaches to an existing array, for reading and writing, with the shape and order of its [description](super::Description).
+    /// Attaches to an existing array, for reading and writing, with the shape and order of its
+    /// [description](super::Description).
     ///
-    /// `D` is [`IxDyn`](type@ndarray::IxDyn) for any number of axes, or a type with a fixed number of axes. The element type must be
-    /// the described one; [`Directory::description`](crate::Directory::description) returns it.
+    /// `D` is [`IxDyn`](type@ndarray::IxDyn) for any number of axes, or a type with a fixed number of axes. The element
+    /// type must be the described one; [`Directory::description`](crate::Directory::description) returns it.
     ///
     /// # Examples
     ///
@@ -137,7 +140,8 @@ impl<T: Element, D: Dimension> SharedArray<T, D> {
     ///
     /// # Errors
     ///
-    /// - [`NotDescribed`](Error::NotDescribed): the array has no description, or one that is malformed or for another number of bytes.
+    /// - [`NotDescribed`](Error::NotDescribed): the array has no description, or one that is malformed or for another
+    ///   number of bytes.
     /// - [`DTypeMismatch`](Error::DTypeMismatch): the elements have another type.
     /// - [`ShapeMismatch`](Error::ShapeMismatch): the number of axes differs from that of `D`.
     /// - those of [`open`](Self::open).
@@ -183,17 +187,17 @@ impl<T: Element, D: Dimension> SharedArray<T, D> {
 
     /// Opens a descriptor that keeps the array attached, for a library that maps the file by itself, such as torch.
     ///
-    /// The descriptor has an open file description of its own with a lease of its own. The lease lasts until the last duplicate of the
-    /// descriptor is closed, in whatever process: until then the array counts as attached, and no [`Pool`](crate::Pool) uses the
-    /// memory again, also after this handle was dropped. The elements are the whole file. The descriptor is open for writing unless
-    /// the array was opened read-only.
+    /// The descriptor has an open file description of its own with a lease of its own. The lease lasts until the last
+    /// duplicate of the descriptor is closed, in whatever process: until then the array counts as attached, and no
+    /// [`Pool`](crate::Pool) uses the memory again, also after this handle was dropped. The elements are the whole
+    /// file. The descriptor is open for writing unless the array was opened read-only.
     ///
     /// Close the descriptor and its duplicates, and do not unlock: unlocking one ends the lease of all.
     ///
     /// # Safety
     ///
-    /// - What reads or writes through the descriptor, a duplicate or a mapping of it takes no lock. The caller ensures that it does so only
-    ///   when no other code reads or writes the same elements.
+    /// - What reads or writes through the descriptor, a duplicate or a mapping of it takes no lock. The caller ensures
+    ///   that it does so only when no other code reads or writes the same elements.
     /// - The length of the file is not changed.
     ///
     /// # Errors

@@ -1,4 +1,5 @@
-//! The one place where bytes become views of a whole array: from a mapping's pointer and a checked layout to an ndarray view.
+//! The one place where bytes become views of a whole array: from a mapping's pointer and a checked layout to an ndarray
+//! view.
 
 use ndarray::{ArrayView, ArrayViewMut, Dimension, RawArrayView, RawArrayViewMut};
 
@@ -24,8 +25,8 @@ pub(crate) fn raw_mut<T: Element, D: Dimension>(mapped: &Mapped, layout: &Layout
     (mapped.access() == Access::ReadWrite).then_some(view)
 }
 
-/// Returns the address of the elements. Panics if mapping and layout differ in size: all callers pass matching pairs, so another pair is
-/// a bug in this crate.
+/// Returns the address of the elements. Panics if mapping and layout differ in size: all callers pass matching pairs,
+/// so another pair is a bug in this crate.
 fn pointer<T: Element, D: Dimension>(mapped: &Mapped, layout: &Layout<D>) -> *mut T {
     assert_eq!(mapped.length() as u64, layout.bytes::<T>(), "a mapping of another size than its layout");
     let pointer = mapped.pointer().cast::<T>();

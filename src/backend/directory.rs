@@ -14,11 +14,11 @@ use crate::os::{self, FileId};
 
 /// A directory in which arrays live: real shared memory, its emulation by files, or any other directory.
 ///
-/// All options take one (`backend`), and every array returns its own. [`default_backend`](crate::default_backend) returns the one
-/// that is used otherwise. Cloning is cheap.
+/// All options take one (`backend`), and every array returns its own. [`default_backend`](crate::default_backend)
+/// returns the one that is used otherwise. Cloning is cheap.
 ///
-/// A program may choose a directory on tmpfs with huge pages, or on a fast disk. The semantics are the same everywhere, and the
-/// speed is that of the file system. `Directory::from` wraps a [`Backend`] of the program itself.
+/// A program may choose a directory on tmpfs with huge pages, or on a fast disk. The semantics are the same everywhere,
+/// and the speed is that of the file system. `Directory::from` wraps a [`Backend`] of the program itself.
 ///
 /// # Examples
 ///
@@ -43,8 +43,8 @@ pub struct Directory(Arc<dyn Backend>);
 impl Directory {
     /// Uses the directory at `path`, which must exist when the first array is made, as a backend called `name`.
     ///
-    /// Nothing is checked here: making an array in a directory that is missing fails with [`NoDirectory`](Error::NoDirectory).
-    /// Every process that can write to the directory can replace what is in it.
+    /// Nothing is checked here: making an array in a directory that is missing fails with
+    /// [`NoDirectory`](Error::NoDirectory). Every process that can write to the directory can replace what is in it.
     pub fn new(name: impl Into<String>, path: impl Into<PathBuf>) -> Self {
         Self(Arc::new(Files::new(name.into(), path.into())))
     }
@@ -59,7 +59,8 @@ impl Directory {
         self.0.path()
     }
 
-    /// Returns whether its file system makes files without a name that can get one later, as Linux does on most file systems.
+    /// Returns whether its file system makes files without a name that can get one later, as Linux does on most file
+    /// systems.
     ///
     /// Elsewhere a draft has a hidden name, and a counted array that is shared by descriptor can never be published.
     pub fn makes_nameless_files(&self) -> bool {
@@ -84,10 +85,11 @@ impl Directory {
         self.0.available()
     }
 
-    /// Returns whether an attachment needs no descriptor here, because its mapping keeps the lock after the descriptor is closed.
+    /// Returns whether an attachment needs no descriptor here, because its mapping keeps the lock after the descriptor
+    /// is closed.
     ///
-    /// Tested once, by making a file. Where mappings keep no locks (overlayfs), or where this process may not make a file, every
-    /// attachment keeps its descriptor.
+    /// Tested once, by making a file. Where mappings keep no locks (overlayfs), or where this process may not make a
+    /// file, every attachment keeps its descriptor.
     ///
     /// # Errors
     ///

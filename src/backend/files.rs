@@ -16,8 +16,8 @@ use super::{
 use crate::error::{Error, Result};
 use crate::os::{self, Bound, Fact, Facts, FileId, LockKind, Mapping, Room};
 
-/// Drafts of up to this many bytes in total are made without reading the limits again, which takes longer than making a small
-/// draft.
+/// Drafts of up to this many bytes in total are made without reading the limits again, which takes longer than making a
+/// small draft.
 const UNCHECKED_BYTES: u64 = 1 << 20;
 
 /// How many times a name is tried again that other processes change meanwhile.
@@ -26,7 +26,8 @@ const TRIES: u32 = 1000;
 /// How long removing or replacing a name waits for another process that does so.
 const NAME_WAIT: Duration = Duration::from_secs(10);
 
-/// How many times in a row the test of locks must succeed. A process that is just being spawned can falsify a single test.
+/// How many times in a row the test of locks must succeed. A process that is just being spawned can falsify a single
+/// test.
 const CLEAN_ROUNDS: u32 = 3;
 
 /// Segments as files of one directory.
@@ -168,7 +169,8 @@ impl Files {
         }
     }
 
-    /// Opens the file of a name and locks its NAME, so that no other process removes or replaces it until the turn is dropped.
+    /// Opens the file of a name and locks its NAME, so that no other process removes or replaces it until the turn is
+    /// dropped.
     ///
     /// Returns `Ok(None)` if the name is free.
     fn hold_name(&self, at: &Location, limit: Duration) -> Result<Option<(Turn, Facts, Alone)>> {
@@ -198,10 +200,12 @@ impl Files {
         Err(Error::WouldBlock { location: at.to_string() })
     }
 
-    /// Removes the name of file `id`, with NAME of the file locked. Returns false if the name leads to another file by now.
+    /// Removes the name of file `id`, with NAME of the file locked. Returns false if the name leads to another file by
+    /// now.
     ///
-    /// Unless the lock excludes all other processes, one of them may have removed the file since it was found, and the name may
-    /// lead to a new file. So the file is renamed to a hidden name first, checked there, and renamed back if it is another one.
+    /// Unless the lock excludes all other processes, one of them may have removed the file since it was found, and the
+    /// name may lead to a new file. So the file is renamed to a hidden name first, checked there, and renamed back if
+    /// it is another one.
     fn remove(&self, at: &Location, id: FileId, alone: Alone) -> io::Result<bool> {
         let path = self.path_of(at);
         if alone == Alone::Yes {
@@ -211,7 +215,8 @@ impl Files {
         let ((), hidden) = self.with_fresh_name(|hidden| os::rename_new(&path, hidden))?;
         let is_meant = os::facts_at(&hidden)?.id == id;
         if is_meant || os::rename_new(&hidden, &path).is_err() {
-            os::unlink(&hidden)?; // file `id`; or another file, if its name was taken again before it could be renamed back
+            // File `id`; or another file, if its name was taken again before it could be renamed back.
+            os::unlink(&hidden)?;
         }
         Ok(is_meant)
     }
@@ -251,8 +256,8 @@ impl Files {
             if !taken {
                 return link(path);
             }
-            // Linux replaces a name only by rename. A process killed between link and rename leaves the hidden name, which
-            // `reclaim` removes.
+            // Linux replaces a name only by rename. A process killed between link and rename leaves the hidden name,
+            // which `reclaim` removes.
             let ((), hidden) = self.with_fresh_name(link)?;
             os::step("replace: linked");
             os::rename_over(&hidden, path).inspect_err(|_| {
@@ -261,7 +266,8 @@ impl Files {
         })
     }
 
-    /// Tests whether a lock outlives its descriptor in a mapping. Returns true only after several positive tests in a row.
+    /// Tests whether a lock outlives its descriptor in a mapping. Returns true only after several positive tests in a
+    /// row.
     fn test_lock_survival(&self) -> Result<bool> {
         let mut clean = 0;
         for _ in 0..TRIES {
@@ -277,10 +283,11 @@ impl Files {
         Ok(false)
     }
 
-    /// Locks, maps and closes a file, and queries the lock through a second description. Then unmaps, and queries again.
+    /// Locks, maps and closes a file, and queries the lock through a second description. Then unmaps, and queries
+    /// again.
     ///
-    /// Returns `None` if the lock outlives the mapping too: then a process that another thread is just spawning has a copy of the
-    /// descriptor, and the first answer means nothing.
+    /// Returns `None` if the lock outlives the mapping too: then a process that another thread is just spawning has a
+    /// copy of the descriptor, and the first answer means nothing.
     fn test_lock_survival_once(&self) -> Result<Option<bool>> {
         if !os::MAPPINGS_HOLD_LOCKS {
             return Ok(Some(false));

@@ -14,8 +14,8 @@ const LONGEST: usize = 255;
 
 /// The name of a segment: 1 to 255 bytes of UTF-8, without `/` and NUL, not `.` or `..`, not reserved.
 ///
-/// One leading `/` is dropped, because POSIX and Python write names of shared memory that way. Every function that takes a
-/// location takes a string too.
+/// One leading `/` is dropped, because POSIX and Python write names of shared memory that way. Every function that
+/// takes a location takes a string too.
 ///
 /// ```
 /// use ndarray_shm::Location;

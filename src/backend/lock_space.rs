@@ -1,30 +1,32 @@
 //! The bytes of the lock space, and what processes agree on for each.
 //!
-//! All locks lie on the file that they protect, far beyond any byte it can have, so that they cost no byte and any language
-//! that can call fcntl(2) can take part. Of a renderbuffer, cells are locked on the payload, BEGINNING on the ledger. docs/layout.md shows them to other languages.
+//! All locks lie on the file that they protect, far beyond any byte it can have, so that they cost no byte and any
+//! language that can call fcntl(2) can take part. Of a renderbuffer, cells are locked on the payload, BEGINNING on the
+//! ledger. docs/layout.md shows them to other languages.
 
 use crate::os::LockRange;
 
 /// On Windows the byte below it is used too: `os/windows/locks.rs`.
 const BASE: u64 = 1 << 62;
 
-/// Read-locked by every attachment of a plain array, through the mapping's own file description: whether a process is attached.
+/// Read-locked by every attachment of a plain array, through the mapping's own file description: whether a process is
+/// attached.
 pub(crate) const LEASE: LockRange = LockRange { start: BASE, length: 1 };
 
-/// Write-locked by a process that is about to remove or replace this file's name. Read-locked instead by a process that cannot
-/// take a write lock, or that has waited long enough for processes that keep a read lock.
+/// Write-locked by a process that is about to remove or replace this file's name. Read-locked instead by a process that
+/// cannot take a write lock, or that has waited long enough for processes that keep a read lock.
 pub(crate) const NAME: LockRange = LockRange { start: BASE + 1, length: 1 };
 
-/// Fairness: a waiting writer write-locks it, and readers and claims query it before they take cells. They respect it for a
-/// limited time only.
+/// Fairness: a waiting writer write-locks it, and readers and claims query it before they take cells. They respect it
+/// for a limited time only.
 pub(crate) const GATE: LockRange = LockRange { start: BASE + 2, length: 1 };
 
-/// Read-locked by every attachment of a counted array, instead of [`LEASE`]: a counted attachment makes sure that no process has
-/// mapped the same bytes as plain elements.
+/// Read-locked by every attachment of a counted array, instead of [`LEASE`]: a counted attachment makes sure that no
+/// process has mapped the same bytes as plain elements.
 pub(crate) const COUNTED: LockRange = LockRange { start: BASE + 3, length: 1 };
 
-/// Of a ledger: write-locked by the process that begins the buffer, from before the ledger has its name until the payload has
-/// its name. A ledger without payload is stale as soon as this is free.
+/// Of a ledger: write-locked by the process that begins the buffer, from before the ledger has its name until the
+/// payload has its name. A ledger without payload is stale as soon as this is free.
 pub(crate) const BEGINNING: LockRange = LockRange { start: BASE + 4, length: 1 };
 
 /// Write-locked for an instant to change several spans of an arena.

@@ -14,8 +14,9 @@
 //! ```
 //!
 //! Most programs need nothing of this module. [`set_emulate_shm`] and the environment variables `EMULATE_SHM` and
-//! `NDSHM_EMULATED_DIR` choose between the two usual places for a whole program; `NDSHM_EMULATED_LIMIT` limits the room that
-//! emulation takes. [`interruptible`] lets a callback end calls that take long. The `unsafe` trait [`Backend`] is for programs that bring a place of their own, or inject faults in tests.
+//! `NDSHM_EMULATED_DIR` choose between the two usual places for a whole program; `NDSHM_EMULATED_LIMIT` limits the room
+//! that emulation takes. [`interruptible`] lets a callback end calls that take long. The `unsafe` trait [`Backend`] is
+//! for programs that bring a place of their own, or inject faults in tests.
 //!
 //! A backend opens files. It maps nothing and knows no elements. On Linux real shared memory *is* a directory, so one
 //! implementation serves both it and its emulation, errors included.
@@ -67,10 +68,10 @@ pub use crate::os::FileId;
 ///
 /// Safe code above relies on all of this:
 /// - no other process can reach what [`draft`](Self::draft) returns until it is published;
-/// - a file's length never changes after it was drafted, except while one process provably has it alone, and its bytes change
-///   only through mappings and descriptors that take part in the locks;
-/// - [`publish`](Self::publish) and [`rename`](Self::rename) give a name in one step, or not at all, and no process finds a
-///   mix of two segments under it. (Replacing a mapped file takes Windows two steps; between them the name is
+/// - a file's length never changes after it was drafted, except while one process provably has it alone, and its bytes
+///   change only through mappings and descriptors that take part in the locks;
+/// - [`publish`](Self::publish) and [`rename`](Self::rename) give a name in one step, or not at all, and no process
+///   finds a mix of two segments under it. (Replacing a mapped file takes Windows two steps; between them the name is
 ///   free.)
 /// - [`lock_survives_close`](Self::lock_survives_close) is `true` only where that was tested.
 #[allow(unsafe_code)]
@@ -155,7 +156,8 @@ pub unsafe trait Backend: fmt::Debug + Send + Sync {
         }
     }
 
-    /// Removes a name. Attached processes keep the bytes. Returns `Ok(false)` if the name did not exist, or did not lead to `id`.
+    /// Removes a name. Attached processes keep the bytes. Returns `Ok(false)` if the name did not exist, or did not
+    /// lead to `id`.
     ///
     /// # Errors
     ///
@@ -186,13 +188,13 @@ pub unsafe trait Backend: fmt::Debug + Send + Sync {
     /// Those of querying the file system.
     fn available(&self) -> Result<u64>;
 
-    /// Writes the description beside a file's bytes, or with `None` removes it. It is a text of at most 3,500 bytes, in the form of
-    /// `docs/layout.md`.
+    /// Writes the description beside a file's bytes, or with `None` removes it. It is a text of at most 3,500 bytes, in
+    /// the form of `docs/layout.md`.
     ///
     /// # Errors
     ///
-    /// [`Unsupported`](crate::Error::Unsupported) where files have no attributes: arrays do not describe themselves there, and
-    /// everything else is the same. Removing succeeds there.
+    /// [`Unsupported`](crate::Error::Unsupported) where files have no attributes: arrays do not describe themselves
+    /// there, and everything else is the same. Removing succeeds there.
     fn set_attribute(&self, file: &File, text: Option<&[u8]>) -> Result<()> {
         let done = match text {
             Some(text) => os::set_attribute(file, text),
@@ -210,8 +212,8 @@ pub unsafe trait Backend: fmt::Debug + Send + Sync {
         os::attribute(file, buffer).map_err(|error| Error::os("read a description in", self.path().display(), error))
     }
 
-    /// Returns whether a mapping keeps a lock after the descriptor is closed. Tested once. Where it does not (overlayfs), or where this
-    /// user may not make a test file, every attachment keeps its descriptor.
+    /// Returns whether a mapping keeps a lock after the descriptor is closed. Tested once. Where it does not
+    /// (overlayfs), or where this user may not make a test file, every attachment keeps its descriptor.
     ///
     /// # Errors
     ///
@@ -244,7 +246,8 @@ pub enum Publish {
 pub struct DraftFile {
     file: File,
     hidden: Option<PathBuf>,
-    /// Fork generation of the process that made it. The copy in a forked child must not remove the parent's hidden name.
+    /// Fork generation of the process that made it. The copy in a forked child must not remove the parent's hidden
+    /// name.
     generation: u64,
 }
 

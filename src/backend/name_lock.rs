@@ -22,15 +22,16 @@ pub(crate) enum Alone {
 
 /// Locks the name of the file of `turn`. Waits at most `limit`, then takes a read lock beside another read lock.
 ///
-/// Processes hold the name for an instant, unless one is stopped just then or keeps a read lock. Any process that may read the file
-/// can keep a read lock, so a removal must not wait for it without limit.
+/// Processes hold the name for an instant, unless one is stopped just then or keeps a read lock. Any process that may
+/// read the file can keep a read lock, so a removal must not wait for it without limit.
 pub(crate) fn lock_name(turn: &mut Turn, kind: LockKind, at: &Location, limit: Duration) -> Result<Alone> {
     let mut backoff = Backoff::new(limit);
     let explain = |error| Error::os("lock the name", at, error);
     loop {
         match kind {
             LockKind::Exclusive if turn.try_lock(kind, NAME).map_err(explain)? => return Ok(Alone::Yes),
-            // The read lock excludes processes that can take a write lock. The lock of the whole file excludes those that cannot.
+            // The read lock excludes processes that can take a write lock. The lock of the whole file excludes those
+            // that cannot.
             LockKind::Shared
                 if turn
                     .try_lock(kind, NAME)

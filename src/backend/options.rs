@@ -17,8 +17,8 @@ impl Default for DraftOptions {
     }
 }
 
-/// Defines the setters that all options for creating share, so that they mean the same everywhere. The arguments are further
-/// documentation of `permissions` for the type.
+/// Defines the setters that all options for creating share, so that they mean the same everywhere. The arguments are
+/// further documentation of `permissions` for the type.
 macro_rules! common_settings {
     ($(#[doc = $permissions:expr])*) => {
         /// Uses this directory instead of the [default](crate::default_backend).
@@ -27,7 +27,8 @@ macro_rules! common_settings {
             self
         }
 
-        /// Creates files with these permission bits, whatever the umask. The default is 0600. Windows has no permission bits.
+        /// Creates files with these permission bits, whatever the umask. The default is 0600. Windows has no permission
+        /// bits.
         ///
         $(#[doc = $permissions])*
         pub fn permissions(mut self, bits: u32) -> Self {
@@ -35,7 +36,8 @@ macro_rules! common_settings {
             self
         }
 
-        /// Chooses which memory is allocated in advance, and on which pages. The default is [`Pages::Auto`](crate::Pages::Auto).
+        /// Chooses which memory is allocated in advance, and on which pages. The default is
+        /// [`Pages::Auto`](crate::Pages::Auto).
         pub fn pages(mut self, pages: crate::backend::Pages) -> Self {
             self.draft.pages = pages;
             self

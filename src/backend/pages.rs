@@ -2,9 +2,9 @@
 
 /// The memory of a new array, where there is a choice: in shared memory on Linux.
 ///
-/// On huge pages (2 MiB on most machines) an array is filled several times as fast as on base pages (4 KiB), read at full
-/// speed by every process that attaches, and dropped in almost no time. This needs Linux 6.1, but no privilege, setting or
-/// mount option. [`SharedArray::pages`](crate::SharedArray::pages) returns what an array got.
+/// On huge pages (2 MiB on most machines) an array is filled several times as fast as on base pages (4 KiB), read at
+/// full speed by every process that attaches, and dropped in almost no time. This needs Linux 6.1, but no privilege,
+/// setting or mount option. [`SharedArray::pages`](crate::SharedArray::pages) returns what an array got.
 ///
 /// All but [`Sparse`](Self::Sparse) allocate the memory when the array is made, and differ only in speed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -13,15 +13,16 @@ pub enum Pages {
     /// Huge pages for arrays of 4 MiB and more, if allocating them takes no longer than base pages.
     #[default]
     Auto,
-    /// Huge pages for every array that is at least as large as one, however long the system needs to make them. The rest is
-    /// on base pages.
+    /// Huge pages for every array that is at least as large as one, however long the system needs to make them. The
+    /// rest is on base pages.
     Huge,
     /// The pages that the file system chooses, usually base pages.
     Base,
     /// Allocates nothing in advance. If an access finds no free memory, the process is killed (SIGBUS).
     ///
-    /// Each process decides for itself: one that attaches to the same array or renderbuffer fills its holes, and one that opens the same
-    /// arena is refused, unless it chooses this too, or [`leave_holes`](crate::AttachOptions::leave_holes).
+    /// Each process decides for itself: one that attaches to the same array or renderbuffer fills its holes, and one
+    /// that opens the same arena is refused, unless it chooses this too, or
+    /// [`leave_holes`](crate::AttachOptions::leave_holes).
     Sparse,
 }
 

@@ -1,8 +1,8 @@
 //! Allocates the memory of a new file: first on huge pages, as far as that pays, then all of it.
 //!
-//! A few threads request huge pages, window by window. A failure there costs only speed: the plain reservation of the whole
-//! length at the end decides whether there is room. It takes no time where memory is allocated already. No window goes
-//! beyond the end of the file.
+//! A few threads request huge pages, window by window. A failure there costs only speed: the plain reservation of the
+//! whole length at the end decides whether there is room. It takes no time where memory is allocated already. No window
+//! goes beyond the end of the file.
 
 use std::fs::File;
 use std::io;
@@ -15,8 +15,9 @@ use super::Pages;
 use crate::interrupt;
 use crate::os::{self, HugeWindows};
 
-/// Smallest file that gets huge pages by default. Two huge pages take a quarter of the time that base pages take, one a third.
-/// But the first call also makes every processor drain its lists of pages, and some machines have hundreds of processors.
+/// Smallest file that gets huge pages by default. Two huge pages take a quarter of the time that base pages take, one a
+/// third. But the first call also makes every processor drain its lists of pages, and some machines have hundreds of
+/// processors.
 const SMALLEST_AUTO: u64 = 4 << 20;
 
 /// How much more time base pages take than huge ones, made and filled, for each MiB on a machine with free memory.
@@ -25,8 +26,8 @@ const PRICE_OF_BASE_PAGES: Duration = Duration::from_micros(500);
 /// The share of that price, one in so many, that may be lost before it is known that huge pages are slow at present.
 const STAKE: u32 = 10;
 
-/// The huge pages obtained may have cost so many times that price. Where a virtual machine's host must find the memory first,
-/// both kinds cost more than twice as much, and attached processes read huge pages two or three times as fast.
+/// The huge pages obtained may have cost so many times that price. Where a virtual machine's host must find the memory
+/// first, both kinds cost more than twice as much, and attached processes read huge pages two or three times as fast.
 const WORTH: u32 = 4;
 
 /// The share of the elapsed time, one in so many, that counts as cost at least.
@@ -35,8 +36,8 @@ const PATIENCE: u32 = 4;
 /// The smallest loss that is allowed: too small to notice.
 const LEAST_STAKE: Duration = Duration::from_millis(2);
 
-/// Most windows in a call. Every call waits for all processors once. One call for each window takes a third longer, on a busy
-/// machine several times as long.
+/// Most windows in a call. Every call waits for all processors once. One call for each window takes a third longer, on
+/// a busy machine several times as long.
 const LARGEST_GROUP: usize = 32;
 
 /// Windows in the first call, which finds out whether there are huge pages at all.
@@ -51,8 +52,8 @@ const WINDOWS_PER_THREAD: usize = 16;
 /// More threads than this do not make memory faster.
 const MOST_THREADS: usize = 8;
 
-/// Allocates the first `length` bytes of a file that no other process can reach. Bytes already written stay. A shorter file may
-/// get this length here; otherwise the caller sets it.
+/// Allocates the first `length` bytes of a file that no other process can reach. Bytes already written stay. A shorter
+/// file may get this length here; otherwise the caller sets it.
 ///
 /// # Errors
 ///
@@ -126,8 +127,8 @@ impl Account {
 
     /// Returns the processor time of the thread, or a share of the elapsed time if that is more.
     ///
-    /// While other threads have the processor, base pages would not be ready any sooner: that time counts little. While the
-    /// kernel waits for memory, they might be: that time must count.
+    /// While other threads have the processor, base pages would not be ready any sooner: that time counts little. While
+    /// the kernel waits for memory, they might be: that time must count.
     fn cost(&self) -> Duration {
         os::thread_time().saturating_sub(self.worked_before).max(self.began.elapsed() / PATIENCE)
     }
@@ -161,7 +162,8 @@ impl<'a> HugePageWork<'a> {
         }
     }
 
-    /// Claims the next windows. The first groups are small, so that little is lost if there are no huge pages, or if they are slow.
+    /// Claims the next windows. The first groups are small, so that little is lost if there are no huge pages, or if
+    /// they are slow.
     fn next_group(&self) -> Option<Range<usize>> {
         // Relaxed suffices: `fetch_add` alone gives each window to one thread, and the other values only set the pace.
         if self.given_up.load(Ordering::Relaxed) {
@@ -220,7 +222,8 @@ mod tests {
     const SMALL: &str = "NDSHM_TEST_SMALL";
     const MIB: u64 = 1 << 20;
 
-    /// Runs the test again, alone, in a process with a directory of 16 MiB. Returns `false` if this user cannot mount one.
+    /// Runs the test again, alone, in a process with a directory of 16 MiB. Returns `false` if this user cannot mount
+    /// one.
     fn again_with_little_room(test: &str) -> bool {
         let directory = tempfile::tempdir().expect("a temporary directory");
         let script =

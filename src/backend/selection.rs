@@ -20,8 +20,8 @@ static CHOICE: AtomicU8 = AtomicU8::new(0);
 
 /// Chooses for this process between real and emulated shared memory; `None` leaves it to `EMULATE_SHM` again.
 ///
-/// Arrays that are attached already stay where they are. Children of [`process::spawn`](crate::process::spawn()) begin with the
-/// same choice, in their `EMULATE_SHM`.
+/// Arrays that are attached already stay where they are. Children of [`process::spawn`](crate::process::spawn()) begin
+/// with the same choice, in their `EMULATE_SHM`.
 ///
 /// # Examples
 ///
@@ -46,8 +46,9 @@ pub(crate) fn chosen_variable() -> Option<(&'static str, &'static str)> {
 
 /// Returns the backend that is used when none is given.
 ///
-/// The first of these that applies: the choice of [`set_emulate_shm`]; the environment variable `EMULATE_SHM` (1, true, yes
-/// or 0, false, no); real shared memory if this process can write to it, which is checked until it can; emulation by files.
+/// The first of these that applies: the choice of [`set_emulate_shm`]; the environment variable `EMULATE_SHM` (1, true,
+/// yes or 0, false, no); real shared memory if this process can write to it, which is checked until it can; emulation
+/// by files.
 ///
 /// # Examples
 ///
@@ -63,7 +64,8 @@ pub(crate) fn chosen_variable() -> Option<(&'static str, &'static str)> {
 ///
 /// - [`InvalidSetting`](Error::InvalidSetting): `EMULATE_SHM` is set to something else.
 /// - [`Unsupported`](Error::Unsupported): real shared memory was asked for where there is none.
-/// - [`PermissionDenied`](Error::PermissionDenied): the emulated directory is a link, another user's, or writable by other users.
+/// - [`PermissionDenied`](Error::PermissionDenied): the emulated directory is a link, another user's, or writable by
+///   other users.
 pub fn default_backend() -> Result<Directory> {
     let emulate = match CHOICE.load(Ordering::Relaxed) {
         0 => emulate_from(std::env::var_os(EMULATE))?,
@@ -78,8 +80,8 @@ pub fn default_backend() -> Result<Directory> {
 
 /// Returns whether this process can write to real shared memory.
 ///
-/// If it can, that is remembered: the check takes a tenth of the time of making a small array, and the arrays of one process
-/// stay in one place.
+/// If it can, that is remembered: the check takes a tenth of the time of making a small array, and the arrays of one
+/// process stay in one place.
 fn shm_is_writable() -> bool {
     static WRITABLE: AtomicBool = AtomicBool::new(false);
     if WRITABLE.load(Ordering::Relaxed) {
@@ -128,8 +130,8 @@ impl Directory {
     /// # Errors
     ///
     /// - [`PermissionDenied`](Error::PermissionDenied): it is a link, another user's, or writable by other users.
-    /// - [`InvalidSetting`](Error::InvalidSetting): `NDSHM_EMULATED_DIR` is empty, or the directory above the one it names is
-    ///   missing.
+    /// - [`InvalidSetting`](Error::InvalidSetting): `NDSHM_EMULATED_DIR` is empty, or the directory above the one it
+    ///   names is missing.
     pub fn emulated() -> Result<Self> {
         let path = Self::emulated_path()?;
         os::private_directory(&path).map_err(|error| {
@@ -144,11 +146,11 @@ impl Directory {
         Ok(remembered(EMULATED, &path))
     }
 
-    /// Returns how many bytes the files of emulated shared memory may take together, as `NDSHM_EMULATED_LIMIT` says; `None` if it
-    /// is not set, and the disk is the limit.
+    /// Returns how many bytes the files of emulated shared memory may take together, as `NDSHM_EMULATED_LIMIT` says;
+    /// `None` if it is not set, and the disk is the limit.
     ///
-    /// Memory that was reserved in advance counts, and so do files of other programs in the directory. Arrays that have lost their
-    /// names and are still attached do not count.
+    /// Memory that was reserved in advance counts, and so do files of other programs in the directory. Arrays that have
+    /// lost their names and are still attached do not count.
     ///
     /// # Errors
     ///
@@ -183,8 +185,8 @@ impl Directory {
     }
 }
 
-/// Returns the error for an emulated directory that cannot be made. Only the last part of its path is ever made, because a missing
-/// parent is most likely a typing error.
+/// Returns the error for an emulated directory that cannot be made. Only the last part of its path is ever made,
+/// because a missing parent is most likely a typing error.
 fn no_emulated_directory(path: &Path, source: std::io::Error) -> Error {
     let is_orphan = path.parent().is_some_and(|parent| !parent.exists());
     match std::env::var_os(EMULATED_DIRECTORY) {
@@ -200,7 +202,8 @@ fn no_emulated_directory(path: &Path, source: std::io::Error) -> Error {
     }
 }
 
-/// Returns the error for a name that is free in one of the two usual places, if the other one has a file of this name. Makes no directory.
+/// Returns the error for a name that is free in one of the two usual places, if the other one has a file of this name.
+/// Makes no directory.
 pub(crate) fn found_elsewhere(searched: &Directory, location: &Location) -> Option<Error> {
     let (directory, emulate) = match searched.name() {
         EMULATED => (PathBuf::from(os::SHARED_MEMORY?), 0),
@@ -218,7 +221,8 @@ pub(crate) fn found_elsewhere(searched: &Directory, location: &Location) -> Opti
     })
 }
 
-/// Returns the directory with this name and path. The instances used last are kept, so that each tests its locks only once.
+/// Returns the directory with this name and path. The instances used last are kept, so that each tests its locks only
+/// once.
 pub(crate) fn remembered(name: &str, path: &Path) -> Directory {
     static KNOWN: PerProcess<Vec<Directory>> = PerProcess::new();
     let make = || Directory::new(name, path);

@@ -1,7 +1,7 @@
 //! Locks on an open file description of their own, which are released before the description is closed.
 //!
-//! Closing alone does not release a lock: a process that another thread is just spawning has a copy of the descriptor until its program
-//! runs, and with it the lock.
+//! Closing alone does not release a lock: a process that another thread is just spawning has a copy of the descriptor
+//! until its program runs, and with it the lock.
 
 use std::fs::File;
 use std::io;
@@ -11,8 +11,8 @@ use crate::os::{self, LockKind, LockRange};
 /// How often a descriptor for a lock is opened again because the process was just forking.
 const TRIES: u32 = 100;
 
-/// An open file description and the locks that it has. Dropping this releases them. They end with their process: forked children give up
-/// their copies of the descriptor.
+/// An open file description and the locks that it has. Dropping this releases them. They end with their process: forked
+/// children give up their copies of the descriptor.
 #[derive(Debug)]
 pub(crate) struct Turn {
     file: File,
@@ -30,7 +30,8 @@ impl Turn {
         Self { file, ranges: [None; 2], whole: false, generation: os::fork_generation() }
     }
 
-    /// Opens a description, again if a child was forked before its descriptor was listed. Such a child would keep the locks.
+    /// Opens a description, again if a child was forked before its descriptor was listed. Such a child would keep the
+    /// locks.
     pub(crate) fn open<E>(open: impl Fn() -> Result<File, E>) -> Result<Self, E> {
         let mut tries = 0;
         loop {
@@ -53,7 +54,8 @@ impl Turn {
         self.generation == os::fork_generation()
     }
 
-    /// Fails in a forked child, in which the descriptor leads to something else: a callback may fork while its caller waits for a lock.
+    /// Fails in a forked child, in which the descriptor leads to something else: a callback may fork while its caller
+    /// waits for a lock.
     fn refuse_forked_child(&self) -> io::Result<()> {
         if self.is_own_process() {
             return Ok(());

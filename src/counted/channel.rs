@@ -28,14 +28,15 @@ const UNNAMED: &str = "(channel)";
 
 /// One end of a connection over which two processes exchange messages with arrays.
 ///
-/// A message is any value that `serde` can serialize as JSON, together with any number of arrays: [frozen](crate::FrozenArray) ones,
-/// and counted ones, which are sent by descriptor or by name according to their [strategy](crate::counted::SharingStrategy). A
-/// [foreign](crate::counted::Foreign) descriptor of another library can take the place of an array. Elements are not copied. Both ends can send and receive. Any number of threads can use one end. A message arrives whole or not
-/// at all.
+/// A message is any value that `serde` can serialize as JSON, together with any number of arrays:
+/// [frozen](crate::FrozenArray) ones, and counted ones, which are sent by descriptor or by name according to their
+/// [strategy](crate::counted::SharingStrategy). A [foreign](crate::counted::Foreign) descriptor of another library can
+/// take the place of an array. Elements are not copied. Both ends can send and receive. Any number of threads can use
+/// one end. A message arrives whole or not at all.
 ///
-/// An array sent by descriptor lives at least until its message is received, because the socket holds the descriptor. An array sent
-/// by name is protected for 30 seconds by its handle. If the receiver may take longer, keep the array until the receiver has answered,
-/// or send a handle made by [`handle_with`] as text in the message.
+/// An array sent by descriptor lives at least until its message is received, because the socket holds the descriptor.
+/// An array sent by name is protected for 30 seconds by its handle. If the receiver may take longer, keep the array
+/// until the receiver has answered, or send a handle made by [`handle_with`] as text in the message.
 ///
 /// ```
 /// # #[cfg(target_os = "linux")] {
@@ -83,15 +84,16 @@ struct Outgoing<'a, M: ?Sized> {
 #[derive(Deserialize)]
 struct Incoming<M> {
     message: M,
-    /// Decoded only after the message was taken from the wire. An array of an unknown kind would otherwise block the channel: the
-    /// message would stay the next one for ever.
+    /// Decoded only after the message was taken from the wire. An array of an unknown kind would otherwise block the
+    /// channel: the message would stay the next one for ever.
     arrays: Vec<Value>,
 }
 
 impl Channel {
     /// Creates both ends of a channel: one to keep, the other for a child process that inherits its descriptor.
     ///
-    /// A child that receives only text, such as an entry of [`process`](crate::process), [connects](Self::connect) to a path instead.
+    /// A child that receives only text, such as an entry of [`process`](crate::process), [connects](Self::connect) to a
+    /// path instead.
     ///
     /// # Errors
     ///
@@ -171,10 +173,11 @@ impl Channel {
     /// # Errors
     ///
     /// - [`Closed`](Error::Closed): the other end was closed.
-    /// - [`Protocol`](Error::Protocol): the message is longer than 64 MiB, not counting the elements of arrays, or JSON cannot
-    ///   express it; or an earlier message was sent only in part.
+    /// - [`Protocol`](Error::Protocol): the message is longer than 64 MiB, not counting the elements of arrays, or JSON
+    ///   cannot express it; or an earlier message was sent only in part.
     /// - [`Unsupported`](Error::Unsupported): this platform cannot send descriptors.
-    /// - [`TooManyOpenFiles`](Error::TooManyOpenFiles): each descriptor that is sent needs another one until the kernel has taken it.
+    /// - [`TooManyOpenFiles`](Error::TooManyOpenFiles): each descriptor that is sent needs another one until the kernel
+    ///   has taken it.
     /// - those of making a handle: [`RefcountedArray::handle`](crate::RefcountedArray::handle).
     pub fn send<M: Serialize + ?Sized>(&self, message: &M, arrays: &[&dyn Shareable]) -> Result<()> {
         self.send_timeout(message, arrays, Duration::MAX)
@@ -184,8 +187,8 @@ impl Channel {
     ///
     /// # Errors
     ///
-    /// [`TimedOut`](Error::TimedOut), and those of [`send`](Self::send). If part of the message was sent when the time ran out, this
-    /// end cannot send any more.
+    /// [`TimedOut`](Error::TimedOut), and those of [`send`](Self::send). If part of the message was sent when the time
+    /// ran out, this end cannot send any more.
     pub fn send_timeout<M: Serialize + ?Sized>(
         &self,
         message: &M,
@@ -211,17 +214,19 @@ impl Channel {
 
     /// Waits for a message.
     ///
-    /// A message is received whole or not at all. After any error but `Closed` and `Protocol`, the next call receives the same
-    /// message again, if necessary as another type `M`. To skip a message, receive it as [`serde::de::IgnoredAny`].
+    /// A message is received whole or not at all. After any error but `Closed` and `Protocol`, the next call receives
+    /// the same message again, if necessary as another type `M`. To skip a message, receive it as
+    /// [`serde::de::IgnoredAny`].
     ///
     /// # Errors
     ///
     /// - [`Closed`](Error::Closed): the other end was closed, and no complete message is left.
-    /// - [`TooManyOpenFiles`](Error::TooManyOpenFiles): this process has too few free descriptors for those of the message. Close
-    ///   some, and receive again.
+    /// - [`TooManyOpenFiles`](Error::TooManyOpenFiles): this process has too few free descriptors for those of the
+    ///   message. Close some, and receive again.
     /// - [`Message`](Error::Message): the message is not of type `M`.
-    /// - [`Protocol`](Error::Protocol): the bytes are not a channel's, and nothing more can be received; or an array of the message is
-    ///   of a kind that this version does not know. Then the message is dropped, and the next call receives the one after it.
+    /// - [`Protocol`](Error::Protocol): the bytes are not a channel's, and nothing more can be received; or an array of
+    ///   the message is of a kind that this version does not know. Then the message is dropped, and the next call
+    ///   receives the one after it.
     pub fn receive<M: DeserializeOwned>(&self) -> Result<Received<M>> {
         self.receive_timeout(Duration::MAX)
     }
@@ -246,7 +251,8 @@ impl Channel {
                 self.wire.protocol(format!("an array that this version cannot read ({error}); the message was dropped"))
             })
         });
-        // Decodes all arrays before the first failure is returned, so that the decoded ones are dropped, which revokes their handles.
+        // Decodes all arrays before the first failure is returned, so that the decoded ones are dropped, which revokes
+        // their handles.
         let arrays: Vec<Result<ReceivedArray>> = arrays.collect();
         let arrays = arrays.into_iter().collect::<Result<_>>()?;
         Ok(Received { message: incoming.message, arrays })

@@ -1,6 +1,8 @@
-//! Encodes and decodes element type, order and shape, for the record of a counted array and the ledger of a renderbuffer.
+//! Encodes and decodes element type, order and shape, for the record of a counted array and the ledger of a
+//! renderbuffer.
 //!
-//! The bytes that are read may come from any process, so every field is checked. Errors are texts that say what is wrong.
+//! The bytes that are read may come from any process, so every field is checked. Errors are texts that say what is
+//! wrong.
 
 use crate::array::{DType, Order};
 use crate::error::{Error, Result};
@@ -17,8 +19,8 @@ pub(crate) fn check_axes(shape: &[usize]) -> Result<()> {
     Err(Error::InvalidSetting { setting: "the shape", value, expected })
 }
 
-/// Encodes the first fields of a record or ledger: the element type, padded with NUL to `width` bytes, the order, the number of axes,
-/// and two zeros.
+/// Encodes the first fields of a record or ledger: the element type, padded with NUL to `width` bytes, the order, the
+/// number of axes, and two zeros.
 pub(crate) fn head(width: usize, dtype: DType, order: Order, axes: usize) -> Vec<u8> {
     let mut bytes = dtype.as_str().as_bytes().to_vec();
     bytes.resize(width, 0);

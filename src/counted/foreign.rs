@@ -16,15 +16,17 @@ pub(super) const FOREIGN: &str = "(foreign descriptor)";
 
 /// An open descriptor of another library, such as memory of a GPU, with what its receiver must know.
 ///
-/// For libraries that extend this one. A [`Channel`](super::Channel) carries the descriptor together with the type, shape and order of an
-/// array, the *kind*, which says what library understands the descriptor, and a *note*, text for that library. This crate never
-/// maps, locks, reads or writes what the descriptor leads to, and reads nothing in the note.
+/// For libraries that extend this one. A [`Channel`](super::Channel) carries the descriptor together with the type,
+/// shape and order of an array, the *kind*, which says what library understands the descriptor, and a *note*, text for
+/// that library. This crate never maps, locks, reads or writes what the descriptor leads to, and reads nothing in the
+/// note.
 ///
-/// Sending sends a duplicate: one value can be sent any number of times, and the receiver's descriptor outlives it. All duplicates have
-/// one open file description, so they share its locks and its position. Only Linux can send descriptors.
+/// Sending sends a duplicate: one value can be sent any number of times, and the receiver's descriptor outlives it. All
+/// duplicates have one open file description, so they share its locks and its position. Only Linux can send
+/// descriptors.
 ///
-/// The receiver takes it with [`ReceivedArray::foreign`](super::ReceivedArray::foreign), and must treat everything in it as
-/// untrusted: the sender can have written any type, shape and note, and sent a descriptor of anything.
+/// The receiver takes it with [`ReceivedArray::foreign`](super::ReceivedArray::foreign), and must treat everything in
+/// it as untrusted: the sender can have written any type, shape and note, and sent a descriptor of anything.
 ///
 /// # Examples
 ///
@@ -96,8 +98,8 @@ impl TryFrom<String> for ForeignKind {
 impl Foreign {
     /// Creates a value that can be sent, from a descriptor of another library.
     ///
-    /// The kind should begin with the name of the library that understands it. Type, shape and order describe the array as for arrays
-    /// of this crate.
+    /// The kind should begin with the name of the library that understands it. Type, shape and order describe the array
+    /// as for arrays of this crate.
     ///
     /// # Errors
     ///

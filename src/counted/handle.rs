@@ -41,7 +41,8 @@ impl HandleOptions {
 
     /// Sets the grace time: how long the handle protects the array, at most a week, while no process is attached.
     ///
-    /// After that time the handle still works if a process is attached and the handle's slot was not needed for a newer handle.
+    /// After that time the handle still works if a process is attached and the handle's slot was not needed for a newer
+    /// handle.
     pub fn grace(mut self, grace: Duration) -> Self {
         self.grace = grace;
         self
@@ -54,11 +55,12 @@ impl HandleOptions {
     }
 }
 
-/// A reference to a counted array, with which any process on the same machine that reaches the same directory can attach.
+/// A reference to a counted array, with which any process on the same machine that reaches the same directory can
+/// attach.
 ///
-/// It is formatted and parsed as one line of text without blanks, and with the feature `serde` as a string. While it is in flight, it
-/// protects the array for the grace time, even if the sender is killed. Attaching uses the handle up, unless it is reusable; attaching
-/// with a second copy fails with [`HandleSpent`](Error::HandleSpent).
+/// It is formatted and parsed as one line of text without blanks, and with the feature `serde` as a string. While it is
+/// in flight, it protects the array for the grace time, even if the sender is killed. Attaching uses the handle up,
+/// unless it is reusable; attaching with a second copy fails with [`HandleSpent`](Error::HandleSpent).
 ///
 /// ```
 /// use ndarray_shm::counted::{Handle, SharingStrategy};
@@ -106,8 +108,8 @@ impl Handle {
 
     /// Revokes the handle: no process can attach with it any more, and it no longer protects the array.
     ///
-    /// Any process that holds a copy can revoke it, including a receiver that does not want the array. Returns `false` if the handle was
-    /// used or revoked before, or the array was removed.
+    /// Any process that holds a copy can revoke it, including a receiver that does not want the array. Returns `false`
+    /// if the handle was used or revoked before, or the array was removed.
     ///
     /// # Errors
     ///
@@ -116,15 +118,16 @@ impl Handle {
         self.change_and_leave(|counts| counts.revoke(self.ticket))
     }
 
-    /// Renews the handle: from now on it protects the array for at least `grace`, at most a week, and one process more can attach with it,
-    /// or any number if it is reusable. The text that stands for it stays the same.
+    /// Renews the handle: from now on it protects the array for at least `grace`, at most a week, and one process more
+    /// can attach with it, or any number if it is reusable. The text that stands for it stays the same.
     ///
     /// A longer time that was promised before is not shortened; [`expire`](Self::expire) does that.
     ///
-    /// A sender that sends the same array again and again so needs one handle in the array's trailer, which has room for 128.
+    /// A sender that sends the same array again and again so needs one handle in the array's trailer, which has room
+    /// for 128.
     ///
-    /// Returns `false` if the handle was used up or revoked, if it has expired or is about to, or if the array was removed. Then a new
-    /// handle must be issued.
+    /// Returns `false` if the handle was used up or revoked, if it has expired or is about to, or if the array was
+    /// removed. Then a new handle must be issued.
     ///
     /// ```
     /// use ndarray_shm::counted::SharingStrategy;
@@ -171,11 +174,13 @@ impl Handle {
         self.change_and_leave(|counts| counts.redeem(self.ticket))
     }
 
-    /// Lets the handle protect the array for at least `grace` from now, at most a week. A longer time stays. Its uses do not change.
+    /// Lets the handle protect the array for at least `grace` from now, at most a week. A longer time stays. Its uses
+    /// do not change.
     ///
     /// It is for a sender that lives on, and knows that its receivers take longer than it thought.
     ///
-    /// Returns `false` if the handle was used up or revoked, if it has expired or is about to, or if the array was removed.
+    /// Returns `false` if the handle was used up or revoked, if it has expired or is about to, or if the array was
+    /// removed.
     ///
     /// ```
     /// use std::time::Duration;
@@ -197,12 +202,15 @@ impl Handle {
         self.change_and_leave(|counts| counts.prolong(self.ticket, grace, os::since_boot))
     }
 
-    /// Shortens the time for which the handle protects the array to `grace` from now. A shorter one stays. Its uses do not change.
+    /// Shortens the time for which the handle protects the array to `grace` from now. A shorter one stays. Its uses do
+    /// not change.
     ///
-    /// It is for a sender that ends, and had promised more time than its receivers still need. Use it with care: receivers that rely on the
-    /// time that was promised before may lose the array. A process that is killed meanwhile leaves the time as it was.
+    /// It is for a sender that ends, and had promised more time than its receivers still need. Use it with care:
+    /// receivers that rely on the time that was promised before may lose the array. A process that is killed meanwhile
+    /// leaves the time as it was.
     ///
-    /// Returns `false` if the handle was used up or revoked, if it has expired or is about to, or if the array was removed.
+    /// Returns `false` if the handle was used up or revoked, if it has expired or is about to, or if the array was
+    /// removed.
     ///
     /// ```
     /// use std::time::Duration;
@@ -260,7 +268,8 @@ impl Handle {
         Ok(changed)
     }
 
-    /// Attaches to the array, and changes its tickets. The result is that of `change`, or `false` if the array was removed.
+    /// Attaches to the array, and changes its tickets. The result is that of `change`, or `false` if the array was
+    /// removed.
     fn change(
         &self,
         backend: Option<&Directory>,
@@ -310,7 +319,8 @@ impl Handle {
     }
 }
 
-/// Returns the name and the absolute directory by which another process finds a backend, whatever its working directory.
+/// Returns the name and the absolute directory by which another process finds a backend, whatever its working
+/// directory.
 pub(super) fn address(backend: &Directory) -> (String, PathBuf) {
     let directory = backend.path();
     (backend.name().to_owned(), std::path::absolute(directory).unwrap_or_else(|_| directory.to_owned()))

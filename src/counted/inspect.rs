@@ -32,8 +32,8 @@ pub struct Inspection {
     pub protected_for: Duration,
     /// Whether any process is attached, according to the kernel's lock table.
     pub is_attached: bool,
-    /// Whether the name outlives all handles: the array was [kept](crate::RefcountedArray::keep), or the file is a copy of the one in
-    /// which the array was created.
+    /// Whether the name outlives all handles: the array was [kept](crate::RefcountedArray::keep), or the file is a copy
+    /// of the one in which the array was created.
     pub is_kept: bool,
     /// Whether the array is frozen, so that it cannot be written any more.
     pub is_frozen: bool,
@@ -44,8 +44,8 @@ pub struct Inspection {
 }
 
 impl Inspection {
-    /// Returns whether the array is an orphan, which [`reclaim`](crate::counted::reclaim()) removes: no process is attached, no handle
-    /// protects it, and it is not kept.
+    /// Returns whether the array is an orphan, which [`reclaim`](crate::counted::reclaim()) removes: no process is
+    /// attached, no handle protects it, and it is not kept.
     pub fn is_orphaned(&self) -> bool {
         !self.is_attached && !self.is_kept && self.in_flight == 0
     }

@@ -1,8 +1,8 @@
 //! Reference-counted arrays, and the ways to send them to other processes.
 //!
-//! A [`RefcountedArray`] stores its own type and shape. The caller may choose its name, or leave it to this crate. The last handle
-//! to detach removes the name. If all attached processes were killed, [`reclaim()`], the [`manager`](crate::manager) or `ndshm gc`
-//! removes it.
+//! A [`RefcountedArray`] stores its own type and shape. The caller may choose its name, or leave it to this crate. The
+//! last handle to detach removes the name. If all attached processes were killed, [`reclaim()`], the
+//! [`manager`](crate::manager) or `ndshm gc` removes it.
 //!
 //! ```
 //! use ndarray::Ix2;
@@ -29,13 +29,14 @@
 //! | free arrays that only your used handles keep, when memory runs out | [`give_up`], [`on_no_space`] |
 //! | remove the files that killed processes left | [`reclaim()`], [`Reclaim`] |
 //!
-//! Not for arrays that other programs map as plain bytes: use a [`SharedArray`](crate::SharedArray), which has no trailer. For
-//! many small arrays, a message of an [`arena::Queue`](crate::arena::Queue) costs less than one handle per array.
+//! Not for arrays that other programs map as plain bytes: use a [`SharedArray`](crate::SharedArray), which has no
+//! trailer. For many small arrays, a message of an [`arena::Queue`](crate::arena::Queue) costs less than one handle per
+//! array.
 //!
 //! # Source
 //!
-//! The two strategies, the counting of handles in flight, and the manager follow `torch.multiprocessing`. Unlike there, a killed
-//! process does not leak its count: the kernel's locks show which processes are alive.
+//! The two strategies, the counting of handles in flight, and the manager follow `torch.multiprocessing`. Unlike there,
+//! a killed process does not leak its count: the kernel's locks show which processes are alive.
 
 #[cfg(feature = "channel")]
 mod channel;

@@ -48,12 +48,13 @@ impl<T: Element, D: Dimension> Attachable for RefcountedArray<T, D> {
 }
 
 impl<T: Element, D: Dimension> CreateOptions<RefcountedArray<T, D>> {
-    /// Creates an array of zeros to be sent to other processes: without a name, or with a random one, as `strategy` says.
+    /// Creates an array of zeros to be sent to other processes: without a name, or with a random one, as `strategy`
+    /// says.
     ///
     /// # Errors
     ///
-    /// [`InvalidSetting`](Error::InvalidSetting): the [`mode`](Self::mode) is not [`CreationMode::CreateNew`]. A random name cannot
-    /// replace or open an existing array. Also the errors of [`Draft::share`].
+    /// [`InvalidSetting`](Error::InvalidSetting): the [`mode`](Self::mode) is not [`CreationMode::CreateNew`]. A random
+    /// name cannot replace or open an existing array. Also the errors of [`Draft::share`].
     pub fn share(&self, strategy: SharingStrategy, shape: impl ShapeBuilder<Dim = D>) -> Result<RefcountedArray<T, D>> {
         self.share_with(strategy, shape, |_| {})
     }
@@ -128,7 +129,8 @@ impl Handle {
     /// # Errors
     ///
     /// - [`HandleSpent`](Error::HandleSpent): the handle was used or revoked, or another array has the name by now.
-    /// - [`NotFound`](Error::NotFound): the array was removed, because no process was attached when the grace time was over.
+    /// - [`NotFound`](Error::NotFound): the array was removed, because no process was attached when the grace time was
+    ///   over.
     /// - those of [`RefcountedArray::open`]. A wrong element type or number of axes does not use the handle up.
     pub fn attach<T: Element, D: Dimension>(&self) -> Result<RefcountedArray<T, D>> {
         AttachOptions::<RefcountedArray<_, _>>::new().attach(self)

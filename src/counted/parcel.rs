@@ -49,8 +49,9 @@ impl Parcel {
         Self { dtype: T::DTYPE, shape: shape.to_vec(), order, way }
     }
 
-    /// Returns whether a descriptor belongs to the parcel. Every strategy but one has a descriptor, unknown ones too: otherwise a
-    /// parcel of a later version would leave its descriptor in the stream, where the next message should begin.
+    /// Returns whether a descriptor belongs to the parcel. Every strategy but one has a descriptor, unknown ones too:
+    /// otherwise a parcel of a later version would leave its descriptor in the stream, where the next message should
+    /// begin.
     pub(super) fn comes_with_descriptor(parcel: &Value) -> bool {
         parcel.get("strategy").and_then(Value::as_str).is_some_and(|strategy| strategy != "file_system")
     }
@@ -63,8 +64,8 @@ impl Parcel {
     }
 }
 
-/// What a [`Channel`](super::Channel) can send: counted arrays, by their own strategy or [another](RefcountedArray::by), frozen arrays,
-/// and [foreign](Foreign) descriptors.
+/// What a [`Channel`](super::Channel) can send: counted arrays, by their own strategy or
+/// [another](RefcountedArray::by), frozen arrays, and [foreign](Foreign) descriptors.
 pub trait Shareable: private::Pack {}
 
 mod private {
@@ -99,8 +100,8 @@ pub struct By<'a, T: Element, D: Dimension> {
 impl<T: Element, D: Dimension> RefcountedArray<T, D> {
     /// Chooses a strategy for sending the array that may differ from its own.
     ///
-    /// To send a nameless array by name, the channel [publishes](Self::publish) it first. An array that is sent by descriptor keeps its
-    /// name. Elements are not copied.
+    /// To send a nameless array by name, the channel [publishes](Self::publish) it first. An array that is sent by
+    /// descriptor keeps its name. Elements are not copied.
     pub fn by(&self, strategy: SharingStrategy) -> By<'_, T, D> {
         By { array: self, strategy }
     }
@@ -186,7 +187,8 @@ impl ReceivedArray {
         self.parcel.order
     }
 
-    /// Returns the strategy by which it was sent. A frozen array and a foreign descriptor are always sent by descriptor.
+    /// Returns the strategy by which it was sent. A frozen array and a foreign descriptor are always sent by
+    /// descriptor.
     pub fn strategy(&self) -> SharingStrategy {
         match self.parcel.way {
             Way::FileSystem { .. } => SharingStrategy::FileSystem,
@@ -215,7 +217,8 @@ impl ReceivedArray {
 
     /// Attaches to the counted array.
     ///
-    /// An array that was sent by descriptor keeps a descriptor open while it is attached, for its guards and to be sent on.
+    /// An array that was sent by descriptor keeps a descriptor open while it is attached, for its guards and to be sent
+    /// on.
     ///
     /// # Errors
     ///
@@ -239,7 +242,8 @@ impl ReceivedArray {
         })
     }
 
-    /// Attaches to the counted array for reading, once its read lock is granted. Writers are excluded until the reader is dropped.
+    /// Attaches to the counted array for reading, once its read lock is granted. Writers are excluded until the reader
+    /// is dropped.
     ///
     /// The reader keeps no descriptor, where a mapping keeps its locks without one.
     ///
@@ -268,9 +272,10 @@ impl ReceivedArray {
     ///
     /// The error gives the received array back.
     ///
-    /// - [`Unsupported`](Error::Unsupported): it is not a frozen array, or the kernel has not sealed it although the sender says so.
-    /// - [`DTypeMismatch`](Error::DTypeMismatch), [`ShapeMismatch`](Error::ShapeMismatch): the sender claims another element type or
-    ///   number of axes.
+    /// - [`Unsupported`](Error::Unsupported): it is not a frozen array, or the kernel has not sealed it although the
+    ///   sender says so.
+    /// - [`DTypeMismatch`](Error::DTypeMismatch), [`ShapeMismatch`](Error::ShapeMismatch): the sender claims another
+    ///   element type or number of axes.
     /// - [`SizeMismatch`](Error::SizeMismatch): the memory does not have the size of an array of this type and shape.
     pub fn frozen<T: Element, D: Dimension>(self) -> Result<FrozenArray<T, D>, IntoError<Self>> {
         self.take(|received| {

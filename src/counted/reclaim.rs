@@ -1,8 +1,9 @@
-//! Reclaims the files that killed processes left in one directory: orphaned counted arrays, arenas and counters, and drafts. Of a
-//! renderbuffer it reclaims a payload without a ledger, or a ledger without a payload.
+//! Reclaims the files that killed processes left in one directory: orphaned counted arrays, arenas and counters, and
+//! drafts. Of a renderbuffer it reclaims a payload without a ledger, or a ledger without a payload.
 //!
-//! A counted array is removed only if no process holds its lease and its trailer is valid and has no ticket that protects it. Both are
-//! checked once more under an exclusive lock on the lease, so that no process can attach between the check and the removal.
+//! A counted array is removed only if no process holds its lease and its trailer is valid and has no ticket that
+//! protects it. Both are checked once more under an exclusive lock on the lease, so that no process can attach between
+//! the check and the removal.
 
 use std::fs::File;
 use std::time::{Duration, SystemTime};
@@ -15,7 +16,8 @@ use crate::segment::footer::Kind;
 use crate::segment::trailer;
 use crate::segment::{Home, Tickets, Verdict, has_name, is_leased, pin, reclaim_unused};
 
-/// Minimum age of a draft to be removed. A younger draft without a lease may have a living creator that has not taken the lease yet.
+/// Minimum age of a draft to be removed. A younger draft without a lease may have a living creator that has not taken
+/// the lease yet.
 const DRAFT_AGE: Duration = Duration::from_secs(60);
 
 /// Options for reclaiming files in one directory.
@@ -84,15 +86,16 @@ pub struct Reclaimed {
     pub in_flight: usize,
     /// Time until the first of these arrays loses its protection.
     pub next: Option<Duration>,
-    /// Files that could not be read or removed, with the reason: damaged files, and those that this user may not remove.
+    /// Files that could not be read or removed, with the reason: damaged files, and those that this user may not
+    /// remove.
     pub failed: Vec<(String, Error)>,
 }
 
 /// Removes the files that killed processes left in shared memory and, if it exists, in the emulated directory.
 ///
-/// Returns one result for each directory. It can be called at any time by any process: files that a process uses or a handle in flight
-/// protects, and files of other programs, are left alone. [`Reclaim`] does the same in one directory, or only lists what it would
-/// remove.
+/// Returns one result for each directory. It can be called at any time by any process: files that a process uses or a
+/// handle in flight protects, and files of other programs, are left alone. [`Reclaim`] does the same in one directory,
+/// or only lists what it would remove.
 ///
 /// # Errors
 ///
@@ -116,7 +119,8 @@ impl Reclaim {
         self
     }
 
-    /// Chooses whether to also remove the arrays that only handles in flight protect. Attaching with such a handle then fails.
+    /// Chooses whether to also remove the arrays that only handles in flight protect. Attaching with such a handle then
+    /// fails.
     pub fn in_flight(mut self, in_flight: bool) -> Self {
         self.in_flight = in_flight;
         self
@@ -168,7 +172,8 @@ impl Reclaim {
                     let DirectoryEntry { name, allocated: bytes, .. } = entry;
                     reclaimed.removed.push(Removed { name, bytes, kind });
                 }
-                // The file disappeared since it was listed, or it is not a counted array and therefore not ours to remove.
+                // The file disappeared since it was listed, or it is not a counted array and therefore not ours to
+                // remove.
                 Ok(None) | Err(Error::NotFound { .. } | Error::NotAnArray { .. } | Error::NotCounted { .. }) => {}
                 Err(error) => reclaimed.failed.push((entry.name, error)),
             }
@@ -220,27 +225,30 @@ impl Reclaim {
         let Some((_, location)) = Location::of_companion(&entry.name) else { return Ok(false) };
         let partial = location.companion(Companion::Partial)?;
         let Some(file) = open_listed(backend, &partial, Access::ReadWrite, entry)? else { return Ok(false) };
-        // The order of these steps matters. A creator names the ledger first and the payload second. So the payload, opened by its
-        // name above, has had its ledger: if there is no ledger now, it was removed, and the payload can never be finished. Looking for
-        // the ledger first would be wrong: a creator could name both files between the two steps. A payload that was finished meanwhile
-        // has its public name, and unlinking the hidden name by identity does not touch it.
+        // The order of these steps matters. A creator names the ledger first and the payload second. So the payload,
+        // opened by its name above, has had its ledger: if there is no ledger now, it was removed, and the payload can
+        // never be finished. Looking for the ledger first would be wrong: a creator could name both files between the
+        // two steps. A payload that was finished meanwhile has its public name, and unlinking the hidden name by
+        // identity does not touch it.
         if has_name(backend, &location.companion(Companion::Ledger)?)? || is_leased(&file, &partial)? {
             return Ok(false);
         }
-        // Until the name is removed, the exclusive lease keeps every pool from recycling this memory for another renderbuffer.
+        // Until the name is removed, the exclusive lease keeps every pool from recycling this memory for another
+        // renderbuffer.
         let mut alone = Turn::new(file);
         let mut lease = || alone.try_lock(LockKind::Exclusive, LEASE).map_err(|e| Error::os("lease", &partial, e));
         Ok(self.dry_run || (lease()? && Backend::unlink(backend, &partial, Some(entry.id))?))
     }
 
-    /// Removes a ledger without a payload, as a killed creator or a killed finish leaves it. A living creator holds BEGINNING until the
-    /// payload has its name.
+    /// Removes a ledger without a payload, as a killed creator or a killed finish leaves it. A living creator holds
+    /// BEGINNING until the payload has its name.
     fn ledger(self, backend: &Directory, entry: &DirectoryEntry) -> Result<bool> {
         let Some((_, location)) = Location::of_companion(&entry.name) else { return Ok(false) };
         let ledger = location.companion(Companion::Ledger)?;
         let Some(file) = open_listed(backend, &ledger, Access::Read, entry)? else { return Ok(false) };
-        // BEGINNING is queried before the payload is looked for. In the other order, a creator could name the payload and release
-        // BEGINNING between the two steps: the payload would seem to be missing, and a live ledger would be removed.
+        // BEGINNING is queried before the payload is looked for. In the other order, a creator could name the payload
+        // and release BEGINNING between the two steps: the payload would seem to be missing, and a live ledger would be
+        // removed.
         let is_young = os::is_locked(&file, LockKind::Exclusive, BEGINNING)
             .map_err(|error| Error::os("query the lock of the creator of", &ledger, error))?;
         if is_young || has_name(backend, &location.companion(Companion::Partial)?)? {

@@ -27,12 +27,13 @@ const TRIES: u32 = 100;
 
 /// A reference-counted array: its name and memory are freed after the last process has detached or died.
 ///
-/// The array stores its own element type, shape and order. Opening it needs none of them, and fails if the caller's element type or
-/// number of axes is another.
+/// The array stores its own element type, shape and order. Opening it needs none of them, and fails if the caller's
+/// element type or number of axes is another.
 ///
-/// Its file has one more page behind the elements, the trailer, which holds the reference count. The last handle to detach removes
-/// the name. A killed process stays counted, but the kernel releases its lock. An array that only killed processes have attached is
-/// an orphan: the next handle that detaches, [`reclaim`](crate::counted::reclaim()), `ndshm gc` or a running manager removes it.
+/// Its file has one more page behind the elements, the trailer, which holds the reference count. The last handle to
+/// detach removes the name. A killed process stays counted, but the kernel releases its lock. An array that only killed
+/// processes have attached is an orphan: the next handle that detaches, [`reclaim`](crate::counted::reclaim()),
+/// `ndshm gc` or a running manager removes it.
 ///
 /// Every handle has a mapping of its own. A forked child shares its parent's mapping and is not counted.
 ///
@@ -85,14 +86,15 @@ impl<T: Element, D: Dimension> RefcountedArray<T, D> {
 
     /// Attaches to an existing array for reading and writing, or only for reading if it is frozen.
     ///
-    /// [`AttachOptions`] changes the defaults. For a read lock that lasts as long as the attachment, open an [`ArrayReader`] with
-    /// [`open_counted`](AttachOptions::open_counted) instead.
+    /// [`AttachOptions`] changes the defaults. For a read lock that lasts as long as the attachment, open an
+    /// [`ArrayReader`] with [`open_counted`](AttachOptions::open_counted) instead.
     ///
     /// # Errors
     ///
-    /// - [`NotFound`](Error::NotFound), or [`Elsewhere`](Error::Elsewhere) if the other usual place has it: no array has the name, or the last handle is just removing it.
-    /// - [`DTypeMismatch`](Error::DTypeMismatch), [`ShapeMismatch`](Error::ShapeMismatch): it has another element type or another
-    ///   number of axes.
+    /// - [`NotFound`](Error::NotFound), or [`Elsewhere`](Error::Elsewhere) if the other usual place has it: no array
+    ///   has the name, or the last handle is just removing it.
+    /// - [`DTypeMismatch`](Error::DTypeMismatch), [`ShapeMismatch`](Error::ShapeMismatch): it has another element type
+    ///   or another number of axes.
     /// - [`NotCounted`](Error::NotCounted): it is a plain array, without a trailer.
     /// - [`Trailer`](Error::Trailer): its trailer is malformed, or that of an array with another name.
     /// - [`PermissionDenied`](Error::PermissionDenied): this user may not read and write the file.
@@ -149,8 +151,8 @@ impl<T: Element, D: Dimension> RefcountedArray<T, D> {
 
     /// Returns the array's name.
     ///
-    /// Returns `None` if the array has no name, or if its last counted handle removed the name before this handle attached by
-    /// descriptor.
+    /// Returns `None` if the array has no name, or if its last counted handle removed the name before this handle
+    /// attached by descriptor.
     pub fn location(&self) -> Option<&Location> {
         (self.strategy() == SharingStrategy::FileSystem).then_some(&self.home().location)
     }
@@ -190,10 +192,11 @@ impl<T: Element, D: Dimension> RefcountedArray<T, D> {
 
     /// Freezes the array: waits for all guards to be dropped, then forbids writing for ever.
     ///
-    /// Later write guards fail in every process, and later attachments map the elements read-only. [`view`](Self::view) then needs no
-    /// guard. The mapping of this handle becomes read-only (on Linux), so a write through an old [`raw_view`](Self::raw_view) of it ends
-    /// the process. Other handles, of this and other processes, keep their mappings. The locks are advisory: code that does not take them
-    /// can still write there. The kernel enforces it for a [`FrozenArray`](crate::FrozenArray).
+    /// Later write guards fail in every process, and later attachments map the elements read-only. [`view`](Self::view)
+    /// then needs no guard. The mapping of this handle becomes read-only (on Linux), so a write through an old
+    /// [`raw_view`](Self::raw_view) of it ends the process. Other handles, of this and other processes, keep their
+    /// mappings. The locks are advisory: code that does not take them can still write there. The kernel enforces it for
+    /// a [`FrozenArray`](crate::FrozenArray).
     ///
     /// # Errors
     ///
@@ -217,8 +220,9 @@ impl<T: Element, D: Dimension> RefcountedArray<T, D> {
         if !self.is_frozen() {
             return Err(self.nameless("a view without a guard needs a frozen array; use read(), or freeze() the array"));
         }
-        // SAFETY: the flag was set by a process that held write locks on all cells, so no write guard existed then. Since then every
-        // write guard finds the flag after taking its lock, and is refused. The flag is never cleared. So no process writes.
+        // SAFETY: the flag was set by a process that held write locks on all cells, so no write guard existed then.
+        // Since then every write guard finds the flag after taking its lock, and is refused. The flag is never cleared.
+        // So no process writes.
         Ok(unsafe { view::shared(self.segment(), &self.layout) })
     }
 
@@ -237,8 +241,10 @@ impl<T: Element, D: Dimension> RefcountedArray<T, D> {
     ///
     /// # Errors
     ///
-    /// - [`Unsupported`](Error::Unsupported): the array has no name. [`publish`](Self::publish) it, or send it by descriptor.
-    /// - [`TooManyHandles`](Error::TooManyHandles): 128 handles of this array are in flight. Use one reusable handle instead.
+    /// - [`Unsupported`](Error::Unsupported): the array has no name. [`publish`](Self::publish) it, or send it by
+    ///   descriptor.
+    /// - [`TooManyHandles`](Error::TooManyHandles): 128 handles of this array are in flight. Use one reusable handle
+    ///   instead.
     pub fn handle_with(&self, options: HandleOptions) -> Result<Handle> {
         if self.strategy() == SharingStrategy::FileDescriptor {
             return Err(self.nameless(
@@ -259,16 +265,16 @@ impl<T: Element, D: Dimension> RefcountedArray<T, D> {
 
     /// Prolongs a handle of this array, as [`Handle::prolong`] does, without attaching once more.
     ///
-    /// Returns `false` if the handle is not one of this array, and as [`Handle::prolong`] does. With a `grace` of 0 it tells whether the handle
-    /// still protects the array, and changes nothing.
+    /// Returns `false` if the handle is not one of this array, and as [`Handle::prolong`] does. With a `grace` of 0 it
+    /// tells whether the handle still protects the array, and changes nothing.
     pub fn prolong(&self, handle: &Handle, grace: Duration) -> bool {
         handle.prolong_with(&self.memory, self.id, grace)
     }
 
     /// Uses up a handle of this array that has arrived, as [`Handle::attach`] does, without attaching once more.
     ///
-    /// For a process that receives many handles of one array. Returns `false` if the handle was used or revoked, or is not one of this
-    /// array.
+    /// For a process that receives many handles of one array. Returns `false` if the handle was used or revoked, or is
+    /// not one of this array.
     ///
     /// ```
     /// use ndarray_shm::RefcountedArray;
@@ -284,14 +290,17 @@ impl<T: Element, D: Dimension> RefcountedArray<T, D> {
         handle.redeem_with(&self.memory, self.id)
     }
 
-    /// Lets the memory be that of a new array, with another [number](Self::id) and the same name, type, shape and elements.
+    /// Lets the memory be that of a new array, with another [number](Self::id) and the same name, type, shape and
+    /// elements.
     ///
-    /// For a sender of many arrays of one shape: memory that was written before is several times as fast to fill. Handles of the old array lead nowhere.
+    /// For a sender of many arrays of one shape: memory that was written before is several times as fast to fill.
+    /// Handles of the old array lead nowhere.
     ///
-    /// Returns `false`, and changes nothing, unless this is certainly the only user of the array: no other handle is attached in any
-    /// process, none is in flight, and this process has not forked since it attached (a child may still read). Also if the array is nameless,
-    /// frozen or [kept](Self::keep), keeps no descriptor ([`CreateOptions::keep_fd`](crate::CreateOptions::keep_fd)), was [counted out](Self::count_out), or if the platform cannot
-    /// prove that it is alone (all but Linux).
+    /// Returns `false`, and changes nothing, unless this is certainly the only user of the array: no other handle is
+    /// attached in any process, none is in flight, and this process has not forked since it attached (a child may still
+    /// read). Also if the array is nameless, frozen or [kept](Self::keep), keeps no descriptor
+    /// ([`CreateOptions::keep_fd`](crate::CreateOptions::keep_fd)), was [counted out](Self::count_out), or if the
+    /// platform cannot prove that it is alone (all but Linux).
     ///
     /// A descriptor of the array that is on its way over a channel leads to the new array.
     ///
@@ -328,7 +337,8 @@ impl<T: Element, D: Dimension> RefcountedArray<T, D> {
     ///
     /// # Errors
     ///
-    /// - [`Unlinked`](Error::Unlinked): the array had a name, which was removed. The kernel does not link such a file again.
+    /// - [`Unlinked`](Error::Unlinked): the array had a name, which was removed. The kernel does not link such a file
+    ///   again.
     /// - [`Unsupported`](Error::Unsupported): a file of this kind can never get a name.
     pub fn publish(&self) -> Result<()> {
         manager_client::announce(&self.home().backend);
@@ -339,7 +349,8 @@ impl<T: Element, D: Dimension> RefcountedArray<T, D> {
     ///
     /// # Errors
     ///
-    /// [`Unlinked`](Error::Unlinked): the name was removed, or leads to another array. Also the errors of [`open`](Self::open).
+    /// [`Unlinked`](Error::Unlinked): the name was removed, or leads to another array. Also the errors of
+    /// [`open`](Self::open).
     pub fn try_clone(&self) -> Result<Self> {
         let (access, home) = (self.segment().access(), self.home().clone());
         let file = self.memory.descriptor_to_send()?;
@@ -376,19 +387,19 @@ impl<T: Element, D: Dimension> RefcountedArray<T, D> {
 
     /// Opens a descriptor that keeps the array attached, for a library that maps the file by itself, such as torch.
     ///
-    /// As [`SharedArray::leased_descriptor`](crate::SharedArray::leased_descriptor), with the lease of counted arrays. The elements are
-    /// at the beginning of the file, and the library must map no more than those: the bytes behind them are the trailer. The
-    /// descriptor is open for writing unless the array is frozen or was opened read-only.
+    /// As [`SharedArray::leased_descriptor`](crate::SharedArray::leased_descriptor), with the lease of counted arrays.
+    /// The elements are at the beginning of the file, and the library must map no more than those: the bytes behind
+    /// them are the trailer. The descriptor is open for writing unless the array is frozen or was opened read-only.
     ///
-    /// The descriptor counts as one more handle, so that the array keeps its name until the last duplicate is closed. The kernel closes
-    /// it without telling this crate, so the handle stays counted, like that of a killed process. The array is then removed by the next
-    /// handle that is dropped, by [`reclaim`](crate::counted::reclaim()), by `ndshm gc` or by the manager. An array without a name
-    /// leaves nothing to remove.
+    /// The descriptor counts as one more handle, so that the array keeps its name until the last duplicate is closed.
+    /// The kernel closes it without telling this crate, so the handle stays counted, like that of a killed process. The
+    /// array is then removed by the next handle that is dropped, by [`reclaim`](crate::counted::reclaim()), by
+    /// `ndshm gc` or by the manager. An array without a name leaves nothing to remove.
     ///
     /// # Safety
     ///
-    /// As for [`SharedArray::leased_descriptor`](crate::SharedArray::leased_descriptor). When the array is frozen, nothing writes through
-    /// the descriptor any more.
+    /// As for [`SharedArray::leased_descriptor`](crate::SharedArray::leased_descriptor). When the array is frozen,
+    /// nothing writes through the descriptor any more.
     ///
     /// # Errors
     ///
@@ -401,11 +412,11 @@ impl<T: Element, D: Dimension> RefcountedArray<T, D> {
         self.memory.leased_descriptor()
     }
 
-    /// Counts this handle out and, if it was the last, removes the name, as dropping it does. The memory stays mapped as long as the handle
-    /// lives, for readers and writers that have it already; the array cannot be sent any more.
+    /// Counts this handle out and, if it was the last, removes the name, as dropping it does. The memory stays mapped
+    /// as long as the handle lives, for readers and writers that have it already; the array cannot be sent any more.
     ///
-    /// For a process that is about to end without dropping its values, as by [`std::process::exit`]: what it has attached would stay until
-    /// another process reclaims it. Called twice, it does nothing the second time.
+    /// For a process that is about to end without dropping its values, as by [`std::process::exit`]: what it has
+    /// attached would stay until another process reclaims it. Called twice, it does nothing the second time.
     ///
     /// ```
     /// use ndarray_shm::counted::SharingStrategy;
@@ -458,7 +469,8 @@ pub(super) fn reader_of_descriptor<T: Element, D: Dimension>(file: &File, home: 
     Ok(ArrayReader::of(memory, layout))
 }
 
-/// Returns the layout and the random number in a trailer, if its array has element type `T` and the number of axes of `D`.
+/// Returns the layout and the random number in a trailer, if its array has element type `T` and the number of axes of
+/// `D`.
 pub(super) fn read<T: Element, D: Dimension>(trailer: &Trailer, home: &Home) -> Result<(Layout<D>, u128)> {
     let name = home.location.as_str();
     Ok((ArrayRecord::of(trailer, name)?.layout::<T, D>(name)?, trailer.id))
@@ -479,7 +491,8 @@ impl<T: Element, D: Dimension> fmt::Debug for RefcountedArray<T, D> {
 }
 
 impl<T: Element, D: Dimension> Draft<T, D> {
-    /// Turns the draft into a counted array to be sent to other processes: without a name, or with a random one, as `strategy` says.
+    /// Turns the draft into a counted array to be sent to other processes: without a name, or with a random one, as
+    /// `strategy` says.
     ///
     /// Nothing is copied. The file grows by its trailer.
     ///
@@ -530,7 +543,8 @@ pub(super) fn share_as<T: Element, D: Dimension>(
     }
 }
 
-/// Copies an array into shared memory, to be sent to other processes by the [current](SharingStrategy::current) strategy.
+/// Copies an array into shared memory, to be sent to other processes by the [current](SharingStrategy::current)
+/// strategy.
 ///
 /// Fortran order is kept; every other order of axes becomes C.
 ///

@@ -9,22 +9,24 @@ use crate::os;
 
 const VARIABLE: &str = "NDSHM_SHARING_STRATEGY";
 
-/// 0: the environment variable decides; else 1 + the position in `ALL`. Relaxed order is enough: no other data depends on it.
+/// 0: the environment variable decides; else 1 + the position in `ALL`. Relaxed order is enough: no other data depends
+/// on it.
 static CURRENT: AtomicU8 = AtomicU8::new(0);
 
 /// How a counted array is sent to other processes.
 ///
-/// The terms are those of `torch.multiprocessing`. The strategy is chosen when an array is created, and can be changed later without
-/// copying: a nameless array can be [published](crate::RefcountedArray::publish), and an array with a name can be sent by descriptor.
+/// The terms are those of `torch.multiprocessing`. The strategy is chosen when an array is created, and can be changed
+/// later without copying: a nameless array can be [published](crate::RefcountedArray::publish), and an array with a
+/// name can be sent by descriptor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
 pub enum SharingStrategy {
-    /// By descriptor. The array has no name, and its descriptor is sent over a Unix socket. Each attached array keeps a descriptor
-    /// open. Killed processes leave nothing behind, because the kernel frees the memory. Linux only.
+    /// By descriptor. The array has no name, and its descriptor is sent over a Unix socket. Each attached array keeps a
+    /// descriptor open. Killed processes leave nothing behind, because the kernel frees the memory. Linux only.
     FileDescriptor,
-    /// By name. The array has a random name, which its last handle removes. Its [`Handle`](crate::counted::Handle) is text and can be
-    /// sent by any means. Attached arrays keep no descriptors open.
+    /// By name. The array has a random name, which its last handle removes. Its [`Handle`](crate::counted::Handle) is
+    /// text and can be sent by any means. Attached arrays keep no descriptors open.
     FileSystem,
 }
 
@@ -39,12 +41,13 @@ impl SharingStrategy {
 
     /// Returns the strategy that new arrays get by default.
     ///
-    /// It is the one passed to [`set_current`](Self::set_current), else that of the environment variable `NDSHM_SHARING_STRATEGY`, else
-    /// `file_descriptor` where it is supported and `file_system` elsewhere.
+    /// It is the one passed to [`set_current`](Self::set_current), else that of the environment variable
+    /// `NDSHM_SHARING_STRATEGY`, else `file_descriptor` where it is supported and `file_system` elsewhere.
     ///
     /// # Errors
     ///
-    /// - [`InvalidSetting`](Error::InvalidSetting): the environment variable has another value than `file_descriptor` or `file_system`.
+    /// - [`InvalidSetting`](Error::InvalidSetting): the environment variable has another value than `file_descriptor`
+    ///   or `file_system`.
     /// - [`Unsupported`](Error::Unsupported): this platform does not support the strategy in the environment variable.
     pub fn current() -> Result<Self> {
         match CURRENT.load(Ordering::Relaxed) {

@@ -1,7 +1,7 @@
 //! A mutex with a deadline for taking its lock.
 //!
-//! `std::sync::Mutex` has no such lock. A channel needs it: while one thread receives without a time limit, another thread that
-//! receives with a limit must return in time.
+//! `std::sync::Mutex` has no such lock. A channel needs it: while one thread receives without a time limit, another
+//! thread that receives with a limit must return in time.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
@@ -12,7 +12,8 @@ pub(crate) struct Turns<T> {
     /// Whether a thread has its turn. This mutex is only locked to read or change the flag.
     taken: Mutex<bool>,
     free: Condvar,
-    /// Locked only by the thread that set `taken`, so locking it blocks at most for the moment in which the last turn ends.
+    /// Locked only by the thread that set `taken`, so locking it blocks at most for the moment in which the last turn
+    /// ends.
     thing: Mutex<T>,
 }
 
@@ -58,7 +59,8 @@ pub(crate) struct Turned<'a, T> {
 
 impl<T> Drop for Turned<'_, T> {
     fn drop(&mut self) {
-        // `thing` is unlocked only after this, when the fields are dropped. A thread that is woken in between waits for that moment.
+        // `thing` is unlocked only after this, when the fields are dropped. A thread that is woken in between waits for
+        // that moment.
         *whole(self.turns.taken.lock()) = false;
         self.turns.free.notify_one();
     }

@@ -5,12 +5,13 @@
 //! ```
 //!
 //! Each of these last bytes and its files are sent by one sendmsg(2) with one `SCM_RIGHTS`, so that Python's
-//! `multiprocessing.reduction.recvfds` can receive them. The number of files is not in the frame. The layer above finds it in the
-//! body.
+//! `multiprocessing.reduction.recvfds` can receive them. The number of files is not in the frame. The layer above finds
+//! it in the body.
 //!
-//! Receiving can be resumed. If a call fails for lack of time or descriptors, the part that arrived is kept here, the rest stays in the
-//! socket, and the next call continues. A message is incomplete for ever only if its sender died or timed out while sending it. Then the
-//! call that sends never returned success, and the receiver sees that the other end was closed.
+//! Receiving can be resumed. If a call fails for lack of time or descriptors, the part that arrived is kept here, the
+//! rest stays in the socket, and the next call continues. A message is incomplete for ever only if its sender died or
+//! timed out while sending it. Then the call that sends never returned success, and the receiver sees that the other
+//! end was closed.
 
 use std::fs::File;
 use std::io::{self, IoSlice};
@@ -29,7 +30,8 @@ pub(crate) const LONGEST_BODY: usize = 64 << 20;
 /// Maximum number of files in one sendmsg(2). Linux allows 253, some systems fewer.
 const BATCH: usize = 64;
 
-/// The receive buffer grows in steps of this size, so that a peer that announces a long body and does not send it costs no memory.
+/// The receive buffer grows in steps of this size, so that a peer that announces a long body and does not send it costs
+/// no memory.
 const STEP: usize = 1 << 20;
 
 const TORN: &str = "an earlier message was sent only in part, and the receiver could not tell where the next one begins: \
@@ -40,10 +42,11 @@ const NO_FILES: &str = "sending descriptors (they are lost if the receiver has n
 const LEFT_BEHIND: &str =
     "another thread was sending or receiving a message when this process was forked: connect again";
 
-/// One end of a connection that carries messages, for any number of threads. One thread at a time sends, and one receives.
+/// One end of a connection that carries messages, for any number of threads. One thread at a time sends, and one
+/// receives.
 ///
-/// Only the process that created it may use it. A forked child that read from the same stream would take parts of its parent's
-/// messages. [`adopt`](Self::adopt) hands the connection over to the child.
+/// Only the process that created it may use it. A forked child that read from the same stream would take parts of its
+/// parent's messages. [`adopt`](Self::adopt) hands the connection over to the child.
 #[derive(Debug)]
 pub(crate) struct Wire {
     pub(super) socket: Socket,
@@ -82,9 +85,10 @@ impl Wire {
 
     /// Lets this process, a forked child, use the connection.
     ///
-    /// The parent must not use its copy afterwards, not even for one direction: its messages would mix with the child's. A message that
-    /// had arrived in part when the process was forked is completed by the child. If another thread of the parent was sending or
-    /// receiving at that moment, the child cannot use that direction, because nothing tells where the next message begins.
+    /// The parent must not use its copy afterwards, not even for one direction: its messages would mix with the
+    /// child's. A message that had arrived in part when the process was forked is completed by the child. If another
+    /// thread of the parent was sending or receiving at that moment, the child cannot use that direction, because
+    /// nothing tells where the next message begins.
     pub(crate) fn adopt(self) -> Self {
         let left_behind = || Inbox { broken: Some(LEFT_BEHIND.to_owned()), ..Inbox::default() };
         let outbox = self.outbox.into_inner().unwrap_or(Some(LEFT_BEHIND));
@@ -92,13 +96,13 @@ impl Wire {
         Self { generation: os::fork_generation(), outbox: Turns::new(outbox), inbox: Turns::new(inbox), ..self }
     }
 
-    /// Sends one message whole. Messages of several threads do not mix. It returns when the kernel has taken all of it, which may be
-    /// before the message is received.
+    /// Sends one message whole. Messages of several threads do not mix. It returns when the kernel has taken all of it,
+    /// which may be before the message is received.
     ///
     /// # Errors
     ///
-    /// - [`Error::TimedOut`] after `limit`; [`Duration::MAX`] waits for ever. If part of the message was sent by then, the sending
-    ///   direction is shut down, and sending again fails with [`Error::Protocol`]. Receiving still works.
+    /// - [`Error::TimedOut`] after `limit`; [`Duration::MAX`] waits for ever. If part of the message was sent by then,
+    ///   the sending direction is shut down, and sending again fails with [`Error::Protocol`]. Receiving still works.
     /// - [`Error::Closed`] if the other end was closed.
     /// - [`Error::Protocol`] if the body is longer than [`LONGEST_BODY`]; nothing was sent.
     /// - [`Error::Unsupported`] for files, if the platform can lose them on the way, and in a forked child.
@@ -142,16 +146,18 @@ impl Wire {
         Ok(())
     }
 
-    /// Receives one message. `read` decodes the body, and returns its value and the number of files that belong to the message.
+    /// Receives one message. `read` decodes the body, and returns its value and the number of files that belong to the
+    /// message.
     ///
-    /// A message is received whole or not at all. After any error, the next call receives the same message again, and calls its own
-    /// `read`. `read` runs while this thread has the turn to receive, so it must not receive itself.
+    /// A message is received whole or not at all. After any error, the next call receives the same message again, and
+    /// calls its own `read`. `read` runs while this thread has the turn to receive, so it must not receive itself.
     ///
     /// # Errors
     ///
     /// - [`Error::TimedOut`] after `limit`.
     /// - [`Error::Closed`] if the other end was closed, and no complete message is left.
-    /// - [`Error::TooManyOpenFiles`] if this process has too few free descriptors. Close some, or raise the limit, and receive again.
+    /// - [`Error::TooManyOpenFiles`] if this process has too few free descriptors. Close some, or raise the limit, and
+    ///   receive again.
     /// - [`Error::Protocol`] if the bytes are not a message; nothing can be received any more.
     /// - [`Error::Unsupported`] for files, if the platform can lose them on the way, and in a forked child.
     /// - those of `read`.
@@ -196,8 +202,8 @@ impl Wire {
 
     /// Receives until `files` has `count` files.
     fn take_files(&self, files: &mut Vec<File>, count: usize, deadline: Option<Instant>) -> io::Result<()> {
-        // One batch is received whole or not at all. With several, the first is not received unless there is room for the last:
-        // otherwise an incomplete message would occupy descriptors that the rest of the program needs.
+        // One batch is received whole or not at all. With several, the first is not received unless there is room for
+        // the last: otherwise an incomplete message would occupy descriptors that the rest of the program needs.
         let missing = count.saturating_sub(files.len());
         if missing > BATCH {
             self.socket.room_for(missing)?;

@@ -109,7 +109,8 @@ impl Stopper {
 struct Connection {
     /// `None` once the client closed the connection, or sent a malformed line.
     talk: Option<Talk>,
-    /// The pidfd of the client, which shows its death. `None` if there is none: then the end of the connection counts as the death.
+    /// The pidfd of the client, which shows its death. `None` if there is none: then the end of the connection counts
+    /// as the death.
     watch: Option<Process>,
     /// The client's process id; 0 if it has none in this pid namespace.
     process: u32,
@@ -122,8 +123,10 @@ impl Manager {
     /// # Errors
     ///
     /// - [`Unsupported`](Error::Unsupported) off Linux.
-    /// - [`PermissionDenied`](Error::PermissionDenied): the socket or its directory is another user's, or writable by other users.
-    /// - [`Manager`](Error::Manager): something else has the socket's name, the name is too long, or its directory stays locked.
+    /// - [`PermissionDenied`](Error::PermissionDenied): the socket or its directory is another user's, or writable by
+    ///   other users.
+    /// - [`Manager`](Error::Manager): something else has the socket's name, the name is too long, or its directory
+    ///   stays locked.
     /// - [`InvalidSetting`](Error::InvalidSetting): `NDSHM_MANAGER_SOCKET` is empty.
     pub fn start(options: &ManagerOptions) -> Result<Option<Self>> {
         let path = socket_path(options.socket.as_deref())?;
@@ -159,8 +162,8 @@ impl Manager {
     ///
     /// # Errors
     ///
-    /// [`Os`](Error::Os): waiting failed. Those of [`start`](Self::start): a client connected at the last moment, and listening
-    /// again failed.
+    /// [`Os`](Error::Os): waiting failed. Those of [`start`](Self::start): a client connected at the last moment, and
+    /// listening again failed.
     pub fn run(mut self) -> Result<()> {
         let mut round = Instant::now() + FIRST_ROUNDS;
         let mut accept_from = Instant::now();
@@ -202,7 +205,8 @@ impl Manager {
         }
     }
 
-    /// Adds the directories that most processes use, to find the orphans of processes that died while there was no manager.
+    /// Adds the directories that most processes use, to find the orphans of processes that died while there was no
+    /// manager.
     fn add_usual_places(&mut self) {
         let shm = Directory::shm().map(|shm| (shm.name().to_owned(), shm.path().to_owned()));
         let emulated = Directory::emulated_path().map(|path| ("emulated".to_owned(), path));
@@ -287,8 +291,8 @@ impl Manager {
         self.next_client += 1;
         let client = Connection { talk: Some(talk), watch, process, greeted: false };
         self.clients.insert(number, client);
-        // Reads the lines that the client sent before it was accepted. They count even if the client is dead by now: its
-        // directories become due.
+        // Reads the lines that the client sent before it was accepted. They count even if the client is dead by now:
+        // its directories become due.
         self.listen_to(number);
         if is_gone {
             self.bury(number);
@@ -343,8 +347,8 @@ impl Manager {
         Ok(done.map_or_else(|reason| format!("{CANNOT}{reason}"), |()| DONE.to_owned()))
     }
 
-    /// Handles the end of a connection. The client may be dead, or only have closed it, for example by exec. So its directories are
-    /// searched now, and its death is still waited for.
+    /// Handles the end of a connection. The client may be dead, or only have closed it, for example by exec. So its
+    /// directories are searched now, and its death is still waited for.
     fn hang_up(&mut self, number: u64) {
         let Some(client) = self.clients.get_mut(&number) else { return };
         client.talk = None;
@@ -353,8 +357,8 @@ impl Manager {
             return self.bury(number);
         }
         self.places.mark_of(number, Instant::now());
-        // The process may connect again and again. One pidfd for it is enough. The twin is the same process, because two living
-        // processes never share an id.
+        // The process may connect again and again. One pidfd for it is enough. The twin is the same process, because
+        // two living processes never share an id.
         let is_twin = |(other, client): &(&u64, &Connection)| {
             **other != number && client.process == process && process != 0 && client.watch.is_some()
         };
@@ -372,25 +376,26 @@ impl Manager {
         }
     }
 
-    /// Searches all directories once more and removes the socket. Returns `false` if an array in flight expires later, or if a
-    /// client connected at the last moment.
+    /// Searches all directories once more and removes the socket. Returns `false` if an array in flight expires later,
+    /// or if a client connected at the last moment.
     fn may_end(&mut self) -> Result<bool> {
         self.places.mark_all(Instant::now());
         self.places.reclaim_due(Instant::now(), |backend| Reclaim::new().run(backend));
-        // Arrays that only seem held are not waited for, unless a client has died there: a process that announces nothing to a manager may
-        // hold them for ever.
+        // Arrays that only seem held are not waited for, unless a client has died there: a process that announces
+        // nothing to a manager may hold them for ever.
         if self.places.is_waiting() {
             return Ok(false);
         }
-        // First the name goes, so that no further client can connect, then the manager accepts those that connected before. In the
-        // other order, a client that connects between the two would be lost.
+        // First the name goes, so that no further client can connect, then the manager accepts those that connected
+        // before. In the other order, a client that connects between the two would be lost.
         self.listener.remove_name();
         let before = self.next_client;
         self.accept();
         if self.next_client == before {
             return Ok(true);
         }
-        // If another process became the manager after the name went, the client finds its connection closed and connects there.
+        // If another process became the manager after the name went, the client finds its connection closed and
+        // connects there.
         let Some(listener) = listen(&self.path)? else { return Ok(true) };
         self.listener = listener;
         Ok(false)

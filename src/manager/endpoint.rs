@@ -1,5 +1,5 @@
-//! The socket of a manager. The process that listens at it is the manager. When it dies, the kernel refuses connections to the
-//! socket, so there is no pid file that could be wrong.
+//! The socket of a manager. The process that listens at it is the manager. When it dies, the kernel refuses connections
+//! to the socket, so there is no pid file that could be wrong.
 
 use std::io::ErrorKind;
 use std::path::Path;

@@ -1,11 +1,12 @@
 //! The manager: a process that reclaims the orphans of killed processes as soon as they are dead.
 //!
-//! It is optional. Orphaned counted arrays are found by the kernel's locks, at any time and by any process; the manager only does
-//! it promptly. Clients tell it which *directories* they use, one line for each, and it waits for the clients' deaths by pidfds.
+//! It is optional. Orphaned counted arrays are found by the kernel's locks, at any time and by any process; the manager
+//! only does it promptly. Clients tell it which *directories* they use, one line for each, and it waits for the
+//! clients' deaths by pidfds.
 //!
-//! The manager is the program `ndshm manager`. The first process that needs it starts it, and it ends after a minute without
-//! clients, and not while a process is attached to an array in a directory of a client that has died. A program that is installed without
-//! `ndshm` can run the manager itself:
+//! The manager is the program `ndshm manager`. The first process that needs it starts it, and it ends after a minute
+//! without clients, and not while a process is attached to an array in a directory of a client that has died. A program
+//! that is installed without `ndshm` can run the manager itself:
 //!
 //! ```no_run
 //! use ndarray_shm::manager::{self, ManagerOptions};
@@ -15,8 +16,8 @@
 //! # Ok::<(), ndarray_shm::Error>(())
 //! ```
 //!
-//! Not for plain arrays, which stay until they are unlinked. Programs that are never killed do not need it: their last handle
-//! removes the name. [`set_program`] with [`Program::Off`] switches it off.
+//! Not for plain arrays, which stay until they are unlinked. Programs that are never killed do not need it: their last
+//! handle removes the name. [`set_program`] with [`Program::Off`] switches it off.
 //!
 //! There is one manager for each user and socket.
 //!
@@ -41,8 +42,8 @@ use crate::os;
 
 /// Runs this user's manager in the calling thread. Returns `Ok(false)` if there is one already.
 ///
-/// It ends when any process of the user calls [`stop`], or after the [idle time](ManagerOptions::idle_exit) without clients.
-/// [`Manager::start`] gives more control. The [module's page](self) has an example.
+/// It ends when any process of the user calls [`stop`], or after the [idle time](ManagerOptions::idle_exit) without
+/// clients. [`Manager::start`] gives more control. The [module's page](self) has an example.
 ///
 /// # Errors
 ///
@@ -56,9 +57,9 @@ pub fn run(options: &ManagerOptions) -> Result<bool> {
 
 /// Starts a command in the background, such as a [manager](self). The calling process should end soon after.
 ///
-/// The command runs in the root directory, without standard streams, and inherits no descriptor of this process: this function
-/// marks all descriptors of the process close-on-exec, so later children inherit none either. The command is in a session of its
-/// own once it calls [`leave_session`].
+/// The command runs in the root directory, without standard streams, and inherits no descriptor of this process: this
+/// function marks all descriptors of the process close-on-exec, so later children inherit none either. The command is
+/// in a session of its own once it calls [`leave_session`].
 ///
 /// # Errors
 ///
@@ -70,8 +71,8 @@ pub fn spawn_detached(command: &mut Command) -> Result<Child> {
     command.spawn().map_err(|source| Error::Os { op: "starting the program", location: name, source })
 }
 
-/// Leaves the session and terminal in which this process was started, so that it goes on when they end. A [manager](self) in the
-/// background does this.
+/// Leaves the session and terminal in which this process was started, so that it goes on when they end. A
+/// [manager](self) in the background does this.
 ///
 /// # Errors
 ///

@@ -1,8 +1,8 @@
 //! The directories that a manager knows, and when it searches each of them.
 //!
-//! A directory is due when it is first announced, and when one of its clients dies. The search after a death decides when to search
-//! again: soon, if a lease seems held, perhaps by a process that is about to end; later, if an array is in flight, when its ticket
-//! expires.
+//! A directory is due when it is first announced, and when one of its clients dies. The search after a death decides
+//! when to search again: soon, if a lease seems held, perhaps by a process that is about to end; later, if an array is
+//! in flight, when its ticket expires.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -21,12 +21,12 @@ const MOST: usize = 256;
 /// Maximum number of directories of one client.
 const MOST_OF_CLIENT: usize = 64;
 
-/// Milliseconds before each further search after a death, while an array seems held. If the dead process was spawning a child, that
-/// child keeps a copy of the mappings, and with it the leases, until it calls exec.
+/// Milliseconds before each further search after a death, while an array seems held. If the dead process was spawning a
+/// child, that child keeps a copy of the mappings, and with it the leases, until it calls exec.
 const PAUSES: [u64; 9] = [2, 5, 10, 20, 50, 100, 200, 500, 1000];
 
-/// After these pauses, a pause is this part of the time since the death, between one second and ten. A forked child of the dead process keeps
-/// the mappings as long as it lives, and is no client if it uses nothing of this library itself.
+/// After these pauses, a pause is this part of the time since the death, between one second and ten. A forked child of
+/// the dead process keeps the mappings as long as it lives, and is no client if it uses nothing of this library itself.
 const PART: u32 = 16;
 
 /// The shortest and the longest of the later pauses.
@@ -62,8 +62,8 @@ struct WatchedDirectory {
     looks: usize,
     /// When the next ticket of an array in flight expires.
     expiry: Option<Instant>,
-    /// Processor time of the last search. The next one begins at least as much later, so that searching takes at most half of a
-    /// processor.
+    /// Processor time of the last search. The next one begins at least as much later, so that searching takes at most
+    /// half of a processor.
     took: Duration,
     /// When the last search ended.
     seen: Option<Instant>,
@@ -94,8 +94,9 @@ impl Places {
         Ok(())
     }
 
-    /// Adds a directory, or finds it if it is known. A full table drops a directory without clients: one that is not due,
-    /// or else, of those where the short pauses have passed, the one with the longest wait since its client's death.
+    /// Adds a directory, or finds it if it is known. A full table drops a directory without clients: one that is not
+    /// due, or else, of those where the short pauses have passed, the one with the longest wait since its client's
+    /// death.
     pub(super) fn add(&mut self, used: Use) -> Result<Number, &'static str> {
         if let Some((&number, _)) = self.known.iter().find(|(_, place)| place.used == used) {
             return Ok(number);
@@ -141,7 +142,8 @@ impl Places {
         self.of(client).for_each(|place| place.mark(now));
     }
 
-    /// Forgets a client that has died, and makes its directories due, again and again as long as a process is attached to an array there.
+    /// Forgets a client that has died, and makes its directories due, again and again as long as a process is attached
+    /// to an array there.
     pub(super) fn leave(&mut self, client: Client, now: Instant) {
         self.mark_of(client, now);
         self.of(client).for_each(|place| place.death = Some(now));
@@ -155,8 +157,8 @@ impl Places {
         }
     }
 
-    /// Makes all directories due once, without a death. This starts no series of further searches for arrays that seem held:
-    /// without a death, nothing suggests that they are released soon.
+    /// Makes all directories due once, without a death. This starts no series of further searches for arrays that seem
+    /// held: without a death, nothing suggests that they are released soon.
     pub(super) fn go_round(&mut self, now: Instant) {
         for place in self.known.values_mut() {
             let at = place.not_before(now);
@@ -211,11 +213,11 @@ impl Places {
                 Ok(found) => {
                     let removed = found.removed.len();
                     self.reclaimed += removed as u64;
-                    // Tickets may expire in quick succession. A search costs `took`, so waiting at least as long lets one search find
-                    // several.
+                    // Tickets may expire in quick succession. A search costs `took`, so waiting at least as long lets
+                    // one search find several.
                     place.expiry = found.next.and_then(|next| now.checked_add(next.max(place.took)));
-                    // An attached process may be about to end, or be a child that is being spawned. So search again, if there was a
-                    // death.
+                    // An attached process may be about to end, or be a child that is being spawned. So search again, if
+                    // there was a death.
                     if found.attached > 0 {
                         place.due = place.next_pause(now).map(|pause| now + pause);
                     } else {
@@ -249,9 +251,11 @@ impl WatchedDirectory {
         self.seen.map_or(at, |seen| at.max(seen + self.took))
     }
 
-    /// Returns the pause before the next search for arrays that seemed held; `None` after the last pause, if no client has died.
+    /// Returns the pause before the next search for arrays that seemed held; `None` after the last pause, if no client
+    /// has died.
     ///
-    /// Pauses are longer after long searches. So a directory full of arrays that really are held is searched less often.
+    /// Pauses are longer after long searches. So a directory full of arrays that really are held is searched less
+    /// often.
     fn next_pause(&mut self, now: Instant) -> Option<Duration> {
         let shortest = SearchTime::rest_after(self.took).max(self.took);
         while let Some(pause) = PAUSES.get(self.looks).map(|pause| Duration::from_millis(*pause)) {

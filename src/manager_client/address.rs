@@ -21,8 +21,8 @@ const NAME: &str = "ndshm-manager.sock";
 ///
 /// # Errors
 ///
-/// [`InvalidSetting`](Error::InvalidSetting): `NDSHM_MANAGER_SOCKET` is empty. [`Unsupported`](Error::Unsupported) on platforms
-/// without files.
+/// [`InvalidSetting`](Error::InvalidSetting): `NDSHM_MANAGER_SOCKET` is empty. [`Unsupported`](Error::Unsupported) on
+/// platforms without files.
 pub fn socket_path(explicit: Option<&Path>) -> Result<PathBuf> {
     let from_environment = std::env::var_os(SOCKET);
     let temporary = os::temporary_directory();
@@ -30,8 +30,8 @@ pub fn socket_path(explicit: Option<&Path>) -> Result<PathBuf> {
     choose(explicit, from_environment, std::env::var_os("XDG_RUNTIME_DIR"), &temporary)
 }
 
-/// Returns the first of: the program's choice, the environment variable, a socket in the user's runtime directory if that is
-/// private, a socket in this user's directory in the temporary directory.
+/// Returns the first of: the program's choice, the environment variable, a socket in the user's runtime directory if
+/// that is private, a socket in this user's directory in the temporary directory.
 fn choose(
     explicit: Option<&Path>,
     from_environment: Option<OsString>,
@@ -59,7 +59,8 @@ fn choose(
     std::path::absolute(&path).map_err(|error| Error::os("resolve", path.display(), error))
 }
 
-/// Returns the directory, in the temporary directory, that contains this user's socket if there is no runtime directory.
+/// Returns the directory, in the temporary directory, that contains this user's socket if there is no runtime
+/// directory.
 pub(crate) fn own_directory(temporary: &Path) -> PathBuf {
     temporary.join(format!("ndshm-manager-{}", os::user_tag()))
 }

@@ -1,8 +1,8 @@
 //! Announces to the manager which directories this process uses, and starts a manager if there is none.
 //!
-//! Nothing here fails or waits for long: without a manager everything works, only the memory of killed processes is freed later.
-//! A process keeps one connection as long as it lives. A forked child makes its own: the inherited one belongs to its parent, and
-//! the child neither uses nor closes it.
+//! Nothing here fails or waits for long: without a manager everything works, only the memory of killed processes is
+//! freed later. A process keeps one connection as long as it lives. A forked child makes its own: the inherited one
+//! belongs to its parent, and the child neither uses nor closes it.
 
 use std::io::ErrorKind;
 use std::mem::ManuallyDrop;
@@ -64,10 +64,11 @@ struct Known {
     look: Option<Instant>,
 }
 
-/// Announces to the manager that this process uses counted arrays of a directory, and starts a manager if there is none.
+/// Announces to the manager that this process uses counted arrays of a directory, and starts a manager if there is
+/// none.
 ///
-/// [Counted arrays](crate::counted) call this by themselves. It never fails. It waits at most 100 ms, for another thread that
-/// announces at the same time. Starting a manager is left to a thread that ends within seconds.
+/// [Counted arrays](crate::counted) call this by themselves. It never fails. It waits at most 100 ms, for another
+/// thread that announces at the same time. Starting a manager is left to a thread that ends within seconds.
 pub fn announce(backend: &Directory) {
     let choice = program::choice();
     if choice == Program::Off {
@@ -91,8 +92,8 @@ pub fn announce(backend: &Directory) {
     state.tell();
 }
 
-/// Reminds the manager, if there is one, to search a directory when the tickets of an array in flight have expired. No death
-/// would make it search then, and only the tickets still keep the array's name.
+/// Reminds the manager, if there is one, to search a directory when the tickets of an array in flight have expired. No
+/// death would make it search then, and only the tickets still keep the array's name.
 ///
 /// Called while an array is dropped. It fails silently: the manager also searches at regular intervals.
 pub(crate) fn remind(home: &Home, after: Duration) {
@@ -177,8 +178,8 @@ impl Announcer {
                 }
                 Err(error) if error.kind() == ErrorKind::TimedOut => return false,
                 Err(error) if matches!(error.kind(), ErrorKind::ConnectionReset | ErrorKind::InvalidData) => break,
-                // Not a socket any more: other code of this process closed the descriptor, and its number may mean another file by
-                // now. So it is forgotten without closing it.
+                // Not a socket any more: other code of this process closed the descriptor, and its number may mean
+                // another file by now. So it is forgotten without closing it.
                 Err(_) => {
                     let _ = self.connection.take().map(ManuallyDrop::new);
                     return false;

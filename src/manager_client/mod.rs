@@ -1,6 +1,7 @@
 //! Floor 3: the client's side of the manager, and the protocol.
 //!
-//! The manager itself is `src/manager/`, on a higher floor. Arrays work without it, and announcing a directory never waits for it.
+//! The manager itself is `src/manager/`, on a higher floor. Arrays work without it, and announcing a directory never
+//! waits for it.
 
 pub(crate) mod address;
 mod announce;

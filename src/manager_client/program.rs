@@ -1,4 +1,5 @@
-//! The program that is started as the manager, and how: in the background, so that it survives this process and its terminal.
+//! The program that is started as the manager, and how: in the background, so that it survives this process and its
+//! terminal.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -15,8 +16,9 @@ const NAME: &str = "ndshm";
 /// The program that is started if no manager runs.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum Program {
-    /// The program that the environment variable `NDSHM_MANAGER` names; else `ndshm` beside this program, else in `PATH`. If
-    /// `NDSHM_MANAGER` is `off`, `no`, `false` or `0`, the manager is [`Off`](Self::Off). `on`, `yes`, `true` and `1` name no program.
+    /// The program that the environment variable `NDSHM_MANAGER` names; else `ndshm` beside this program, else in
+    /// `PATH`. If `NDSHM_MANAGER` is `off`, `no`, `false` or `0`, the manager is [`Off`](Self::Off). `on`, `yes`,
+    /// `true` and `1` name no program.
     #[default]
     Search,
     /// The program at this path. It is called like `ndshm`: `PROGRAM manager --detach --socket PATH`.
@@ -45,8 +47,8 @@ pub fn set_program(program: Program) {
     }
 }
 
-/// Returns the choice of this process, or of the process that this one was forked from. It is `Off` on platforms without a
-/// manager, and in a child that was forked while another thread called `set_program`.
+/// Returns the choice of this process, or of the process that this one was forked from. It is `Off` on platforms
+/// without a manager, and in a child that was forked while another thread called `set_program`.
 pub(super) fn choice() -> Program {
     if daemon::supported().is_err() {
         return Program::Off;
@@ -80,7 +82,8 @@ pub(super) fn find(choice: &Program) -> Result<PathBuf, String> {
             let file = format!("{NAME}{}", std::env::consts::EXE_SUFFIX);
             let this = std::env::current_exe().ok();
             let beside = this.as_deref().map(|this| this.with_file_name(&file));
-            // In a directory where other users may create files, such as /tmp, the `ndshm` beside this program may be theirs.
+            // In a directory where other users may create files, such as /tmp, the `ndshm` beside this program may be
+            // theirs.
             let beside =
                 this.zip(beside).filter(|(this, beside)| daemon::is_trusted_like(beside, this)).map(|both| both.1);
             let path = std::env::var_os("PATH").unwrap_or_default();

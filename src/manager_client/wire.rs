@@ -1,7 +1,7 @@
 //! The protocol of clients and manager: lines of text, parsed as untrusted input.
 //!
-//! A client sends a greeting and then requests. Each of its lines is answered by one line. docs/layout.md describes the protocol
-//! for other languages.
+//! A client sends a greeting and then requests. Each of its lines is answered by one line. docs/layout.md describes the
+//! protocol for other languages.
 
 use std::io::{self, IoSlice};
 use std::path::{Path, PathBuf};
@@ -41,7 +41,8 @@ impl Talk {
         Self { socket, rest: Vec::new() }
     }
 
-    /// Sends a whole line without waiting, or fails. Lines are short, so a full buffer means that the other end does not read.
+    /// Sends a whole line without waiting, or fails. Lines are short, so a full buffer means that the other end does
+    /// not read.
     pub(crate) fn say(&self, line: &str) -> io::Result<()> {
         let line = format!("{line}\n");
         let sent = self.socket.send(&[IoSlice::new(line.as_bytes())], &[], Some(Instant::now()))?;
@@ -52,8 +53,8 @@ impl Talk {
     ///
     /// # Errors
     ///
-    /// `TimedOut`; `InvalidData` if the bytes are not a valid line. Then nothing that follows can be parsed either. The message
-    /// may be sent to the other end.
+    /// `TimedOut`; `InvalidData` if the bytes are not a valid line. Then nothing that follows can be parsed either. The
+    /// message may be sent to the other end.
     pub(crate) fn hear(&mut self, deadline: Instant) -> io::Result<Option<String>> {
         let mut arrived = [0; 4096];
         loop {
@@ -102,8 +103,8 @@ pub(crate) enum Request {
 /// A directory that a client uses.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Use {
-    /// The identity of the directory, as the client sees it: the manager's mount namespace may have another directory under this
-    /// path.
+    /// The identity of the directory, as the client sees it: the manager's mount namespace may have another directory
+    /// under this path.
     pub(crate) id: FileId,
     /// The name of the backend.
     pub(crate) backend: String,

@@ -11,7 +11,8 @@ const STEP: usize = 1 << 20;
 /// The caller's callback is asked each time when so many bytes are written.
 const PIECE: u64 = 1 << 26;
 
-/// Writes each of the first `length` bytes, so that room is allocated for each. Existing bytes stay, missing ones become zero.
+/// Writes each of the first `length` bytes, so that room is allocated for each. Existing bytes stay, missing ones
+/// become zero.
 ///
 /// No other process may write to the file meanwhile: a write between the read and the write here would be undone.
 pub(crate) fn fill(mut file: &File, length: u64) -> io::Result<()> {

@@ -1,8 +1,8 @@
 //! Floor 0: the operating system, one contract and one file per family that keeps it.
 //!
 //! Everything above says *what* (a draft, a lock, room); this floor knows *how*. It is the only floor with
-//! `cfg(target_os)`, returns plain [`io::Result`](std::io::Result)s, and knows nothing of locations, arrays or errors of
-//! the crate. Each family offers the same functions:
+//! `cfg(target_os)`, returns plain [`io::Result`](std::io::Result)s, and knows nothing of locations, arrays or errors
+//! of the crate. Each family offers the same functions:
 //!
 //! | function | contract |
 //! |---|---|
@@ -59,7 +59,8 @@ use std::io;
 use std::path::PathBuf;
 use std::time::SystemTime;
 
-/// Defines the functions of systems that lack something. They take the arguments of their counterparts, and always return the same.
+/// Defines the functions of systems that lack something. They take the arguments of their counterparts, and always
+/// return the same.
 #[cfg(not(any(target_os = "linux", target_os = "android")))]
 macro_rules! answers {
     ($($(#[$about:meta])* fn $name:ident($($argument:ty),*) -> $result:ty = $answer:expr;)*) => {
@@ -154,16 +155,16 @@ pub(crate) const SUPPORTED: bool =
 
 const LINUX: bool = cfg!(any(target_os = "linux", target_os = "android"));
 
-/// Where shared memory objects live: `shm_open(3)` opens this directory's files. Elsewhere they cannot be listed, or room cannot be
-/// reserved.
+/// Where shared memory objects live: `shm_open(3)` opens this directory's files. Elsewhere they cannot be listed, or
+/// room cannot be reserved.
 pub(crate) const SHARED_MEMORY: Option<&str> = if LINUX { Some("/dev/shm") } else { None };
 
-/// Whether a lock can be changed from one kind to the other in one step, so that no other process gets in between. Tried on Linux
-/// only; on Windows a second lock would wait for the first.
+/// Whether a lock can be changed from one kind to the other in one step, so that no other process gets in between.
+/// Tried on Linux only; on Windows a second lock would wait for the first.
 pub(crate) const LOCKS_CONVERT: bool = LINUX;
 
-/// Whether a mapping can hold a lock after its descriptor is closed. Even on Linux not every file system allows that, so it must
-/// be tested. Elsewhere the descriptor holds the lock.
+/// Whether a mapping can hold a lock after its descriptor is closed. Even on Linux not every file system allows that,
+/// so it must be tested. Elsewhere the descriptor holds the lock.
 pub(crate) const MAPPINGS_HOLD_LOCKS: bool = LINUX;
 
 /// Whether an array can be handed to another process by its descriptor alone.
@@ -172,8 +173,8 @@ pub(crate) const DESCRIPTORS_CAN_BE_SHARED: bool = LINUX;
 /// Whether `reserve` gives a shorter file its length.
 pub(crate) const RESERVING_SETS_LENGTH: bool = LINUX;
 
-/// Whether [`Facts::links`] of an open file always shows that its name has gone. On Windows a mapped file is renamed instead of
-/// removed. Windows shows the new name to an open handle, Wine does not.
+/// Whether [`Facts::links`] of an open file always shows that its name has gone. On Windows a mapped file is renamed
+/// instead of removed. Windows shows the new name to an open handle, Wine does not.
 pub(crate) const LINKS_TELL: bool = !cfg!(windows);
 
 /// The operation that an error about a failed mapping names, with the likely reason.
@@ -205,15 +206,16 @@ mod sleep_tests;
 pub struct Peer {
     /// The effective user of the process that connected, listened or made the pair, at that time.
     pub user: u32,
-    /// Its process id, where the system returns it and the process has one in this pid namespace. The process may have ended, and
-    /// the id may be another's by now.
+    /// Its process id, where the system returns it and the process has one in this pid namespace. The process may have
+    /// ended, and the id may be another's by now.
     pub process: Option<u32>,
 }
 
-/// The identity of a file on this machine while it is open or mapped: device and inode number, or volume and file index.
+/// The identity of a file on this machine while it is open or mapped: device and inode number, or volume and file
+/// index.
 ///
-/// Numbers are reused as soon as no process has the file open or mapped. An identity proves something only while a mapping
-/// or descriptor keeps the file.
+/// Numbers are reused as soon as no process has the file open or mapped. An identity proves something only while a
+/// mapping or descriptor keeps the file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct FileId {
     /// Number of the device or volume.
@@ -337,8 +339,8 @@ pub(crate) fn is_out_of_room(error: &io::Error) -> bool {
     matches!(error.kind(), StorageFull | QuotaExceeded | FileTooLarge)
 }
 
-/// Returns the identity of this boot, if this process can read it now: in a container parts of /proc may be hidden. Memory of an
-/// earlier boot is gone.
+/// Returns the identity of this boot, if this process can read it now: in a container parts of /proc may be hidden.
+/// Memory of an earlier boot is gone.
 pub(crate) fn known_boot_id() -> Option<[u8; 16]> {
     static BOOT: PerProcess<[u8; 16]> = PerProcess::new();
     BOOT.get_or_try(find_boot_id)

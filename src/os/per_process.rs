@@ -1,8 +1,8 @@
-//! Statics without a lock that a forked child could inherit locked. In the child the thread that holds such a lock does not
-//! exist, and a wait for it would never end.
+//! Statics without a lock that a forked child could inherit locked. In the child the thread that holds such a lock does
+//! not exist, and a wait for it would never end.
 //!
-//! Values with locks of their own (arenas, limbos, pools, channels, children) know which process made them, and in a forked child
-//! they take no lock, or only try to. Thread-local values need no lock.
+//! Values with locks of their own (arenas, limbos, pools, channels, children) know which process made them, and in a
+//! forked child they take no lock, or only try to. Thread-local values need no lock.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, TryLockError};
@@ -14,8 +14,8 @@ use crate::backoff::Backoff;
 /// How long a thread waits for other threads that look something up here.
 pub(crate) const MOMENT: Duration = Duration::from_millis(1);
 
-/// A value of each process, forked children included, with one lock for each of eight generations of forks. A descendant has no
-/// value if its lock was held when an ancestor eight generations before it forked.
+/// A value of each process, forked children included, with one lock for each of eight generations of forks. A
+/// descendant has no value if its lock was held when an ancestor eight generations before it forked.
 #[derive(Debug)]
 pub(crate) struct PerProcess<T>([Mutex<Generation<T>>; 8]);
 
@@ -57,8 +57,8 @@ impl<T> PerProcess<T> {
 }
 
 impl<T: Clone> PerProcess<T> {
-    /// Returns the value that this process has found, or finds it. What cannot always be found is looked for again until it is found once.
-    /// Threads that do so at the same time may find it more than once.
+    /// Returns the value that this process has found, or finds it. What cannot always be found is looked for again
+    /// until it is found once. Threads that do so at the same time may find it more than once.
     pub(crate) fn get_or_try(&self, find: impl FnOnce() -> Option<T>) -> Option<T> {
         let known = self.lock(MOMENT).and_then(|slot| slot.value.clone());
         known.or_else(|| find().map(|found| self.keep(found)))
@@ -72,8 +72,8 @@ impl<T: Clone> PerProcess<T> {
 }
 
 impl<T: Clone + Default> PerProcess<T> {
-    /// Returns the value of this process, or of the nearest ancestor that has one. Returns `None` if a thread is changing a value,
-    /// or was when an ancestor forked.
+    /// Returns the value of this process, or of the nearest ancestor that has one. Returns `None` if a thread is
+    /// changing a value, or was when an ancestor forked.
     pub(crate) fn inherited(&self) -> Option<T> {
         if let Some(own) = self.lock(MOMENT)?.value.clone() {
             return Some(own);

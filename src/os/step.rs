@@ -1,17 +1,19 @@
-//! Named steps: moments between two system calls at which a test stops this process, to see what other processes can do then.
+//! Named steps: moments between two system calls at which a test stops this process, to see what other processes can do
+//! then.
 //!
-//! This file is compiled only in debug builds with `--cfg ndshm_steps`. `.cargo/config.toml` sets that for this repository, but
-//! not for crates that depend on this one. Elsewhere a step does nothing.
+//! This file is compiled only in debug builds with `--cfg ndshm_steps`. `.cargo/config.toml` sets that for this
+//! repository, but not for crates that depend on this one. Elsewhere a step does nothing.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::process::{Signal, getpid, kill_process};
 
-/// The environment variable with the name of a step: the process stops itself when it first reaches that step. With `every N` it
-/// stops itself at every Nth step instead.
+/// The environment variable with the name of a step: the process stops itself when it first reaches that step. With
+/// `every N` it stops itself at every Nth step instead.
 const WHERE: &str = "NDSHM_STEP";
 
-/// Stops the process, if this is the step that the environment names. The main thread runs nothing more before it is continued.
+/// Stops the process, if this is the step that the environment names. The main thread runs nothing more before it is
+/// continued.
 pub(crate) fn step(name: &str) {
     static PASSED: AtomicU64 = AtomicU64::new(0);
     let Ok(at) = std::env::var(WHERE) else { return };

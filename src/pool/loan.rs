@@ -62,8 +62,8 @@ fn give_array_back<T: Element, D: Dimension>(array: SharedArray<T, D>, pool: &Po
     }
     if let Err(refused) = pool.absorb(array, DROP_WAIT) {
         let (error, array) = refused.into_parts();
-        // The memory cannot be used again. Its name is removed all the same, unless the name is locked: that would mean to wait
-        // once more.
+        // The memory cannot be used again. Its name is removed all the same, unless the name is locked: that would mean
+        // to wait once more.
         if !matches!(error, Error::TimedOut { .. }) {
             let segment = array.segment();
             let _ = segment.home().unlink_within(segment.id(), DROP_WAIT); // a drop cannot report errors
@@ -72,7 +72,8 @@ fn give_array_back<T: Element, D: Dimension>(array: SharedArray<T, D>, pool: &Po
     }
 }
 
-/// A draft in memory of a [`Pool`]. When it is dropped, before or after it is published, the memory returns to the pool.
+/// A draft in memory of a [`Pool`]. When it is dropped, before or after it is published, the memory returns to the
+/// pool.
 ///
 /// In all other respects it is a [`Draft`]. It begins with the old contents of the memory, unless it comes from
 /// [`Pool::take_zeroed`].
@@ -105,7 +106,8 @@ impl<T: Element, D: Dimension> PooledDraft<T, D> {
     ///
     /// # Errors
     ///
-    /// The error returns the draft. Those of [`Draft::publish`], and [`Unsupported`](Error::Unsupported) in a forked child.
+    /// The error returns the draft. Those of [`Draft::publish`], and [`Unsupported`](Error::Unsupported) in a forked
+    /// child.
     pub fn publish(self, location: impl IntoLocation) -> Result<PooledArray<T, D>, IntoError<Self>> {
         if !self.loan.pool.is_mine() {
             let error = Error::Unsupported { location: NAMELESS.into(), what: FOREIGN.into() };
@@ -124,7 +126,8 @@ impl<T: Element, D: Dimension> PooledDraft<T, D> {
 
     /// Takes the draft out of the pool for good. It becomes an ordinary draft.
     ///
-    /// If the memory was used before and the draft is then shared by descriptor, without a name, it cannot get a name later.
+    /// If the memory was used before and the draft is then shared by descriptor, without a name, it cannot get a name
+    /// later.
     pub fn into_draft(self) -> Draft<T, D> {
         let (mut memory, layout, keep_descriptor) = self.loan.end().0.into_parts();
         memory.set_recyclable(false);
@@ -148,9 +151,9 @@ impl<T: Element, D: Dimension> fmt::Debug for PooledDraft<T, D> {
 
 /// An array in memory of a [`Pool`]. When it is dropped, it loses its name and the memory returns to the pool.
 ///
-/// In all other respects it is a [`SharedArray`]. It holds one descriptor. Other attached processes keep the bytes, and the pool does not
-/// use the memory again until they detach. If another process keeps the name locked for 100 ms while this is dropped, name and memory
-/// stay.
+/// In all other respects it is a [`SharedArray`]. It holds one descriptor. Other attached processes keep the bytes, and
+/// the pool does not use the memory again until they detach. If another process keeps the name locked for 100 ms while
+/// this is dropped, name and memory stay.
 pub struct PooledArray<T: Element, D: Dimension> {
     loan: Loan<SharedArray<T, D>>,
 }

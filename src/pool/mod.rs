@@ -1,7 +1,8 @@
 //! Memory that is used again from one array to the next, for programs that create large arrays one after another.
 //!
-//! New shared memory is slow: the kernel clears each page and maps it at its first touch. A [`Pool`] keeps the memory of a dropped
-//! array, and uses it for another one once the kernel's lock table shows that no other process is attached.
+//! New shared memory is slow: the kernel clears each page and maps it at its first touch. A [`Pool`] keeps the memory
+//! of a dropped array, and uses it for another one once the kernel's lock table shows that no other process is
+//! attached.
 //!
 //! ```
 //! use ndarray_shm::Pool;
@@ -16,8 +17,8 @@
 //! # Ok::<(), ndarray_shm::Error>(())
 //! ```
 //!
-//! Not for arrays that outlive the program, for memory that programs map without this crate's locks, or for many small arrays (an
-//! [`Arena`](crate::Arena) holds those). A pool has no thread: each call does the maintenance that is due.
+//! Not for arrays that outlive the program, for memory that programs map without this crate's locks, or for many small
+//! arrays (an [`Arena`](crate::Arena) holds those). A pool has no thread: each call does the maintenance that is due.
 
 mod loan;
 mod shelf;
@@ -76,7 +77,8 @@ impl PoolOptions {
 
     common_settings! {}
 
-    /// Keeps at most this many bytes of memory that is not lent, idle and draining together. Beyond that the oldest is dropped.
+    /// Keeps at most this many bytes of memory that is not lent, idle and draining together. Beyond that the oldest is
+    /// dropped.
     pub fn capacity(mut self, bytes: u64) -> Self {
         self.limits.bytes = bytes;
         self
@@ -132,8 +134,8 @@ pub struct PoolStats {
     pub hits: u64,
     /// Requests that took new memory.
     pub misses: u64,
-    /// Memory that returned to the pool and was freed: too old, beyond the capacity, freed to make room for a new request, or not
-    /// reusable.
+    /// Memory that returned to the pool and was freed: too old, beyond the capacity, freed to make room for a new
+    /// request, or not reusable.
     pub dropped: u64,
     /// Memory that can be taken.
     pub idle: PoolAmount,
@@ -147,24 +149,25 @@ pub struct PoolStats {
 ///
 /// Filling it costs no more than filling private memory. Filling new shared memory takes several times as long.
 ///
-/// [`take`](Self::take) returns a draft. When the draft is dropped, or the array that it was [published](PooledDraft::publish) as, its
-/// memory returns to the pool, **and the array loses its name**. Attached processes keep the bytes: the memory is *draining* until the
-/// last of them detaches, and can be taken again only then.
+/// [`take`](Self::take) returns a draft. When the draft is dropped, or the array that it was
+/// [published](PooledDraft::publish) as, its memory returns to the pool, **and the array loses its name**. Attached
+/// processes keep the bytes: the memory is *draining* until the last of them detaches, and can be taken again only
+/// then.
 ///
-/// Clones share one pool. A pool has no thread: each call does the maintenance that is due, such as dropping memory that is too old. Each
-/// array's memory that it keeps costs one descriptor, and is freed with the last clone. A killed process leaves at most hidden files,
-/// which [`reclaim`](crate::counted::reclaim()) removes.
+/// Clones share one pool. A pool has no thread: each call does the maintenance that is due, such as dropping memory
+/// that is too old. Each array's memory that it keeps costs one descriptor, and is freed with the last clone. A killed
+/// process leaves at most hidden files, which [`reclaim`](crate::counted::reclaim()) removes.
 ///
 /// # Limits
 ///
-/// - Only processes that attach by the rules of `docs/layout.md` are noticed. A program that maps files without them, for example with
-///   `numpy.memmap`, **sees its memory being used again**. Do not give it arrays of a pool.
-/// - Memory is used again on Linux only. Elsewhere a process cannot find out that no other is attached, so each request takes new
-///   memory. Everything else is the same.
-/// - Publishing takes two steps: the name, then the locks. If a process is stopped between them, opening the name fails with `TimedOut`
-///   after five seconds.
-/// - In a forked child the pool is empty and stays empty, and its copies of the parent's drafts and arrays return nothing. The child may
-///   create a pool of its own.
+/// - Only processes that attach by the rules of `docs/layout.md` are noticed. A program that maps files without them,
+///   for example with `numpy.memmap`, **sees its memory being used again**. Do not give it arrays of a pool.
+/// - Memory is used again on Linux only. Elsewhere a process cannot find out that no other is attached, so each request
+///   takes new memory. Everything else is the same.
+/// - Publishing takes two steps: the name, then the locks. If a process is stopped between them, opening the name fails
+///   with `TimedOut` after five seconds.
+/// - In a forked child the pool is empty and stays empty, and its copies of the parent's drafts and arrays return
+///   nothing. The child may create a pool of its own.
 ///
 /// ```
 /// use ndarray_shm::Pool;
@@ -188,16 +191,16 @@ struct PoolState {
     backend: Directory,
     draft: DraftOptions,
     limits: Limits,
-    /// Fork generation of the creator. Parent and forked child share the open file descriptions, so the kernel would let both take
-    /// the same memory alone.
+    /// Fork generation of the creator. Parent and forked child share the open file descriptions, so the kernel would
+    /// let both take the same memory alone.
     generation: u64,
     shelf: Mutex<Shelf>,
 }
 
 impl Drop for PoolState {
     fn drop(&mut self) {
-        // In a forked child, the mutex can be locked by a thread that exists only in the parent, which was changing the shelf at the
-        // fork. Such a shelf may be inconsistent, so it is leaked, not dropped.
+        // In a forked child, the mutex can be locked by a thread that exists only in the parent, which was changing the
+        // shelf at the fork. Such a shelf may be inconsistent, so it is leaked, not dropped.
         if self.generation != os::fork_generation() && self.shelf.try_lock().is_err() {
             let broken = self.shelf.get_mut().unwrap_or_else(PoisonError::into_inner);
             std::mem::forget(std::mem::take(broken));
@@ -222,8 +225,8 @@ impl Pool {
 
     /// Takes memory for an array, **with its old contents**: elements of the pool's earlier arrays, or zeros.
     ///
-    /// Idle memory is used if it is as large as needed, or at most a quarter larger. Otherwise new memory is taken. If there is too little
-    /// room for that, or there are too few descriptors, idle memory is freed first.
+    /// Idle memory is used if it is as large as needed, or at most a quarter larger. Otherwise new memory is taken. If
+    /// there is too little room for that, or there are too few descriptors, idle memory is freed first.
     ///
     /// # Errors
     ///
@@ -251,17 +254,17 @@ impl Pool {
         Ok(draft)
     }
 
-    /// Removes an array's name and keeps its memory. The array need not come from this pool: it may have been created, opened, or
-    /// painted as a renderbuffer.
+    /// Removes an array's name and keeps its memory. The array need not come from this pool: it may have been created,
+    /// opened, or painted as a renderbuffer.
     ///
-    /// Other attached processes keep the bytes; the array only loses its name. If the name was removed before, the memory is not kept. It
-    /// is freed when the last process detaches.
+    /// Other attached processes keep the bytes; the array only loses its name. If the name was removed before, the
+    /// memory is not kept. It is freed when the last process detaches.
     ///
     /// # Errors
     ///
     /// The error returns the array, with its name.
-    /// - [`PermissionDenied`](Error::PermissionDenied): the file is another user's, has other permissions than the pool's arrays, or may
-    ///   not be written or renamed.
+    /// - [`PermissionDenied`](Error::PermissionDenied): the file is another user's, has other permissions than the
+    ///   pool's arrays, or may not be written or renamed.
     /// - [`InvalidSetting`](Error::InvalidSetting): the array is in another directory than the pool's arrays.
     /// - [`SizeMismatch`](Error::SizeMismatch): another program changed the length of the file.
     /// - [`TimedOut`](Error::TimedOut): another process kept the name locked for 10 s, to remove or replace it.
@@ -270,12 +273,13 @@ impl Pool {
         self.require_own(array).and_then(|array| self.absorb(array, PUT_WAIT))
     }
 
-    /// Makes an array one of this pool's: when the returned value is dropped, the array loses its name and the pool keeps its memory.
+    /// Makes an array one of this pool's: when the returned value is dropped, the array loses its name and the pool
+    /// keeps its memory.
     ///
     /// # Errors
     ///
-    /// The error returns the array. [`InvalidSetting`](Error::InvalidSetting) and [`Unsupported`](Error::Unsupported), as for
-    /// [`put`](Self::put).
+    /// The error returns the array. [`InvalidSetting`](Error::InvalidSetting) and [`Unsupported`](Error::Unsupported),
+    /// as for [`put`](Self::put).
     pub fn adopt<T: Element, D: Dimension>(
         &self,
         array: SharedArray<T, D>,
@@ -309,7 +313,8 @@ impl Pool {
     pub(crate) fn lend(&self, bytes: u64, options: DraftOptions) -> Result<(DraftSegment, bool)> {
         let take = |shelf: &mut Shelf| (shelf.tidy(self.shared.limits), shelf.take(bytes));
         while let Some((_dropped, Some(mut memory))) = self.with_shelf(take) {
-            // False if another process removed the hidden name. The file could never get a name again, so it is dropped.
+            // False if another process removed the hidden name. The file could never get a name again, so it is
+            // dropped.
             if memory.reuse(bytes)? {
                 self.with_shelf(|shelf| shelf.stats.hits += 1);
                 return Ok((memory, true));
@@ -323,7 +328,8 @@ impl Pool {
         Ok((memory, false))
     }
 
-    /// Retries `attempt` while there is too little room or there are too few descriptors, and frees idle memory before each retry.
+    /// Retries `attempt` while there is too little room or there are too few descriptors, and frees idle memory before
+    /// each retry.
     pub(crate) fn making_room<R>(&self, mut attempt: impl FnMut() -> Result<R>) -> Result<R> {
         loop {
             match attempt() {
@@ -394,14 +400,14 @@ impl Pool {
 
     /// Calls `act` with the locked shelf. In a forked child, empties the child's copy and returns `None`.
     ///
-    /// `act` returns memory to drop instead of dropping it, so that it is unmapped after the shelf is unlocked: unmapping takes long, and
-    /// other threads wait for the lock.
+    /// `act` returns memory to drop instead of dropping it, so that it is unmapped after the shelf is unlocked:
+    /// unmapping takes long, and other threads wait for the lock.
     fn with_shelf<R>(&self, act: impl FnOnce(&mut Shelf) -> R) -> Option<R> {
         if self.is_mine() {
             return Some(act(&mut self.shared.shelf.lock().unwrap_or_else(PoisonError::into_inner)));
         }
-        // Not `lock`: a thread that exists only in the parent may have held the lock at the fork, and would never release it here.
-        // Dropping the child's copy only unmaps the memory. The hidden names belong to the parent.
+        // Not `lock`: a thread that exists only in the parent may have held the lock at the fork, and would never
+        // release it here. Dropping the child's copy only unmaps the memory. The hidden names belong to the parent.
         let forgotten = self.shared.shelf.try_lock().ok().map(|mut shelf| std::mem::take(&mut *shelf));
         drop(forgotten);
         None

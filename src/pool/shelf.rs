@@ -33,8 +33,8 @@ impl Shelf {
         self.kept.push_back(ShelvedMemory { memory, since: Instant::now() });
     }
 
-    /// Takes idle memory of a suitable size, the smallest first. Of equal sizes it takes the memory that returned last, because more
-    /// of that is still in the caches.
+    /// Takes idle memory of a suitable size, the smallest first. Of equal sizes it takes the memory that returned last,
+    /// because more of that is still in the caches.
     pub(super) fn take(&mut self, bytes: u64) -> Option<DraftSegment> {
         let idle = self.kept.iter().enumerate().rev().filter(|(_, kept)| kept.memory.is_alone());
         let fitting = idle.filter(|(_, kept)| serves(kept.memory.room(), bytes));

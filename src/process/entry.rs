@@ -13,13 +13,14 @@ use super::report::{self, ERROR, PANIC, Report};
 use crate::error::{Error, Result, with_causes};
 use crate::os;
 
-/// The first argument of a process that is to run an entry. An environment variable would be inherited by processes that the entry
-/// starts; an argument is not.
+/// The first argument of a process that is to run an entry. An environment variable would be inherited by processes
+/// that the entry starts; an argument is not.
 const MARK: &str = "--ndarray-shm-process";
 
 /// A function that runs as a process of its own.
 ///
-/// `Ok` ends the process with exit code 0, an error with 1, a panic with 101. The parent gets the message of the error or panic.
+/// `Ok` ends the process with exit code 0, an error with 1, a panic with 101. The parent gets the message of the error
+/// or panic.
 pub type EntryPoint = fn(&Context) -> Result<(), Box<dyn StdError>>;
 
 /// A child's index, the number of children, and the arguments.
@@ -52,8 +53,8 @@ static ENTRIES: OnceLock<Vec<String>> = OnceLock::new();
 
 /// Registers the functions of this program that can be spawned, its *entries*. In a child, runs the requested entry.
 ///
-/// Call it once, first thing in `main`, before anything is opened, printed or read from the command line. In a child it does
-/// not return: the process ends with the entry.
+/// Call it once, first thing in `main`, before anything is opened, printed or read from the command line. In a child it
+/// does not return: the process ends with the entry.
 ///
 /// # Examples
 ///
@@ -73,7 +74,8 @@ static ENTRIES: OnceLock<Vec<String>> = OnceLock::new();
 /// ```
 pub fn init(entries: &[(&str, EntryPoint)]) {
     // Set before an entry runs, because the entry may spawn processes itself.
-    let _ = ENTRIES.set(entries.iter().map(|(name, _)| (*name).to_owned()).collect()); // of several calls, the first counts
+    // Of several calls, the first counts.
+    let _ = ENTRIES.set(entries.iter().map(|(name, _)| (*name).to_owned()).collect());
     let mut arguments = std::env::args_os().skip(1);
     if arguments.next().is_some_and(|first| first == MARK) {
         std::process::exit(play(entries, arguments));
@@ -133,8 +135,8 @@ fn play(entries: &[(&str, EntryPoint)], mut arguments: impl Iterator<Item = OsSt
     }
 }
 
-/// Reports the panics of this thread to the parent, and prints them as usual. With `panic = "abort"` a panic of any thread ends the
-/// process, so panics of all threads are reported.
+/// Reports the panics of this thread to the parent, and prints them as usual. With `panic = "abort"` a panic of any
+/// thread ends the process, so panics of all threads are reported.
 fn hear_panics(report: Arc<ManuallyDrop<File>>, index: usize) {
     let (own, print) = (thread::current().id(), panic::take_hook());
     panic::set_hook(Box::new(move |panic| {

@@ -36,7 +36,8 @@ impl Ending {
         if let Self::Exited(code) = self { Some(code) } else { None }
     }
 
-    /// Returns the name of the signal that killed the process, such as `SIGKILL`, or `signal 40` for one without a name.
+    /// Returns the name of the signal that killed the process, such as `SIGKILL`, or `signal 40` for one without a
+    /// name.
     pub fn signal_name(self) -> Option<Cow<'static, str>> {
         if let Self::Signal(signal) = self { Some(os::signal_name(signal)) } else { None }
     }
@@ -65,8 +66,8 @@ impl fmt::Display for Ending {
 
 /// The failure of a child of [`spawn`](super::spawn()): its index, how it ended, and its message, if it left one.
 ///
-/// `Display` writes all of it: "process 2 (pid 4711) was killed by SIGKILL", "process 0 (pid 4711) failed: MESSAGE", or "process 1
-/// could not be started: REASON".
+/// `Display` writes all of it: "process 2 (pid 4711) was killed by SIGKILL", "process 0 (pid 4711) failed: MESSAGE", or
+/// "process 1 could not be started: REASON".
 ///
 /// In a process that was forked from the one that called `spawn` it says that the child cannot be waited for there:
 /// [`Ending::Unsupported`].
@@ -99,8 +100,8 @@ impl ChildError {
         self.index
     }
 
-    /// Returns the process id that the child had; the system may have given it to another process since. It is 0 if the child could not
-    /// be started.
+    /// Returns the process id that the child had; the system may have given it to another process since. It is 0 if the
+    /// child could not be started.
     pub fn pid(&self) -> u32 {
         self.pid
     }
@@ -110,13 +111,14 @@ impl ChildError {
         self.ending
     }
 
-    /// Returns the exit status, or `None` if the child could not be started, its status is unknown, or this process cannot wait for it.
+    /// Returns the exit status, or `None` if the child could not be started, its status is unknown, or this process
+    /// cannot wait for it.
     pub fn status(&self) -> Option<ExitStatus> {
         self.status
     }
 
-    /// Returns the message: an entry's error with all its causes, or its panic with the place in the source. For a child that could
-    /// not be started, it is the program and the reason.
+    /// Returns the message: an entry's error with all its causes, or its panic with the place in the source. For a
+    /// child that could not be started, it is the program and the reason.
     ///
     /// Returns `None` for programs that are not entries, and for a child that was killed or called `exit` itself.
     pub fn message(&self) -> Option<&str> {

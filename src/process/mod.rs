@@ -1,8 +1,8 @@
 //! Child processes that fail together, are ended together, and leave nothing behind.
 //!
 //! Like `torch.multiprocessing.spawn` in Python, [`spawn`] runs one function of this program in several processes, and
-//! [`join`](Processes::join) waits for all of them. If one fails, the others are ended, and `join` returns its error or panic message
-//! with the index and process id. [`SpawnOptions::spawn_commands`] does the same with arbitrary programs.
+//! [`join`](Processes::join) waits for all of them. If one fails, the others are ended, and `join` returns its error or
+//! panic message with the index and process id. [`SpawnOptions::spawn_commands`] does the same with arbitrary programs.
 //!
 //! ```standalone_crate
 //! use ndarray_shm::process;
@@ -17,31 +17,32 @@
 //! }
 //! ```
 //!
-//! Not for threads, which share memory anyway, nor for processes on other machines. Workers that are started by other means (MPI, a batch
-//! system, `multiprocessing`) do not need this module: any process can open arrays by name.
+//! Not for threads, which share memory anyway, nor for processes on other machines. Workers that are started by other
+//! means (MPI, a batch system, `multiprocessing`) do not need this module: any process can open arrays by name.
 //!
 //! # How a program starts itself
 //!
-//! A child is the same program started anew. Unlike with `fork`, no memory of the parent is copied and no lock is inherited locked.
-//! `main` first calls [`init`] with the functions that children may run, its *entries*. In a child, `init` runs the requested
-//! entry and ends the process; otherwise it returns at once. Arguments are passed to the entry as text; arrays are opened by name.
+//! A child is the same program started anew. Unlike with `fork`, no memory of the parent is copied and no lock is
+//! inherited locked. `main` first calls [`init`] with the functions that children may run, its *entries*. In a child,
+//! `init` runs the requested entry and ends the process; otherwise it returns at once. Arguments are passed to the
+//! entry as text; arrays are opened by name.
 //!
 //! # How processes end
 //!
-//! - *A child fails*: it returns an error, panics, has an exit code other than 0, or is killed by a signal. The other children get
-//!   SIGTERM at once, whether `join` was called or not, and SIGKILL after the grace period. Workers that can do each other's work go on
-//!   instead: [`spawn_workers`], [`SpawnOptions::keep_going`].
-//! - *The parent dies*, in whatever way: on Linux its children are killed (`PR_SET_PDEATHSIG`), and so are their children. A child that
-//!   runs as another user, or with capabilities of its own, is not killed. Other platforms have no such signal: there, children should
-//!   detect the death themselves, for example by the end of a pipe.
-//! - *Ctrl-C*: children are in the parent's process group, so the terminal sends them the same signals as the parent, those of Ctrl-C and
-//!   Ctrl-Z included. A program that handles Ctrl-C itself finds its children interrupted.
+//! - *A child fails*: it returns an error, panics, has an exit code other than 0, or is killed by a signal. The other
+//!   children get SIGTERM at once, whether `join` was called or not, and SIGKILL after the grace period. Workers that
+//!   can do each other's work go on instead: [`spawn_workers`], [`SpawnOptions::keep_going`].
+//! - *The parent dies*, in whatever way: on Linux its children are killed (`PR_SET_PDEATHSIG`), and so are their
+//!   children. A child that runs as another user, or with capabilities of its own, is not killed. Other platforms have
+//!   no such signal: there, children should detect the death themselves, for example by the end of a pipe.
+//! - *Ctrl-C*: children are in the parent's process group, so the terminal sends them the same signals as the parent,
+//!   those of Ctrl-C and Ctrl-Z included. A program that handles Ctrl-C itself finds its children interrupted.
 //! - *[`Processes`] is dropped*: children that still run are killed at once and waited for.
 //! - *The thread that called `spawn` ends*: nothing happens.
 //!
-//! Signals go to the children only, not to the processes that a child started. One exception: if a child leads a process group of its
-//! own (`CommandExt::process_group(0)` in [`configure`](SpawnOptions::configure)), the whole group gets them, and Ctrl-C does not reach
-//! it.
+//! Signals go to the children only, not to the processes that a child started. One exception: if a child leads a
+//! process group of its own (`CommandExt::process_group(0)` in [`configure`](SpawnOptions::configure)), the whole group
+//! gets them, and Ctrl-C does not reach it.
 //!
 //! Windows has no signals: there, SIGTERM and SIGKILL both terminate the process.
 //!
@@ -118,10 +119,10 @@ pub fn spawn(count: usize, entry: &str, arguments: &[&str]) -> Result<Processes>
 
 /// Runs an entry of this program in `count` worker processes. If one fails, the others go on.
 ///
-/// For work that any worker can take over, such as the chunks of a [`RenderBuffer`](crate::RenderBuffer). It is [`spawn`] with
-/// [`keep_going`](SpawnOptions::keep_going): [`join`](Processes::join) waits until all have ended, and then returns the first failure.
-/// A failure does not tell whether the work is complete; check the work itself, for example with
-/// [`RenderBuffer::finish`](crate::RenderBuffer::finish).
+/// For work that any worker can take over, such as the chunks of a [`RenderBuffer`](crate::RenderBuffer). It is
+/// [`spawn`] with [`keep_going`](SpawnOptions::keep_going): [`join`](Processes::join) waits until all have ended, and
+/// then returns the first failure. A failure does not tell whether the work is complete; check the work itself, for
+/// example with [`RenderBuffer::finish`](crate::RenderBuffer::finish).
 ///
 /// # Errors
 ///
@@ -169,12 +170,13 @@ pub fn spawn_workers(count: usize, entry: &str, arguments: &[&str]) -> Result<Pr
 
 /// Returns a number that tells a forked child from its ancestors.
 ///
-/// For values that must not be used, or freed, in a forked child: such a value keeps the number of the process that created it, and
-/// compares it with the current one. The number never changes in the life of a process. It differs between a process and every
-/// child that the process forks after its first call; children of one parent may have the same number. The call costs two loads of memory.
+/// For values that must not be used, or freed, in a forked child: such a value keeps the number of the process that
+/// created it, and compares it with the current one. The number never changes in the life of a process. It differs
+/// between a process and every child that the process forks after its first call; children of one parent may have the
+/// same number. The call costs two loads of memory.
 ///
-/// Forks are noticed by handlers of `pthread_atfork`, which fork(3) calls and a bare clone(2) does not. Where there are no forks,
-/// the number is 0. Processes of [`spawn`] are started anew, and inherit no values.
+/// Forks are noticed by handlers of `pthread_atfork`, which fork(3) calls and a bare clone(2) does not. Where there are
+/// no forks, the number is 0. Processes of [`spawn`] are started anew, and inherit no values.
 ///
 /// # Examples
 ///

@@ -17,8 +17,8 @@ type Configure<'a> = Box<dyn FnMut(usize, &mut Command) + 'a>;
 
 /// Options for starting children: grace period, environment, directory and streams, and whether one failure ends all.
 ///
-/// Children use the backend that [`set_emulate_shm`](crate::set_emulate_shm) chose in this process, unless their command sets or
-/// removes the environment variable for it.
+/// Children use the backend that [`set_emulate_shm`](crate::set_emulate_shm) chose in this process, unless their
+/// command sets or removes the environment variable for it.
 ///
 /// # Examples
 ///
@@ -43,7 +43,8 @@ pub struct SpawnOptions<'a> {
 }
 
 impl<'a> SpawnOptions<'a> {
-    /// Begins with the defaults: a grace period of 30 seconds, the first failure ends all, everything else is inherited.
+    /// Begins with the defaults: a grace period of 30 seconds, the first failure ends all, everything else is
+    /// inherited.
     pub fn new() -> Self {
         let policy = Policy { grace: Duration::from_secs(30), keep_going: false };
         Self { policy, configure: Box::new(|_, _| {}) }
@@ -57,8 +58,8 @@ impl<'a> SpawnOptions<'a> {
 
     /// Sets whether the other children go on when one fails. Use it if any child can do the work of another.
     ///
-    /// A child that cannot be started is then a failure like any other, [`NotStarted`](super::Ending::NotStarted), and `spawn` succeeds.
-    /// [`join`](Processes::join) returns the first failure when all children have ended.
+    /// A child that cannot be started is then a failure like any other, [`NotStarted`](super::Ending::NotStarted), and
+    /// `spawn` succeeds. [`join`](Processes::join) returns the first failure when all children have ended.
     /// [`next_end`](Processes::next_end) returns each end as it happens.
     ///
     /// # Examples
@@ -84,8 +85,8 @@ impl<'a> SpawnOptions<'a> {
 
     /// Sets a function that adjusts the command of each child, by its index, before the child is started.
     ///
-    /// Arguments that it adds to an entry's command follow the common ones. If it makes a stream a pipe, take the pipe from
-    /// [`Processes`] afterwards.
+    /// Arguments that it adds to an entry's command follow the common ones. If it makes a stream a pipe, take the pipe
+    /// from [`Processes`] afterwards.
     pub fn configure(self, configure: impl FnMut(usize, &mut Command) + 'a) -> Self {
         Self { configure: Box::new(configure), ..self }
     }
@@ -120,7 +121,8 @@ impl<'a> SpawnOptions<'a> {
 
     fn start(mut self, mut commands: Vec<Command>, report: Option<Report>) -> Result<Processes> {
         for (index, command) in commands.iter_mut().enumerate() {
-            // The choice of `set_emulate_shm` is in this process's memory only, so children get it through their environment.
+            // The choice of `set_emulate_shm` is in this process's memory only, so children get it through their
+            // environment.
             if let Some((name, value)) = chosen_variable().filter(|(name, _)| !sets(command, name)) {
                 command.env(name, value);
             }

@@ -10,15 +10,15 @@ use super::failure::ChildError;
 use super::supervisor::{Pipes, Supervised, Supervision};
 use crate::os::{self, Bell, Stop};
 
-/// How long a dropped handle waits for the children that it killed. They usually end in a moment. If the kernel makes one wait for a
-/// disk, the supervisor thread waits for it in the background.
+/// How long a dropped handle waits for the children that it killed. They usually end in a moment. If the kernel makes
+/// one wait for a disk, the supervisor thread waits for it in the background.
 const BURIAL: Duration = Duration::from_secs(2);
 
 /// Processes that were started together. If one fails, the others are ended, unless they were started with
 /// [`keep_going`](super::SpawnOptions::keep_going).
 ///
-/// Several threads can use it at once. Dropping it kills the processes that still run; call [`join`](Self::join) first to wait for
-/// them.
+/// Several threads can use it at once. Dropping it kills the processes that still run; call [`join`](Self::join) first
+/// to wait for them.
 ///
 /// The processes belong to the process that started them. In a forked child, waiting fails with
 /// [`Ending::Unsupported`](super::Ending::Unsupported), and `terminate` and dropping do nothing.
@@ -42,8 +42,8 @@ impl Processes {
         Self { pids, pipes, shared, bell, thread: Some(thread), generation, refused: AtomicUsize::new(0) }
     }
 
-    /// Returns whether this process started the processes. In a forked child there is no supervisor thread: no end is ever recorded
-    /// there, and a lock that the thread held at the fork stays locked for ever.
+    /// Returns whether this process started the processes. In a forked child there is no supervisor thread: no end is
+    /// ever recorded there, and a lock that the thread held at the fork stays locked for ever.
     fn are_own(&self) -> bool {
         self.generation == os::fork_generation()
     }
@@ -56,8 +56,8 @@ impl Processes {
 
     /// Returns the process ids, by index.
     ///
-    /// The id of a process that has ended may belong to another process by now. A process that could not be started has id 0. Do not pass
-    /// that to kill(2), to which it means the caller's own process group.
+    /// The id of a process that has ended may belong to another process by now. A process that could not be started has
+    /// id 0. Do not pass that to kill(2), to which it means the caller's own process group.
     pub fn pids(&self) -> &[u32] {
         &self.pids
     }
@@ -79,7 +79,8 @@ impl Processes {
 
     /// Waits until all processes have ended, for at most `limit`. Returns `Ok(false)` if some still run.
     ///
-    /// [`Duration::ZERO`] does not wait. `Ok(true)` and errors mean that all processes have ended, except in a forked child.
+    /// [`Duration::ZERO`] does not wait. `Ok(true)` and errors mean that all processes have ended, except in a forked
+    /// child.
     ///
     /// # Errors
     ///
@@ -91,12 +92,12 @@ impl Processes {
 
     /// Waits for the next process to end, and returns its index and how it ended.
     ///
-    /// Returns `None` if every end was returned before, or if no process ended within `limit`. Without a limit it waits as long as it
-    /// takes; [`Duration::ZERO`] does not wait. Ends are returned in their order, each once and to one caller, those of terminated
-    /// processes included. It can be called after [`join`](Self::join), too.
+    /// Returns `None` if every end was returned before, or if no process ended within `limit`. Without a limit it waits
+    /// as long as it takes; [`Duration::ZERO`] does not wait. Ends are returned in their order, each once and to one
+    /// caller, those of terminated processes included. It can be called after [`join`](Self::join), too.
     ///
-    /// In a forked child it does not wait. It returns [`Ending::Unsupported`](super::Ending::Unsupported) once for each process, and
-    /// then `None`.
+    /// In a forked child it does not wait. It returns [`Ending::Unsupported`](super::Ending::Unsupported) once for each
+    /// process, and then `None`.
     pub fn next_end(&self, limit: Option<Duration>) -> Option<(usize, Result<(), ChildError>)> {
         if !self.are_own() {
             // Relaxed suffices: the addition alone gives each index to one caller.
@@ -106,7 +107,8 @@ impl Processes {
         self.shared.next_end(limit)
     }
 
-    /// Sends SIGTERM to all processes, and SIGKILL to those that still run after the [grace period](super::SpawnOptions::grace).
+    /// Sends SIGTERM to all processes, and SIGKILL to those that still run after the [grace
+    /// period](super::SpawnOptions::grace).
     ///
     /// Returns at once; [`join`](Self::join) waits. Does nothing in a forked child: the processes belong to its parent.
     pub fn terminate(&self) {
@@ -139,8 +141,8 @@ impl Processes {
 impl Drop for Processes {
     fn drop(&mut self) {
         if !self.are_own() {
-            // The processes belong to the parent. The thread does not exist here, and another thread may have its number by now:
-            // dropping the handle would detach that one.
+            // The processes belong to the parent. The thread does not exist here, and another thread may have its
+            // number by now: dropping the handle would detach that one.
             std::mem::forget(self.thread.take());
             return;
         }

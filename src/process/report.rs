@@ -1,9 +1,9 @@
 //! The messages of failed children: one nameless file, with a slot for each child.
 //!
-//! The parent keeps one descriptor for all children. The file is freed when the last process closes it, so no death leaves it behind.
-//! A slot is a header (the exit code that it explains, and the length of the text) and the text. The header is written last, so a
-//! child that is killed while it writes leaves no message. The file is untrusted input: exit code and length are checked, and the text
-//! is only shown.
+//! The parent keeps one descriptor for all children. The file is freed when the last process closes it, so no death
+//! leaves it behind. A slot is a header (the exit code that it explains, and the length of the text) and the text. The
+//! header is written last, so a child that is killed while it writes leaves no message. The file is untrusted input:
+//! exit code and length are checked, and the text is only shown.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -39,7 +39,8 @@ impl Report {
         Ok(Self { file: Arc::new(file), name })
     }
 
-    /// Returns a child's message, if it explains this exit status. The message of a panic that the child survived does not.
+    /// Returns a child's message, if it explains this exit status. The message of a panic that the child survived does
+    /// not.
     pub(super) fn last_words(&self, index: usize, status: ExitStatus) -> Option<String> {
         let (code, text) = read(&self.file, index)?;
         let is_so = status.code() == Some(code) || (code == PANIC && os::is_abort(status));
@@ -67,8 +68,9 @@ fn write(file: &File, index: usize, code: i32, text: &str) -> io::Result<()> {
     let mut header = [0; HEADER];
     header[..4].copy_from_slice(&code.to_ne_bytes());
     header[4..].copy_from_slice(&length.to_ne_bytes());
-    // Clear the header, write the text, write the header. A child that is killed at any point leaves either no valid header or a
-    // complete message; without the first step, an earlier message's header could cover a mixture of both texts.
+    // Clear the header, write the text, write the header. A child that is killed at any point leaves either no valid
+    // header or a complete message; without the first step, an earlier message's header could cover a mixture of both
+    // texts.
     os::write_all_at(file, &[0; HEADER], start)?;
     os::write_all_at(file, text, start + HEADER as u64)?;
     os::write_all_at(file, &header, start)

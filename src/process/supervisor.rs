@@ -1,8 +1,8 @@
 //! The thread that starts the children of one call, waits for their ends, and stops them.
 //!
-//! Linux sends the parent-death signal when the *thread* that started the child ends. So this thread starts the children and lives
-//! until the last of them has ended, however long the caller's thread lives. Only this thread waits for the children. So a child
-//! that it signals was not waited for yet, and no other process can have its process id.
+//! Linux sends the parent-death signal when the *thread* that started the child ends. So this thread starts the
+//! children and lives until the last of them has ended, however long the caller's thread lives. Only this thread waits
+//! for the children. So a child that it signals was not waited for yet, and no other process can have its process id.
 
 use std::collections::VecDeque;
 use std::io;
@@ -39,8 +39,8 @@ pub(super) struct Supervision {
 
 #[derive(Debug, Default)]
 struct SupervisionState {
-    /// How to stop the children that still run: by SIGKILL, or by SIGTERM and then SIGKILL after the grace period. An order can become
-    /// stronger, and is never taken back.
+    /// How to stop the children that still run: by SIGKILL, or by SIGTERM and then SIGKILL after the grace period. An
+    /// order can become stronger, and is never taken back.
     order: Option<Stop>,
     /// The first failure, if it came before any order.
     failure: Option<ChildError>,
@@ -228,7 +228,8 @@ impl Supervisor {
                 self.stop_all(how);
             }
             let limit = kill_at.map(|at| at.saturating_duration_since(Instant::now()));
-            // An order given since the look above is not lost: its giver rings the bell after it, and that ends the wait.
+            // An order given since the look above is not lost: its giver rings the bell after it, and that ends the
+            // wait.
             os::wait_for_end(self.running.iter().map(|(_, watched)| watched), &self.bell, limit);
         }
     }

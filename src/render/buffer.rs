@@ -24,12 +24,13 @@ use crate::segment::locks::{Hold, Wait};
 
 /// An array that many threads and processes paint at the same time, and that gets its name when it is complete.
 ///
-/// The array is divided into chunks. A *painter*, a thread or process, [claims](Self::claim_next) a chunk, paints it through a
-/// safe view, and commits it. A claim is a kernel lock: no two painters hold the same chunk, and the chunk of a killed painter is free
-/// again.
+/// The array is divided into chunks. A *painter*, a thread or process, [claims](Self::claim_next) a chunk, paints it
+/// through a safe view, and commits it. A claim is a kernel lock: no two painters hold the same chunk, and the chunk of
+/// a killed painter is free again.
 ///
-/// Readers never open a half-painted array. Until [`finish`](Self::finish), the array has a reserved name, and a ledger beside it
-/// says which chunks are finished. If all painters stop early, creating a buffer with the same name and work resumes it.
+/// Readers never open a half-painted array. Until [`finish`](Self::finish), the array has a reserved name, and a ledger
+/// beside it says which chunks are finished. If all painters stop early, creating a buffer with the same name and work
+/// resumes it.
 ///
 /// ```
 /// use std::time::Duration;
@@ -58,7 +59,8 @@ pub struct RenderBuffer<T, D> {
     replace: bool,
     /// How long finishing waits for another user to name the array.
     patience: Duration,
-    /// Where the next search begins: behind the chunk that was claimed last. Only a hint; the locks and the ledger decide.
+    /// Where the next search begins: behind the chunk that was claimed last. Only a hint; the locks and the ledger
+    /// decide.
     next: AtomicUsize,
     elements: PhantomData<T>,
 }
@@ -66,23 +68,26 @@ pub struct RenderBuffer<T, D> {
 impl<T: Element, D: Dimension> RenderBuffer<T, D> {
     /// Begins a buffer of zeros, joins one that another process began, or resumes an interrupted one.
     ///
-    /// `fingerprint` identifies what is painted: the source, the region, and everything else that distinguishes one work from
-    /// another. All painters of a buffer must pass the same element type, shape, order, chunks and fingerprint.
+    /// `fingerprint` identifies what is painted: the source, the region, and everything else that distinguishes one
+    /// work from another. All painters of a buffer must pass the same element type, shape, order, chunks and
+    /// fingerprint.
     ///
     /// # Errors
     ///
-    /// - [`Mismatch`](Error::Mismatch): a buffer of this name exists for another work. Its [state](crate::render::OtherWork) says whether a
-    ///   process is attached to it. If none is, [`replace`](RenderOptions::replace) replaces it.
-    /// - [`AlreadyExists`](Error::AlreadyExists): a finished array has the name. [`accept_finished`](RenderOptions::accept_finished) gives
-    ///   that array to painters that come late.
+    /// - [`Mismatch`](Error::Mismatch): a buffer of this name exists for another work. Its
+    ///   [state](crate::render::OtherWork) says whether a process is attached to it. If none is,
+    ///   [`replace`](RenderOptions::replace) replaces it.
+    /// - [`AlreadyExists`](Error::AlreadyExists): a finished array has the name.
+    ///   [`accept_finished`](RenderOptions::accept_finished) gives that array to painters that come late.
     /// - [`ForeignOwner`](Error::ForeignOwner): the buffer belongs to another user that was [not
     ///   chosen](RenderOptions::shared_with).
     /// - [`TimedOut`](Error::TimedOut): another process is beginning the buffer, and takes longer than the
     ///   [timeout](RenderOptions::timeout).
-    /// - [`NoSpace`](Error::NoSpace): there is not enough memory; none was reserved. Also if another process began the buffer with
-    ///   [`Pages::Sparse`](crate::Pages::Sparse), and this one did not choose that and so fills the holes.
+    /// - [`NoSpace`](Error::NoSpace): there is not enough memory; none was reserved. Also if another process began the
+    ///   buffer with [`Pages::Sparse`](crate::Pages::Sparse), and this one did not choose that and so fills the holes.
     /// - [`InvalidLocation`](Error::InvalidLocation): the location is not a valid name, or longer than 241 bytes.
-    /// - [`InvalidSetting`](Error::InvalidSetting): a chunk has no extent, or the fingerprint is longer than 4096 bytes.
+    /// - [`InvalidSetting`](Error::InvalidSetting): a chunk has no extent, or the fingerprint is longer than 4096
+    ///   bytes.
     /// - [`Trailer`](Error::Trailer): the ledger is damaged.
     pub fn create(
         location: impl IntoLocation,
@@ -101,8 +106,8 @@ impl<T: Element, D: Dimension> RenderBuffer<T, D> {
     /// # Errors
     ///
     /// - [`NotFound`](Error::NotFound): no such buffer was begun, or it is finished.
-    /// - [`DTypeMismatch`](Error::DTypeMismatch), [`ShapeMismatch`](Error::ShapeMismatch): it has another element type or another
-    ///   number of axes.
+    /// - [`DTypeMismatch`](Error::DTypeMismatch), [`ShapeMismatch`](Error::ShapeMismatch): it has another element type
+    ///   or another number of axes.
     /// - [`ForeignOwner`](Error::ForeignOwner), [`TimedOut`](Error::TimedOut), [`NoSpace`](Error::NoSpace): as for
     ///   [`create`](Self::create).
     /// - [`Trailer`](Error::Trailer): the ledger is damaged.
@@ -158,12 +163,13 @@ impl<T: Element, D: Dimension> RenderBuffer<T, D> {
         let (raw, hold) = match self.lock(index, LockKind::Exclusive, Wait::No) {
             Ok(locked) => locked,
             Err(Error::WouldBlock { .. }) => return Ok(Claim::Busy),
-            // The payload has lost its reserved name. If the chunk was finished since the first check, another process may have
-            // finished the whole buffer: that is no error. Otherwise the buffer was discarded.
+            // The payload has lost its reserved name. If the chunk was finished since the first check, another process
+            // may have finished the whole buffer: that is no error. Otherwise the buffer was discarded.
             Err(Error::Unlinked { .. }) if self.pair.chunks.is_done(index) => return Ok(Claim::Done),
             Err(error) => return Err(error),
         };
-        // Checked again under the lock: another painter may have committed the chunk and released the lock since the first check.
+        // Checked again under the lock: another painter may have committed the chunk and released the lock since the
+        // first check.
         if self.pair.chunks.is_done(index) {
             return Ok(Claim::Done);
         }
@@ -172,7 +178,8 @@ impl<T: Element, D: Dimension> RenderBuffer<T, D> {
 
     /// Locks the cell of a chunk, on an open file description of its own. Also returns a pointer to the whole array.
     ///
-    /// Fails with `Unlinked` if the payload has lost its reserved name. The caller looks at the chunk's state under the lock.
+    /// Fails with `Unlinked` if the payload has lost its reserved name. The caller looks at the chunk's state under the
+    /// lock.
     fn lock(&self, index: usize, kind: LockKind, wait: Wait) -> Result<(RawArrayViewMut<T, D>, Hold)> {
         let payload = &self.pair.payload;
         // In a forked child, a pool of the parent could recycle the memory while the child paints.
@@ -185,8 +192,8 @@ impl<T: Element, D: Dimension> RenderBuffer<T, D> {
 
     /// Claims any chunk that is neither finished nor claimed, without waiting.
     ///
-    /// Chunks are claimed in the order of their numbers, beginning behind the one that this buffer claimed last. Chunks before it,
-    /// which other painters have released, come at the end.
+    /// Chunks are claimed in the order of their numbers, beginning behind the one that this buffer claimed last. Chunks
+    /// before it, which other painters have released, come at the end.
     ///
     /// # Errors
     ///
@@ -210,8 +217,8 @@ impl<T: Element, D: Dimension> RenderBuffer<T, D> {
 
     /// Claims any chunk. While all unfinished chunks are claimed, waits until one is released or all are finished.
     ///
-    /// Returns `Busy` when `limit` has passed. Commit or drop your claims before calling this: a thread that holds the last
-    /// unfinished chunk waits for itself.
+    /// Returns `Busy` when `limit` has passed. Commit or drop your claims before calling this: a thread that holds the
+    /// last unfinished chunk waits for itself.
     ///
     /// # Errors
     ///
@@ -226,12 +233,13 @@ impl<T: Element, D: Dimension> RenderBuffer<T, D> {
         }
     }
 
-    /// Takes a read lock on a finished chunk, while other chunks may still be painted. Returns `None` if the chunk is not finished.
+    /// Takes a read lock on a finished chunk, while other chunks may still be painted. Returns `None` if the chunk is
+    /// not finished.
     ///
     /// # Errors
     ///
-    /// - [`Unlinked`](Error::Unlinked): the buffer was discarded, or another process finished it. In the latter case, open the
-    ///   array by its name.
+    /// - [`Unlinked`](Error::Unlinked): the buffer was discarded, or another process finished it. In the latter case,
+    ///   open the array by its name.
     /// - [`TooManyOpenFiles`](Error::TooManyOpenFiles): a guard needs a descriptor.
     ///
     /// # Panics
@@ -241,8 +249,8 @@ impl<T: Element, D: Dimension> RenderBuffer<T, D> {
         if !self.pair.chunks.is_done(index) {
             return Ok(None);
         }
-        // A finished chunk is not painted again. Its cell is locked for a moment by a painter that did not know yet that it is finished,
-        // and longer only by a write guard of the whole payload.
+        // A finished chunk is not painted again. Its cell is locked for a moment by a painter that did not know yet
+        // that it is finished, and longer only by a write guard of the whole payload.
         let (raw, hold) = self.lock(index, LockKind::Shared, Wait::Forever)?;
         Ok(Some(ChunkGuard::new(self, index, raw, hold)))
     }
@@ -269,8 +277,8 @@ impl<T: Element, D: Dimension> RenderBuffer<T, D> {
 
     /// Gives the complete array its public name, and removes the ledger.
     ///
-    /// Every painter may call this. If another painter has named the array already, `finish` returns the same array, as long as the
-    /// array still has that name.
+    /// Every painter may call this. If another painter has named the array already, `finish` returns the same array, as
+    /// long as the array still has that name.
     ///
     /// # Errors
     ///
@@ -278,7 +286,8 @@ impl<T: Element, D: Dimension> RenderBuffer<T, D> {
     ///
     /// - [`Incomplete`](Error::Incomplete): chunks are missing.
     /// - [`AlreadyExists`](Error::AlreadyExists): another file got the name meanwhile.
-    /// - [`Unlinked`](Error::Unlinked): the buffer was discarded, or another process finished it and the array lost its name since.
+    /// - [`Unlinked`](Error::Unlinked): the buffer was discarded, or another process finished it and the array lost its
+    ///   name since.
     /// - [`PermissionDenied`](Error::PermissionDenied): only another user may name the array, and did not within the
     ///   [timeout](RenderOptions::timeout).
     /// - [`Unsupported`](Error::Unsupported): this is a forked child, and its parent can recycle the memory.
@@ -305,7 +314,8 @@ impl<T: Element, D: Dimension> RenderBuffer<T, D> {
             // The reserved name is gone: another process has finished the buffer, unless it was discarded.
             Err(Error::NotFound { .. }) if self.home.leads_to(payload.id())? => {}
             Err(Error::NotFound { .. }) => return Err(self.discarded()),
-            // In a directory with the sticky bit, only the payload's owner may rename it. Waits for a process of that user.
+            // In a directory with the sticky bit, only the payload's owner may rename it. Waits for a process of that
+            // user.
             Err(error @ Error::PermissionDenied { .. }) => {
                 let mut backoff = Backoff::new(self.patience);
                 while !self.home.leads_to(payload.id())? {
@@ -318,14 +328,15 @@ impl<T: Element, D: Dimension> RenderBuffer<T, D> {
         }
         os::step("render: array named");
         match interrupt::uninterrupted(|| ledger.unlink()) {
-            // Only its owner may remove the ledger. It is stale now, and the next process of the owner that finds it removes it.
+            // Only its owner may remove the ledger. It is stale now, and the next process of the owner that finds it
+            // removes it.
             Ok(_) | Err(Error::PermissionDenied { .. }) => Ok(()),
             Err(error) => Err(error),
         }
     }
 
-    /// Removes the unfinished buffer. In other painters, the next claim fails. An array that is [finished](RenderOptions::accept_finished)
-    /// stays.
+    /// Removes the unfinished buffer. In other painters, the next claim fails. An array that is
+    /// [finished](RenderOptions::accept_finished) stays.
     ///
     /// # Errors
     ///
@@ -335,8 +346,8 @@ impl<T: Element, D: Dimension> RenderBuffer<T, D> {
         self.unlink()
     }
 
-    /// Removes the unfinished buffer as [`discard`](Self::discard) does, but stays attached: the memory is freed when this value
-    /// and all other attachments are dropped. The next claim fails in every process, this one included.
+    /// Removes the unfinished buffer as [`discard`](Self::discard) does, but stays attached: the memory is freed when
+    /// this value and all other attachments are dropped. The next claim fails in every process, this one included.
     ///
     /// For code that may still have pointers to the elements, such as bindings for another language.
     ///

@@ -12,8 +12,9 @@ use crate::segment::locks::Hold;
 
 /// The exclusive right to paint one chunk of a [`RenderBuffer`](crate::RenderBuffer).
 ///
-/// Until it is [committed](Self::commit) or dropped, claims on the same chunk return [`Busy`](Claim::Busy). If the process dies, the
-/// kernel releases the lock, and another painter can claim and paint the chunk. A claim holds one descriptor.
+/// Until it is [committed](Self::commit) or dropped, claims on the same chunk return [`Busy`](Claim::Busy). If the
+/// process dies, the kernel releases the lock, and another painter can claim and paint the chunk. A claim holds one
+/// descriptor.
 #[must_use = "dropping a claim releases its chunk unpainted"]
 pub struct ChunkClaim<'a, T: Element, D: Dimension> {
     buffer: &'a RenderBuffer<T, D>,
@@ -30,9 +31,9 @@ impl<'a, T: Element, D: Dimension> ChunkClaim<'a, T, D> {
     pub(super) fn new(buffer: &'a RenderBuffer<T, D>, index: usize, raw: RawArrayViewMut<T, D>, hold: Hold) -> Self {
         let region = buffer.grid().region(index);
         let raw = cut(raw, &region);
-        // SAFETY: the elements lie in the buffer's mapping, which lives for 'a. The hold is a write lock on the chunk's cell, so no
-        // other guard, claim or chunk guard, in any thread or process, gives access to the chunk while the hold lives. Other chunks
-        // share no element with it. The claim owns both view and hold.
+        // SAFETY: the elements lie in the buffer's mapping, which lives for 'a. The hold is a write lock on the chunk's
+        // cell, so no other guard, claim or chunk guard, in any thread or process, gives access to the chunk while the
+        // hold lives. Other chunks share no element with it. The claim owns both view and hold.
         let view = unsafe { raw.deref_into_view_mut() };
         Self { buffer, index, region, view, hold }
     }
@@ -59,8 +60,8 @@ impl<'a, T: Element, D: Dimension> ChunkClaim<'a, T, D> {
     ///
     /// # Errors
     ///
-    /// [`Unsupported`](Error::Unsupported): this process was forked from the one that has the claim. The parent may still be painting
-    /// the chunk, so it stays claimed and unfinished.
+    /// [`Unsupported`](Error::Unsupported): this process was forked from the one that has the claim. The parent may
+    /// still be painting the chunk, so it stays claimed and unfinished.
     pub fn commit(self) -> Result<()> {
         let Self { buffer, index, view, hold, .. } = self;
         drop(view);
@@ -68,7 +69,8 @@ impl<'a, T: Element, D: Dimension> ChunkClaim<'a, T, D> {
             let what = "the claim belongs to the parent of this forked process (claim a chunk here)".into();
             return Err(Error::Unsupported { location: buffer.location().to_string(), what });
         }
-        // Before the lock is released. Otherwise another painter could take the lock, find the chunk unfinished, and paint it again.
+        // Before the lock is released. Otherwise another painter could take the lock, find the chunk unfinished, and
+        // paint it again.
         buffer.pair.chunks.set_done(index);
         drop(hold);
         Ok(())
@@ -98,8 +100,9 @@ impl<'a, T: Element, D: Dimension> ChunkGuard<'a, T, D> {
     pub(super) fn new(buffer: &'a RenderBuffer<T, D>, index: usize, raw: RawArrayViewMut<T, D>, hold: Hold) -> Self {
         let region = buffer.grid().region(index);
         let raw = cut(raw, &region);
-        // SAFETY: the elements lie in the buffer's mapping, which lives for 'a. The hold is a read lock on the chunk's cell, so no
-        // guard or claim of any thread or process can write to the chunk while the hold lives. The guard owns both view and hold.
+        // SAFETY: the elements lie in the buffer's mapping, which lives for 'a. The hold is a read lock on the chunk's
+        // cell, so no guard or claim of any thread or process can write to the chunk while the hold lives. The guard
+        // owns both view and hold.
         let view = unsafe { raw.deref_into_view() };
         Self { region, view, _hold: hold }
     }

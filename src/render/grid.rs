@@ -11,8 +11,8 @@ use crate::error::{Error, Result};
 /// Chunks are numbered in C order of the grid: the last axis runs fastest, whatever the order in memory. Chunks at the
 /// edges are clipped to the array, so every element belongs to exactly one chunk.
 ///
-/// Along each axis, the first chunk may begin before the array, by the *offset*. So a region of a larger chunked volume can keep the
-/// chunk boundaries of the volume.
+/// Along each axis, the first chunk may begin before the array, by the *offset*. So a region of a larger chunked volume
+/// can keep the chunk boundaries of the volume.
 ///
 /// # Examples
 ///
@@ -35,8 +35,8 @@ pub struct ChunkGrid<D> {
 }
 
 impl<D: Dimension> ChunkGrid<D> {
-    /// Divides `shape` into chunks of shape `chunk`. The first chunk along each axis lacks `offset` elements. All are in elements per
-    /// axis.
+    /// Divides `shape` into chunks of shape `chunk`. The first chunk along each axis lacks `offset` elements. All are
+    /// in elements per axis.
     ///
     /// # Errors
     ///

@@ -20,7 +20,8 @@
 //!
 //! *The payload* is the painted file, except in [`Footer`]: there it is the bytes before the trailer, here the states.
 //!
-//! All numbers are little-endian. Any process may have written these bytes. They are copied once and checked before they are used.
+//! All numbers are little-endian. Any process may have written these bytes. They are copied once and checked before
+//! they are used.
 
 use std::fs::File;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -86,7 +87,8 @@ impl RenderSpec {
         check_axes(&self.shape)
     }
 
-    /// Fails with `Mismatch`, naming the first difference, unless both works are the same. `state` is that of the buffer that was found.
+    /// Fails with `Mismatch`, naming the first difference, unless both works are the same. `state` is that of the
+    /// buffer that was found.
     pub(crate) fn require(&self, found: &Self, location: &Location, state: OtherWork) -> Result<()> {
         let [own, other] = differing_words([&self.fingerprint, &found.fingerprint]);
         let described = |work: &Self, fingerprint: &str| {
@@ -105,8 +107,9 @@ impl RenderSpec {
         })
     }
 
-    /// Returns a digest of all that distinguishes this work from others, as 32 hexadecimal digits: FNV-1a with 128 bits, of the fields of
-    /// the ledger's trailer that say what is painted. Other works have other digests, but for accidents and for attackers.
+    /// Returns a digest of all that distinguishes this work from others, as 32 hexadecimal digits: FNV-1a with 128
+    /// bits, of the fields of the ledger's trailer that say what is painted. Other works have other digests, but for
+    /// accidents and for attackers.
     pub(crate) fn digest(&self) -> String {
         const BASIS: u128 = 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d;
         const PRIME: u128 = 0x0000_0000_0100_0000_0000_0000_0000_013b;
@@ -260,7 +263,8 @@ impl LedgerFile {
         Ok(Some(Self { home, file, id: facts.id, record }))
     }
 
-    /// Returns whether the states were written in this boot; `None` if this process, or the creator, could not tell its boot.
+    /// Returns whether the states were written in this boot; `None` if this process, or the creator, could not tell its
+    /// boot.
     pub(crate) fn is_of_this_boot(&self) -> Option<bool> {
         self.record.boot.is_current().or_else(|| os::is_lost_at_boot(&self.file).then_some(true))
     }
@@ -285,7 +289,8 @@ impl LedgerFile {
     pub(crate) fn lock_out(&self) -> Result<LockedOut> {
         let failed = |error| Error::os("lock the ledger of", &self.home.location, error);
         let mut alone = Turn::new(self.file.try_clone().map_err(failed)?);
-        // BEGINNING first: a process that has it, and with it the lease, is at work for a moment only, and is no painter.
+        // BEGINNING first: a process that has it, and with it the lease, is at work for a moment only, and is no
+        // painter.
         if !alone.try_lock(LockKind::Exclusive, BEGINNING).map_err(failed)? {
             return Ok(LockedOut::Changing);
         }
@@ -295,7 +300,8 @@ impl LedgerFile {
         Ok(LockedOut::Alone(alone))
     }
 
-    /// Removes the ledger's name, if it still leads to this file. Waits at most `limit` for another process that changes the name.
+    /// Removes the ledger's name, if it still leads to this file. Waits at most `limit` for another process that
+    /// changes the name.
     pub(crate) fn unlink_within(&self, limit: Duration) -> Result<bool> {
         self.home.unlink_within(self.id, limit)
     }
@@ -328,7 +334,8 @@ impl LedgerFile {
 
 /// Result of locking out the processes of a buffer.
 pub(crate) enum LockedOut {
-    /// No process is attached to the ledger, and until the locks are dropped none can attach, begin or replace the buffer.
+    /// No process is attached to the ledger, and until the locks are dropped none can attach, begin or replace the
+    /// buffer.
     Alone(Turn),
     /// A process is attached.
     Attached,
@@ -370,8 +377,9 @@ impl LedgerSegment {
 
     /// Returns whether a chunk is finished.
     ///
-    /// The load is an acquire load and pairs with the release store in [`set_done`](Self::set_done): a process that sees the state
-    /// also sees all elements that the painter wrote before, even without taking the lock on the chunk's cell.
+    /// The load is an acquire load and pairs with the release store in [`set_done`](Self::set_done): a process that
+    /// sees the state also sees all elements that the painter wrote before, even without taking the lock on the chunk's
+    /// cell.
     pub(crate) fn is_done(&self, index: usize) -> bool {
         self.state(index).load(Ordering::Acquire) == DONE
     }
@@ -394,8 +402,9 @@ impl LedgerSegment {
         assert!(index < chunks && index < self.segment.length(), "chunk {index} of {chunks}");
         // SAFETY: the index is less than the number of mapped bytes.
         let byte = unsafe { self.segment.pointer().add(index) };
-        // SAFETY: the byte is mapped for writing as long as `self` lives. All processes, this one included, access the states of a
-        // ledger only through atomics or system calls, because a file with a footer cannot be opened as an array.
+        // SAFETY: the byte is mapped for writing as long as `self` lives. All processes, this one included, access the
+        // states of a ledger only through atomics or system calls, because a file with a footer cannot be opened as an
+        // array.
         unsafe { AtomicU8::from_ptr(byte) }
     }
 }
@@ -406,8 +415,8 @@ fn write_trailer(draft: &Mapped, trailer: &[u8]) {
     assert!(trailer.len() <= draft.length(), "the draft has room for this trailer");
     // SAFETY: the offset is at most the length of the mapping.
     let to = unsafe { draft.pointer().add(draft.length() - trailer.len()) };
-    // SAFETY: from `to` to the end of the mapping are `trailer.len()` bytes, mapped for writing. Only its creator can reach a draft,
-    // so no other process accesses them.
+    // SAFETY: from `to` to the end of the mapping are `trailer.len()` bytes, mapped for writing. Only its creator can
+    // reach a draft, so no other process accesses them.
     unsafe { std::ptr::copy_nonoverlapping(trailer.as_ptr(), to, trailer.len()) };
 }
 

@@ -1,8 +1,9 @@
 //! Arrays that many painters fill at the same time, chunk by chunk. Killed painters do no harm.
 //!
-//! A *painter* is a thread or process that paints chunks; a *worker* is a painter that a program starts for that. A painter *claims* a
-//! chunk before painting it. A claim is a lock that the kernel releases when the process dies, so that another painter can paint the chunk. A [`RenderBuffer`] gets its public name when all chunks are finished. The next run with the same
-//! fingerprint resumes an interrupted one.
+//! A *painter* is a thread or process that paints chunks; a *worker* is a painter that a program starts for that. A
+//! painter *claims* a chunk before painting it. A claim is a lock that the kernel releases when the process dies, so
+//! that another painter can paint the chunk. A [`RenderBuffer`] gets its public name when all chunks are finished. The
+//! next run with the same fingerprint resumes an interrupted one.
 //!
 //! ```standalone_crate
 //! use std::error::Error;
@@ -36,14 +37,16 @@
 //! }
 //! ```
 //!
-//! Not for a single writer: [`SharedArray::write`](crate::SharedArray::write) is simpler. Not for chunks that change again: a committed
-//! chunk cannot be painted again.
+//! Not for a single writer: [`SharedArray::write`](crate::SharedArray::write) is simpler. Not for chunks that change
+//! again: a committed chunk cannot be painted again.
 
-// From the lowest to the highest: grid (arithmetic of chunks), ledger (the ledger's bytes), sharing (owners of files), pair (payload and
-// ledger: the order in which they appear and disappear), claim (views under a lock), buffer (the public type), options (its settings).
+// From the lowest to the highest: grid (arithmetic of chunks), ledger (the ledger's bytes), sharing (owners of files),
+// pair (payload and ledger: the order in which they appear and disappear), claim (views under a lock), buffer (the
+// public type), options (its settings).
 //
-// Other programs take part in the same protocol of cells and states: docs/layout.md ("The ledger") describes it to them, and
-// docs/python/ndshm_painter.py follows it. python/src/render.rs and volume/src/download/walk.rs are the other callers of `claim`.
+// Other programs take part in the same protocol of cells and states: docs/layout.md ("The ledger") describes it to
+// them, and docs/python/ndshm_painter.py follows it. python/src/render.rs and volume/src/download/walk.rs are the other
+// callers of `claim`.
 mod buffer;
 mod claim;
 mod grid;
@@ -106,17 +109,19 @@ pub fn attached(backend: &Directory, location: &Location) -> Result<bool> {
 
 /// Returns the description of the array that an unfinished renderbuffer will be, with its notes.
 ///
-/// Returns `None` if there is none, as [`Directory::description`] does. It is a claim of the process that began the buffer;
-/// [`ledger`] says what is painted.
+/// Returns `None` if there is none, as [`Directory::description`] does. It is a claim of the process that began the
+/// buffer; [`ledger`] says what is painted.
 ///
 /// # Errors
 ///
-/// [`NotFound`](crate::Error::NotFound): no such buffer was begun, or it is finished. Otherwise those of [`Directory::description`].
+/// [`NotFound`](crate::Error::NotFound): no such buffer was begun, or it is finished. Otherwise those of
+/// [`Directory::description`].
 pub fn description(backend: &Directory, location: &Location) -> Result<Option<Description>> {
     description_at(backend, &location.companion(Companion::Partial)?).map_err(|error| error.about(location))
 }
 
-/// Removes the payload and the ledger of an unfinished renderbuffer, damaged or not. Returns `false` if there was neither.
+/// Removes the payload and the ledger of an unfinished renderbuffer, damaged or not. Returns `false` if there was
+/// neither.
 ///
 /// In painters that are still attached, the next claim fails. [`ledger`] has an example.
 ///

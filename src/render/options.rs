@@ -62,33 +62,37 @@ impl RenderOptions {
     }
 
     common_settings! {
-        /// A buffer with files that every user may write to can be joined only with options that have that bit too: any user can
-        /// shorten such files, which kills this process (SIGBUS).
+        /// A buffer with files that every user may write to can be joined only with options that have that bit too: any
+        /// user can shorten such files, which kills this process (SIGBUS).
     }
 
     /// Chooses whether the finished array may replace an existing one. The old array keeps its name until then.
     ///
-    /// It also replaces an unfinished buffer with other work, such as another fingerprint or shape, if no process is attached to it: a
-    /// killed run leaves one. A stopped process (SIGSTOP) and a forked child are attached as long as they live.
+    /// It also replaces an unfinished buffer with other work, such as another fingerprint or shape, if no process is
+    /// attached to it: a killed run leaves one. A stopped process (SIGSTOP) and a forked child are attached as long as
+    /// they live.
     ///
-    /// Only one process should create a buffer with this option; all other processes [`open`](Self::open) it. A process that calls
-    /// [`create`](Self::create) after the array is finished would begin it again, unless it [accepts](Self::accept_finished) the array.
+    /// Only one process should create a buffer with this option; all other processes [`open`](Self::open) it. A process
+    /// that calls [`create`](Self::create) after the array is finished would begin it again, unless it
+    /// [accepts](Self::accept_finished) the array.
     pub fn replace(mut self, replace: bool) -> Self {
         self.replace = replace;
         self
     }
 
-    /// Accepts an array of this name that is finished, if it is of the same work. The buffer has no chunk to paint then, and
-    /// [`finish`](RenderBuffer::finish) returns the array. So processes that paint together need not know whether they come first or last.
+    /// Accepts an array of this name that is finished, if it is of the same work. The buffer has no chunk to paint
+    /// then, and [`finish`](RenderBuffer::finish) returns the array. So processes that paint together need not know
+    /// whether they come first or last.
     ///
-    /// A finished array keeps a digest of its work (type, shape, order, chunks and fingerprint) as the note `work` of its
-    /// [description](crate::array::Description). Like the rest of the description, the note is a claim: a program that may write to the
-    /// file can change both. The digest tells works apart that differ by accident, not by an attacker's design.
+    /// A finished array keeps a digest of its work (type, shape, order, chunks and fingerprint) as the note `work` of
+    /// its [description](crate::array::Description). Like the rest of the description, the note is a claim: a program
+    /// that may write to the file can change both. The digest tells works apart that differ by accident, not by an
+    /// attacker's design.
     ///
     /// An array with another digest is a [`Mismatch`](Error::Mismatch), and one without is
-    /// [`AlreadyExists`](Error::AlreadyExists): it was created in another way or by an earlier version, or where files have no
-    /// descriptions, as on Windows or in /dev/shm before Linux 6.6. With [`replace`](Self::replace) such arrays are replaced, and an array of
-    /// the same work is accepted.
+    /// [`AlreadyExists`](Error::AlreadyExists): it was created in another way or by an earlier version, or where files
+    /// have no descriptions, as on Windows or in /dev/shm before Linux 6.6. With [`replace`](Self::replace) such arrays
+    /// are replaced, and an array of the same work is accepted.
     ///
     /// ```
     /// use ndarray_shm::render::RenderOptions;
@@ -118,9 +122,9 @@ impl RenderOptions {
 
     /// Uses memory of this pool, with the pool's backend and permissions, if this process begins the buffer.
     ///
-    /// **Chunks contain arbitrary old data** until they are painted. The buffer and the finished array keep one descriptor open. The
-    /// memory returns to the pool when the array is [put](Pool::put) into it, or is [adopted](Pool::adopt) by it and dropped. In all
-    /// other respects the array is an ordinary one.
+    /// **Chunks contain arbitrary old data** until they are painted. The buffer and the finished array keep one
+    /// descriptor open. The memory returns to the pool when the array is [put](Pool::put) into it, or is
+    /// [adopted](Pool::adopt) by it and dropped. In all other respects the array is an ordinary one.
     pub fn pool(mut self, pool: &Pool) -> Self {
         self.backend = Some(pool.backend().clone());
         self.draft.permissions = pool.permissions();
@@ -128,19 +132,20 @@ impl RenderOptions {
         self
     }
 
-    /// Chooses the users that may paint this buffer together. The default is [`SharedWith::OnlyMe`]. These users have to trust one
-    /// another.
+    /// Chooses the users that may paint this buffer together. The default is [`SharedWith::OnlyMe`]. These users have
+    /// to trust one another.
     pub fn shared_with(mut self, users: SharedWith) -> Self {
         self.shared_with = users;
         self
     }
 
-    /// Limits how long [`create`](Self::create) and [`open`](Self::open) wait in total for other processes: for one that is just beginning
-    /// the buffer, and for those that use its files for a moment, such as a pool or another discard. It also limits how long
-    /// [`finish`](RenderBuffer::finish) waits where only another user may name the array.
+    /// Limits how long [`create`](Self::create) and [`open`](Self::open) wait in total for other processes: for one
+    /// that is just beginning the buffer, and for those that use its files for a moment, such as a pool or another
+    /// discard. It also limits how long [`finish`](RenderBuffer::finish) waits where only another user may name the
+    /// array.
     ///
-    /// The default is 60 seconds; [`Duration::MAX`] waits for ever. Beginning a buffer reserves all its memory, which can take as long
-    /// as writing to all of it.
+    /// The default is 60 seconds; [`Duration::MAX`] waits for ever. Beginning a buffer reserves all its memory, which
+    /// can take as long as writing to all of it.
     pub fn timeout(mut self, limit: Duration) -> Self {
         self.timeout = limit;
         self
@@ -152,8 +157,8 @@ impl RenderOptions {
         self
     }
 
-    /// Adds a note, such as its source, to the array's [description](crate::array::Description). Only the process that begins the buffer
-    /// writes it.
+    /// Adds a note, such as its source, to the array's [description](crate::array::Description). Only the process that
+    /// begins the buffer writes it.
     ///
     /// Keys and texts follow the rules of [`with_note`](crate::array::Description::with_note). The key `work` is
     /// [used by the library](Self::accept_finished).
@@ -166,8 +171,8 @@ impl RenderOptions {
     ///
     /// # Errors
     ///
-    /// [`InvalidSetting`](Error::InvalidSetting): a note is malformed, the chunk offset has another number of axes than the array, or
-    /// the pool does not fit the other options. Also the errors of [`RenderBuffer::create`].
+    /// [`InvalidSetting`](Error::InvalidSetting): a note is malformed, the chunk offset has another number of axes than
+    /// the array, or the pool does not fit the other options. Also the errors of [`RenderBuffer::create`].
     pub fn create<T: Element, D: Dimension>(
         self,
         location: impl IntoLocation,
@@ -219,8 +224,8 @@ impl RenderOptions {
     ///
     /// # Errors
     ///
-    /// [`InvalidSetting`](Error::InvalidSetting): a chunk offset, a pool, or pages other than [`Pages::Sparse`] were chosen. Also the errors
-    /// of [`RenderBuffer::open`].
+    /// [`InvalidSetting`](Error::InvalidSetting): a chunk offset, a pool, or pages other than [`Pages::Sparse`] were
+    /// chosen. Also the errors of [`RenderBuffer::open`].
     pub fn open<T: Element, D: Dimension>(self, location: impl IntoLocation) -> Result<RenderBuffer<T, D>> {
         if self.chunk_offset.is_some()
             || self.pool.is_some()
@@ -258,7 +263,8 @@ impl RenderOptions {
 
     fn making(&self) -> Making<'_> {
         let Self { draft, replace, accept_finished, ref pool, ref shared_with, timeout, .. } = *self;
-        // Mode 0600 until the file has the chosen group. With more permissions, the group that new files get would be able to open it.
+        // Mode 0600 until the file has the chosen group. With more permissions, the group that new files get would be
+        // able to open it.
         let permissions = if matches!(shared_with, SharedWith::Group(_)) { 0o600 } else { draft.permissions };
         let (draft, pool) = (DraftOptions { permissions, ..draft }, pool.as_ref());
         let until = Deadline::after(timeout);
@@ -266,7 +272,8 @@ impl RenderOptions {
     }
 }
 
-/// Refuses a pool with another directory or other permissions than the buffer, and a buffer that is shared with a group.
+/// Refuses a pool with another directory or other permissions than the buffer, and a buffer that is shared with a
+/// group.
 fn require_same(pool: &Pool, home: &Home, options: &RenderOptions) -> Result<()> {
     let permissions = options.draft.permissions;
     if matches!(options.shared_with, SharedWith::Group(_)) {

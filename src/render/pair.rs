@@ -1,19 +1,22 @@
 //! Creates, finds and removes payload and ledger. Only this file knows the order in which they appear and disappear.
 //!
-//! The ledger's name appears first, and linking it gives exactly one process, the creator, the right to the buffer. Only the creator
-//! names the payload. It holds a write lock on BEGINNING of the ledger from before the ledger has its name until the payload has its
-//! own. So a ledger without a payload is young while BEGINNING is locked, and stale when it is free. When a buffer is discarded, the
-//! ledger's name disappears first. So a payload without a ledger belongs to no buffer. When a buffer is finished, the payload moves to
-//! its public name first, and the ledger that remains is stale until it is removed.
+//! The ledger's name appears first, and linking it gives exactly one process, the creator, the right to the buffer.
+//! Only the creator names the payload. It holds a write lock on BEGINNING of the ledger from before the ledger has its
+//! name until the payload has its own. So a ledger without a payload is young while BEGINNING is locked, and stale when
+//! it is free. When a buffer is discarded, the ledger's name disappears first. So a payload without a ledger belongs to
+//! no buffer. When a buffer is finished, the payload moves to its public name first, and the ledger that remains is
+//! stale until it is removed.
 //!
-//! Files are removed by identity, through an open descriptor that keeps the inode number from being used again. So a buffer that another
-//! process began meanwhile under the same names is not touched. A creator that finds a file under the payload's name removes it while it
-//! holds NAME of its ledger. Meanwhile no process can remove the ledger's name, and therefore none can begin another buffer.
+//! Files are removed by identity, through an open descriptor that keeps the inode number from being used again. So a
+//! buffer that another process began meanwhile under the same names is not touched. A creator that finds a file under
+//! the payload's name removes it while it holds NAME of its ledger. Meanwhile no process can remove the ledger's name,
+//! and therefore none can begin another buffer.
 //!
-//! A buffer with other work is replaced if no process is attached to it. The replacer holds BEGINNING and the lease of the old ledger alone
-//! while it decides that and removes the ledger's name. A second replacer waits for BEGINNING, then finds the name gone and searches again. A
-//! painter that joins meanwhile has leased the payload and waits for the ledger: the replacer sees that, and leaves the buffer to it. Once
-//! the name has gone, the payload has no ledger, as after a discard, and is removed in the same way.
+//! A buffer with other work is replaced if no process is attached to it. The replacer holds BEGINNING and the lease of
+//! the old ledger alone while it decides that and removes the ledger's name. A second replacer waits for BEGINNING,
+//! then finds the name gone and searches again. A painter that joins meanwhile has leased the payload and waits for the
+//! ledger: the replacer sees that, and leaves the buffer to it. Once the name has gone, the payload has no ledger, as
+//! after a discard, and is removed in the same way.
 
 use std::cell::Cell;
 use std::fs::File;
@@ -32,8 +35,8 @@ use crate::os::{self, FileId, LockKind};
 use crate::pool::Pool;
 use crate::segment::{Attach, DraftSegment, Expect, Home, Segment, has_name, is_leased, pin};
 
-/// How long discarding waits in total: for a pool that is taking the payload's memory at that moment, and for other processes that
-/// change the same names.
+/// How long discarding waits in total: for a pool that is taking the payload's memory at that moment, and for other
+/// processes that change the same names.
 const DISCARD_WAIT: Duration = Duration::from_secs(10);
 
 /// How long a lease on the payload can be that of a process that only looks whether the payload has a ledger.
@@ -108,7 +111,8 @@ pub(super) struct Making<'a> {
     pub(super) shared_with: &'a SharedWith,
     /// The description of the finished array.
     pub(super) description: Option<&'a Description>,
-    /// Until when to wait for other processes: a creator that has not named the payload yet, or those that change the same names.
+    /// Until when to wait for other processes: a creator that has not named the payload yet, or those that change the
+    /// same names.
     pub(super) until: Deadline,
 }
 
@@ -121,7 +125,8 @@ enum FoundPair {
     Nothing,
     /// There is no buffer, but a stale ledger has its name, and this user may not remove it. This error says so.
     Blocked(Error),
-    /// A creator has named the ledger and not the payload yet, or the names changed during the search. The caller retries.
+    /// A creator has named the ledger and not the payload yet, or the names changed during the search. The caller
+    /// retries.
     Beginning,
 }
 
@@ -171,7 +176,8 @@ impl OtherPair {
             LockedOut::Changing => return Ok(FoundPair::Beginning),
         };
         os::step("render: other painters locked out");
-        // A painter leases the payload first and then the ledger, for which it waits now. It was here before: it gets the buffer.
+        // A painter leases the payload first and then the ledger, for which it waits now. It was here before: it gets
+        // the buffer.
         let mut looking = Backoff::new(LOOKING_WAIT.min(how.until.left()));
         while self.is_payload_in_use(home)? {
             if !looking.pause() {
@@ -219,14 +225,14 @@ impl Pair {
     ///
     /// # Errors
     ///
-    /// `Mismatch` if the buffer of this name has another work, unless `replace` and no process is attached to it; `AlreadyExists` if an
-    /// array has the name, unless `replace`, or `accept_finished` and it has this work.
+    /// `Mismatch` if the buffer of this name has another work, unless `replace` and no process is attached to it;
+    /// `AlreadyExists` if an array has the name, unless `replace`, or `accept_finished` and it has this work.
     pub(super) fn open_or_create(home: &Home, work: &RenderSpec, bytes: u64, how: &Making<'_>) -> Result<Self> {
         let (mut backoff, member) = (Backoff::until(how.until), Cell::new(None));
         loop {
             let mut found = Self::find(home, Some(work), how, &member)?;
-            // After the search: a buffer that another process finishes meanwhile gets its public name before its ledger is removed, so it
-            // is found either there or here.
+            // After the search: a buffer that another process finishes meanwhile gets its public name before its ledger
+            // is removed, so it is found either there or here.
             let array =
                 if how.accept_finished { Some(Self::find_finished(home, work, bytes, how, &member)?) } else { None };
             if let Some(FoundArray::Same(pair)) = array {
@@ -252,7 +258,8 @@ impl Pair {
                 FoundPair::Nothing => match Self::create(home, work, bytes, how, &member) {
                     Ok(Some(pair)) => return Ok(pair),
                     Ok(None) => {}
-                    // Another process has finished a buffer since the search. The next search says whether it had this work.
+                    // Another process has finished a buffer since the search. The next search says whether it had this
+                    // work.
                     Err(Error::AlreadyExists { .. }) if how.accept_finished => continue,
                     Err(error) => return Err(error),
                 },
@@ -278,8 +285,8 @@ impl Pair {
         os::step("render: about to begin");
         // A payload that a killed process left may occupy the memory that is needed now.
         remove_without_ledger(backend, &home.location, how.until)?;
-        // Memory is reserved only after the ledger has its name. Otherwise many processes that begin at the same time could
-        // exhaust it, although only one of them succeeds.
+        // Memory is reserved only after the ledger has its name. Otherwise many processes that begin at the same time
+        // could exhaust it, although only one of them succeeds.
         let unreserved = DraftOptions { pages: Pages::Sparse, ..draft };
         let (payload, is_recycled) = match pool {
             Some(pool) => pool.lend(bytes, unreserved)?,
@@ -306,8 +313,8 @@ impl Pair {
         os::step("render: ledger published");
         // From here on no other process can begin this buffer, but one can discard it.
         let begin = || {
-            // `find` saw no ledger, but another process may have finished a buffer in the meantime. It named the array before it
-            // removed the ledger, so the array has its name now.
+            // `find` saw no ledger, but another process may have finished a buffer in the meantime. It named the array
+            // before it removed the ledger, so the array has its name now.
             if !replace {
                 home.refuse_taken()?;
             } else if how.accept_finished
@@ -327,13 +334,15 @@ impl Pair {
         match begin() {
             Ok(payload) => Ok(payload.map(|payload| Self { payload, chunks: ChunkStates::Ledger(ledger) })),
             Err(error) => {
-                let _ = ledger.unlink_within(how.until.left()); // the first error is returned; a ledger that stays is stale
+                // The first error is returned; a ledger that stays is stale.
+                let _ = ledger.unlink_within(how.until.left());
                 Err(error)
             }
         }
     }
 
-    /// Looks for a finished array under the public name, and attaches to it if the note of its work is that of this work.
+    /// Looks for a finished array under the public name, and attaches to it if the note of its work is that of this
+    /// work.
     fn find_finished(
         home: &Home,
         work: &RenderSpec,
@@ -344,7 +353,8 @@ impl Pair {
         let taken = || Error::AlreadyExists { location: home.location.to_string() };
         let digest = work.digest();
         let check = |length, text: Option<&[u8]>| {
-            // A description of another number of bytes, or of another array, was left by a program that does not know descriptions.
+            // A description of another number of bytes, or of another array, was left by a program that does not know
+            // descriptions.
             let described = text.and_then(Description::parse).filter(|found| found.bytes() == length);
             let found = described.as_ref().and_then(|found| found.note(WORK_NOTE)).ok_or_else(taken)?;
             if found != digest {
@@ -366,7 +376,8 @@ impl Pair {
             let sparse = !how.draft.pages.are_reserved();
             let attach = Attach { sparse, patience: how.until.left(), ..Attach::new(Access::ReadWrite) };
             match Segment::attach_described(home, attach, check) {
-                // While the file is pinned, no other file has its number: this is the file with the owner that was checked.
+                // While the file is pinned, no other file has its number: this is the file with the owner that was
+                // checked.
                 Ok((payload, ())) if payload.id() == facts.id => {
                     let chunks = ChunkStates::AllDone { work: work.clone(), total: work.chunks()? };
                     return Ok(FoundArray::Same(Box::new(Self { payload, chunks })));
@@ -383,13 +394,14 @@ impl Pair {
         }
     }
 
-    /// Looks for ledger and payload, and attaches to both, if the buffer has this work. Removes a ledger that is stale. `member`: see
-    /// [`SharedWith::admit`].
+    /// Looks for ledger and payload, and attaches to both, if the buffer has this work. Removes a ledger that is stale.
+    /// `member`: see [`SharedWith::admit`].
     fn find(home: &Home, work: Option<&RenderSpec>, how: &Making<'_>, member: &Cell<Option<u32>>) -> Result<FoundPair> {
         let admit = |facts: &os::Facts| how.shared_with.admit(facts, home, how.draft.permissions, member);
         let Some(ledger) = LedgerFile::open(home, admit)? else { return Ok(FoundPair::Nothing) };
-        // BEGINNING is queried before the payload is looked for. In the other order, a creator could name the payload and release
-        // BEGINNING between the two steps: the payload would seem to be missing, and a live ledger would be removed as stale.
+        // BEGINNING is queried before the payload is looked for. In the other order, a creator could name the payload
+        // and release BEGINNING between the two steps: the payload would seem to be missing, and a live ledger would be
+        // removed as stale.
         let is_young = ledger.is_young()?;
         let record = ledger.record.clone();
         let stale = |ledger: &LedgerFile| match ledger.unlink_within(how.until.left()) {
@@ -403,8 +415,8 @@ impl Pair {
             }
             Err(error) => Err(error),
         };
-        // After a crash of the machine, chunks that the ledger calls finished may never have reached the disk. No process of this boot
-        // leases such a ledger.
+        // After a crash of the machine, chunks that the ledger calls finished may never have reached the disk. No
+        // process of this boot leases such a ledger.
         let is_of_this_boot = ledger.is_of_this_boot();
         if is_of_this_boot == Some(false) {
             // If it is leased, the process is on another machine and uses a network file system.
@@ -427,8 +439,8 @@ impl Pair {
                 }
                 file
             }
-            // The payload is missing, and no creator is about to name it. Either the buffer was finished or discarded and a process
-            // died before it removed the ledger, or the creator died.
+            // The payload is missing, and no creator is about to name it. Either the buffer was finished or discarded
+            // and a process died before it removed the ledger, or the creator died.
             _ if !is_young => return stale(&ledger),
             _ => return Ok(FoundPair::Beginning),
         };
@@ -446,7 +458,8 @@ impl Pair {
                 }
                 Ok(FoundPair::Beginning)
             }
-            // The creator died before the payload had its name, and another file has the inode number of the payload now.
+            // The creator died before the payload had its name, and another file has the inode number of the payload
+            // now.
             Err(Error::SizeMismatch { .. }) if !is_young => stale(&ledger),
             Ok(None) | Err(Error::SizeMismatch { .. }) => Ok(FoundPair::Beginning),
             // The error names the shape; the buffer itself is valid for a process with more address space.
@@ -456,7 +469,8 @@ impl Pair {
     }
 }
 
-/// Returns the error for an idle buffer that may be from before a crash of the machine. It is kept, because it may as well be good.
+/// Returns the error for an idle buffer that may be from before a crash of the machine. It is kept, because it may as
+/// well be good.
 fn of_unknown_boot(home: &Home) -> Error {
     let what = "this process cannot tell whether the unfinished buffer is from before the machine was started, and its finished \
                 chunks may never have reached the disk: let all painters read /proc/sys/kernel/random/boot_id (for systemd, \
@@ -474,8 +488,8 @@ fn wait(backoff: &mut Backoff, home: &Home, how: &Making<'_>) -> Result<()> {
 struct Beginning(Turn);
 
 impl Beginning {
-    /// Takes the lock on the draft's own open file description. The mapping also keeps this description, so unlocking later needs
-    /// a descriptor of it: this is a duplicate.
+    /// Takes the lock on the draft's own open file description. The mapping also keeps this description, so unlocking
+    /// later needs a descriptor of it: this is a duplicate.
     fn lock(ledger: &DraftSegment, home: &Home) -> Result<Self> {
         let failed = |error| Error::os("begin", &home.location, error);
         let mut turn = Turn::new(ledger.file().file().try_clone().map_err(failed)?);
@@ -483,8 +497,8 @@ impl Beginning {
         Ok(Self(turn))
     }
 
-    /// Calls `act` under the lock on NAME of the ledger, so that no process can remove the ledger's name meanwhile. Returns `None`
-    /// without calling `act` if the name was removed already.
+    /// Calls `act` under the lock on NAME of the ledger, so that no process can remove the ledger's name meanwhile.
+    /// Returns `None` without calling `act` if the name was removed already.
     fn while_named<R>(
         &mut self,
         ledger: &LedgerSegment,
@@ -503,7 +517,8 @@ impl Beginning {
 
 /// Gives the payload its reserved name. The caller holds NAME of the ledger.
 ///
-/// A file that has this name already belongs to no buffer, because the only ledger is that of this process. It is removed.
+/// A file that has this name already belongs to no buffer, because the only ledger is that of this process. It is
+/// removed.
 fn publish(mut payload: DraftSegment, partial: &Home, how: &Making<'_>) -> Result<Segment> {
     os::step("render: about to name the payload");
     let mut backoff = Backoff::until(how.until);
@@ -533,15 +548,17 @@ pub(super) fn discard(backend: &Directory, location: &Location) -> Result<bool> 
 fn remove_without_ledger(backend: &Directory, location: &Location, until: Deadline) -> Result<bool> {
     let partial = location.companion(Companion::Partial)?;
     let Some((_leased, id)) = pin_leased(backend, &partial, until)? else { return Ok(false) };
-    // The payload was opened by its name before the ledger is looked for. A creator names the ledger first and the payload second. So
-    // this payload has had its ledger: if there is none now, it was removed, and the payload can never be finished.
+    // The payload was opened by its name before the ledger is looked for. A creator names the ledger first and the
+    // payload second. So this payload has had its ledger: if there is none now, it was removed, and the payload can
+    // never be finished.
     if has_name(backend, &location.companion(Companion::Ledger)?)? {
         return Ok(false);
     }
     backend.unlink_within(&partial, Some(id), until.left())
 }
 
-/// Opens and leases the file that has the name now. Until the turn is dropped, no pool can recycle its memory for another buffer.
+/// Opens and leases the file that has the name now. Until the turn is dropped, no pool can recycle its memory for
+/// another buffer.
 fn pin_leased(backend: &Directory, at: &Location, until: Deadline) -> Result<Option<(Turn, FileId)>> {
     let mut backoff = Backoff::until(until);
     loop {
@@ -550,8 +567,8 @@ fn pin_leased(backend: &Directory, at: &Location, until: Deadline) -> Result<Opt
         if turn.try_lock(LockKind::Shared, LEASE).map_err(|error| Error::os("lease", at, error))? {
             return Ok(Some((turn, facts.id)));
         }
-        // A pool holds the lease exclusively: it has just taken the memory back, or is publishing it. The next attempt opens the
-        // file that has the name by then.
+        // A pool holds the lease exclusively: it has just taken the memory back, or is publishing it. The next attempt
+        // opens the file that has the name by then.
         if !backoff.pause() {
             return Err(Error::TimedOut { location: at.to_string(), waited: until.limit() });
         }

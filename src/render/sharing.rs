@@ -10,12 +10,13 @@ use crate::segment::{DraftSegment, Home};
 
 /// The users that may share a renderbuffer with this process.
 ///
-/// Joining a buffer requires trust in the owner of its files. That user can read and change what is painted, and can shorten the files,
-/// which kills every process that maps them (SIGBUS). So files of other users are refused with [`ForeignOwner`](Error::ForeignOwner),
-/// unless those users are chosen here. Files that every user may write to are refused too, unless
-/// [`permissions`](super::RenderOptions::permissions) create such files.
+/// Joining a buffer requires trust in the owner of its files. That user can read and change what is painted, and can
+/// shorten the files, which kills every process that maps them (SIGBUS). So files of other users are refused with
+/// [`ForeignOwner`](Error::ForeignOwner), unless those users are chosen here. Files that every user may write to are
+/// refused too, unless [`permissions`](super::RenderOptions::permissions) create such files.
 ///
-/// Users and groups have numbers on Unix only. On other platforms the owner is not known, and every file that can be opened is accepted.
+/// Users and groups have numbers on Unix only. On other platforms the owner is not known, and every file that can be
+/// opened is accepted.
 ///
 /// As text, the values are `me`, `users:1000,1001` and `group:100`.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -24,20 +25,20 @@ pub enum SharedWith {
     /// Only this user's files. Files that belong to root (sudo, NFS) are not among them.
     #[default]
     OnlyMe,
-    /// Files of this user and of the users with these numbers. A new buffer gets the usual permissions, so this is of use for root, or
-    /// where access control lists let the users open one another's files.
+    /// Files of this user and of the users with these numbers. A new buffer gets the usual permissions, so this is of
+    /// use for root, or where access control lists let the users open one another's files.
     Users(Vec<u32>),
-    /// Files of this user, and files of members of the group with this number that have this group. A new buffer gets this group and the
-    /// mode 0660, whatever the umask.
+    /// Files of this user, and files of members of the group with this number that have this group. A new buffer gets
+    /// this group and the mode 0660, whatever the umask.
     ///
-    /// The owner of a file must be a member according to the user data of this machine (`getent passwd`, `getent group`, or what a
-    /// directory service says), because a file can have a group of which its owner is no member. Where these data do not know the owner,
-    /// as in many containers, name it with [`Users`](Self::Users).
+    /// The owner of a file must be a member according to the user data of this machine (`getent passwd`,
+    /// `getent group`, or what a directory service says), because a file can have a group of which its owner is no
+    /// member. Where these data do not know the owner, as in many containers, name it with [`Users`](Self::Users).
     ///
-    /// In a directory with the sticky bit, such as /dev/shm, only the owner of the files can give the finished array its name. If
-    /// another member of the group calls [`finish`](super::RenderBuffer::finish), it waits for the owner to do so. If the owner dies
-    /// there between two steps, the ledger that stays keeps other members from beginning a buffer of this name until the owner or root
-    /// discards it.
+    /// In a directory with the sticky bit, such as /dev/shm, only the owner of the files can give the finished array
+    /// its name. If another member of the group calls [`finish`](super::RenderBuffer::finish), it waits for the owner
+    /// to do so. If the owner dies there between two steps, the ledger that stays keeps other members from beginning a
+    /// buffer of this name until the owner or root discards it.
     Group(u32),
 }
 
@@ -76,8 +77,9 @@ impl FromStr for SharedWith {
 impl SharedWith {
     /// Refuses a file of a user that was not chosen, and a file that every user could shorten.
     ///
-    /// `facts` must come from the descriptor that is going to be mapped. Facts found by name could be those of another file. `member` is the
-    /// owner that was found to be a member of the chosen group last: a server may have to be asked, so each owner is looked up once.
+    /// `facts` must come from the descriptor that is going to be mapped. Facts found by name could be those of another
+    /// file. `member` is the owner that was found to be a member of the chosen group last: a server may have to be
+    /// asked, so each owner is looked up once.
     pub(super) fn admit(&self, facts: &Facts, home: &Home, permissions: u32, member: &Cell<Option<u32>>) -> Result<()> {
         const WORLD_WRITE: u32 = 0o002;
         let Facts { owner, group, mode, .. } = *facts;
@@ -85,8 +87,8 @@ impl SharedWith {
         let refused = match self {
             _ if os::is_surely_user(owner) => None,
             Self::Users(users) if users.contains(&owner) => None,
-            // A group is no proof by itself. A directory with the set-group-ID bit passes its group on to the files of every user that
-            // may create one there, and the files keep it when they are renamed.
+            // A group is no proof by itself. A directory with the set-group-ID bit passes its group on to the files of
+            // every user that may create one there, and the files keep it when they are renamed.
             Self::Group(chosen) if group == *chosen && member.get() == Some(owner) => None,
             Self::Group(chosen) if group == *chosen => {
                 let found = os::is_member(owner, group);

@@ -26,8 +26,8 @@ use crate::backoff::{Backoff, Deadline};
 use crate::error::{Error, Result};
 use crate::os::{self, Facts, LockKind, LockRange};
 
-/// How long an attachment waits for its lease while another process decides whether the segment is an orphan, where the caller has
-/// set no limit.
+/// How long an attachment waits for its lease while another process decides whether the segment is an orphan, where the
+/// caller has set no limit.
 pub(super) const LEASE_WAIT: Duration = Duration::from_secs(5);
 
 /// How long a counted attachment waits for a plain attachment to see the footer and leave.
@@ -48,7 +48,8 @@ pub(crate) struct Attach {
     pub(crate) copy_on_write: bool,
     /// How long to wait in total for other processes that read the end of the file or decide whether it is in use.
     pub(crate) patience: Duration,
-    /// Lock all cells through the mapping itself, for as long as it lives. Waits without limit, or at most until `patience` is over.
+    /// Lock all cells through the mapping itself, for as long as it lives. Waits without limit, or at most until
+    /// `patience` is over.
     pub(crate) held: Option<(LockKind, CellWait)>,
     /// Called when this handle leaves and only handles in flight keep the name.
     pub(crate) farewell: Option<Farewell>,
@@ -101,7 +102,8 @@ pub(super) trait Subject {
     /// Checks the end of the file.
     fn read(&self, file: &File, facts: &Facts, location: &Location) -> Result<Self::Record>;
 
-    /// Adjusts `how` to the contents of the last bytes. Returns how many bytes are mapped, and how many of them are the payload.
+    /// Adjusts `how` to the contents of the last bytes. Returns how many bytes are mapped, and how many of them are the
+    /// payload.
     fn extent(&self, _record: &Self::Record, facts: &Facts, _how: &mut Attach) -> (u64, u64) {
         (facts.length, facts.length)
     }
@@ -129,8 +131,8 @@ pub(super) fn by_name<S: Subject>(home: &Home, how: Attach, subject: &S) -> Resu
     Err(unlinked(home))
 }
 
-/// Attaches an open file. Nothing else may use its description. Returns `Ok(None)` if the file was opened by name and the name
-/// leads elsewhere by now: the file may hold another array.
+/// Attaches an open file. Nothing else may use its description. Returns `Ok(None)` if the file was opened by name and
+/// the name leads elsewhere by now: the file may hold another array.
 pub(super) fn attach<S: Subject>(
     file: File,
     found: FoundBy,
@@ -158,8 +160,9 @@ fn attach_until<S: Subject>(
     os::step("attach: leased");
     let leased = map_leased(&file, found, home, &mut how, &mut until, subject);
     let Ok(Some((mapped, record, survives))) = leased else {
-        // Closing is not enough: a process that another thread is just spawning has a copy of the descriptor until its program
-        // runs. A last handle that leaves meanwhile would take the lease for that of an attached process, and keep the name.
+        // Closing is not enough: a process that another thread is just spawning has a copy of the descriptor until its
+        // program runs. A last handle that leaves meanwhile would take the lease for that of an attached process, and
+        // keep the name.
         let _ = os::unlock(&file, S::LEASE);
         return leased.map(|_| None);
     };
@@ -189,8 +192,8 @@ fn attach_until<S: Subject>(
     Ok(Some((memory, record)))
 }
 
-/// Reads and maps a file that is leased. Also returns whether its locks outlive the descriptor. Moves the deadline by the time that filling
-/// holes takes.
+/// Reads and maps a file that is leased. Also returns whether its locks outlive the descriptor. Moves the deadline by
+/// the time that filling holes takes.
 fn map_leased<S: Subject>(
     file: &File,
     found: FoundBy,
@@ -213,8 +216,8 @@ fn map_leased<S: Subject>(
         fill_holes(file, &facts, home, S::OPEN_FOR.unwrap_or(how.access))?;
         *until = until.later_by(begun.elapsed()); // own work, which is no wait
     }
-    // Queried before anything is counted or used up, because the query can fail. What is known of the directory holds for a file
-    // that came as a descriptor only if the file is on that file system.
+    // Queried before anything is counted or used up, because the query can fail. What is known of the directory holds
+    // for a file that came as a descriptor only if the file is on that file system.
     let survives = if named {
         backend.lock_survives_close()?
     } else {
@@ -226,7 +229,8 @@ fn map_leased<S: Subject>(
     Ok(Some((mapped, record, survives)))
 }
 
-/// Takes a lease, waiting while another process holds it exclusively. Returns `Ok(false)` if the name leads elsewhere by then.
+/// Takes a lease, waiting while another process holds it exclusively. Returns `Ok(false)` if the name leads elsewhere
+/// by then.
 pub(super) fn lease(file: &File, lease: LockRange, until: Deadline, home: Option<&Home>, name: &str) -> Result<bool> {
     let failed = |error| Error::os("lease", name, error);
     let mut backoff = Backoff::until(until);
@@ -243,8 +247,8 @@ pub(super) fn lease(file: &File, lease: LockRange, until: Deadline, home: Option
     Ok(true)
 }
 
-/// Takes a lease for a guard, which waits as long as the guard may, but not longer than an attachment does. Fails with `Unlinked` if
-/// the name leads elsewhere by then.
+/// Takes a lease for a guard, which waits as long as the guard may, but not longer than an attachment does. Fails with
+/// `Unlinked` if the name leads elsewhere by then.
 pub(super) fn lease_named(turn: &mut Turn, range: LockRange, wait: Wait<'_>, home: &Home) -> Result<()> {
     let patience = wait.limit().map_or(LEASE_WAIT, |limit| limit.min(LEASE_WAIT));
     match lease(turn.file(), range, Deadline::after(patience), Some(home), home.location.as_str()) {
@@ -266,18 +270,18 @@ pub(super) fn lease_own_until(file: &File, range: LockRange, until: Deadline, na
     lease(file, range, until, None, name).map(drop)
 }
 
-/// Reads the end of a file while no plain attachment exists. In a plain array these bytes are elements, and can have any values,
-/// those of a footer included.
+/// Reads the end of a file while no plain attachment exists. In a plain array these bytes are elements, and can have
+/// any values, those of a footer included.
 ///
-/// Once no plain lease is held and the footer is ours, no plain attachment can begin. Querying the lease before and after reading
-/// is not enough: one writer could leave before the first query and another attach after it.
+/// Once no plain lease is held and the footer is ours, no plain attachment can begin. Querying the lease before and
+/// after reading is not enough: one writer could leave before the first query and another attach after it.
 fn without_plain<R>(file: &File, until: Deadline, location: &Location, read: impl Fn() -> Result<R>) -> Result<R> {
     let failed = |error| Error::os("ask for the lease", location, error);
     let (mut plain, mut counted) = (None, Backoff::until(until));
     while !os::try_lock(file, LockKind::Exclusive, LEASE).map_err(failed)? {
         read()?; // fails at once for a file of another kind
-        // A read lock belongs to a plain attachment, which leaves at once when it sees the footer. A write lock belongs to another
-        // counted attachment that reads the end, or to a pool.
+        // A read lock belongs to a plain attachment, which leaves at once when it sees the footer. A write lock belongs
+        // to another counted attachment that reads the end, or to a pool.
         if os::is_locked(file, LockKind::Shared, LEASE).map_err(failed)? {
             plain = None;
             if !counted.pause() {

@@ -1,9 +1,9 @@
 //! Segments that count their handles: creating, attaching, leaving, and reclaiming after all users have died.
 //!
-//! - Attaching: attach.rs. The flag *dead* in the count means that the last handle was killed before it could remove the
-//!   name. The attachment removes the name, and finds nothing.
-//! - Leaving: subtract one. The last handle removes the name while it is still attached. If other handles are counted, the lease is
-//!   released and queried: the other processes may have been killed (reclaim.rs).
+//! - Attaching: attach.rs. The flag *dead* in the count means that the last handle was killed before it could remove
+//!   the name. The attachment removes the name, and finds nothing.
+//! - Leaving: subtract one. The last handle removes the name while it is still attached. If other handles are counted,
+//!   the lease is released and queried: the other processes may have been killed (reclaim.rs).
 
 use std::fs::File;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -58,8 +58,8 @@ impl AsMut<Segment> for CountedSegment {
 struct Aftermath {
     home: Home,
     id: FileId,
-    /// The verdict, if it is known already. Otherwise the lease is queried: the handles that are still counted may be those of killed
-    /// processes.
+    /// The verdict, if it is known already. Otherwise the lease is queried: the handles that are still counted may be
+    /// those of killed processes.
     found: Option<Verdict>,
     farewell: Option<Farewell>,
     is_done: bool,
@@ -79,7 +79,8 @@ impl Aftermath {
 impl Drop for Aftermath {
     fn drop(&mut self) {
         if !self.is_done {
-            let _ = interrupt::uninterrupted(|| self.reclaim()); // on failure the array stays an orphan, which another process reclaims
+            // On failure the array stays an orphan, which another process reclaims.
+            let _ = interrupt::uninterrupted(|| self.reclaim());
         }
     }
 }
@@ -218,7 +219,8 @@ impl<R, F: Fn(&Trailer) -> Result<R>> Subject for Counted<F> {
                 }
                 return Err(Error::NotFound { location: memory.segment.location().to_string() });
             }
-            // The last handle left while the descriptor was in flight: the bytes can be attached, the name is gone for ever.
+            // The last handle left while the descriptor was in flight: the bytes can be attached, the name is gone for
+            // ever.
             Err(CountRefusal::Dead) => {}
             Err(CountRefusal::Full) => return Err(too_many(memory.segment.location().as_str())),
         }
@@ -291,13 +293,15 @@ impl CountedSegment {
     pub(crate) fn counts(&self) -> &Counts {
         let page = match &self.page {
             Some(page) => page.as_mut_ptr(),
-            // SAFETY: without a page of its own, the mapping is as long as the file, and the file's trailer begins there.
+            // SAFETY: without a page of its own, the mapping is as long as the file, and the file's trailer begins
+            // there.
             None => unsafe { self.segment.pointer().add(page_at(&self.segment)) },
         };
-        // SAFETY: the page is mapped for writing as long as `self` lives. It begins at a multiple of its size, which the alignment of
-        // `Counts` divides. Every bit pattern is a valid `Counts`. All processes that are attached change these bytes as atomics only,
-        // and reclaim.rs writes some of them while it excludes all attachments: a file with this footer cannot be attached as a plain
-        // array, nor as a counted one while it is attached as a plain one.
+        // SAFETY: the page is mapped for writing as long as `self` lives. It begins at a multiple of its size, which
+        // the alignment of `Counts` divides. Every bit pattern is a valid `Counts`. All processes that are attached
+        // change these bytes as atomics only, and reclaim.rs writes some of them while it excludes all attachments: a
+        // file with this footer cannot be attached as a plain array, nor as a counted one while it is attached as a
+        // plain one.
         unsafe { &*page.cast::<Counts>() }
     }
 
@@ -340,14 +344,16 @@ impl CountedSegment {
         Ok(())
     }
 
-    /// Makes the payload of this mapping read-only, so that an address that code outside of this crate kept cannot change it.
+    /// Makes the payload of this mapping read-only, so that an address that code outside of this crate kept cannot
+    /// change it.
     ///
     /// The caller holds all cells: no guard exists, and no later one is for writing.
     fn forbid_writing(&self) -> Result<()> {
         if self.segment.access != Access::ReadWrite {
             return Ok(()); // read-only already, or a private copy
         }
-        // The trailer behind the payload stays writable. So does a system's page that has both, where pages are larger than the trailer.
+        // The trailer behind the payload stays writable. So does a system's page that has both, where pages are larger
+        // than the trailer.
         let protected = self.segment.mapped.map.forbid_writing(page_at(&self.segment));
         protected.map_err(|error| Error::os("protect the elements of", self.segment.location(), error))
     }
@@ -369,7 +375,8 @@ impl CountedSegment {
             Ok(()) => counts.name(), // again: a process that failed meanwhile may have cleared the flag
             Err(_) if home.leads_to(id)? => return Ok(()), // another process was quicker
             Err(_) if had_name => false,
-            // The flag is cleared, unless another process publishes at this moment: one of the two sees what the other did.
+            // The flag is cleared, unless another process publishes at this moment: one of the two sees what the other
+            // did.
             Err(_) => counts.unname() && home.leads_to(id)? && counts.name(),
         };
         published.map_err(|error| match error {
@@ -390,11 +397,11 @@ impl CountedSegment {
         self.segment.open_again(Access::ReadWrite)
     }
 
-    /// Opens a descriptor with the lease of an attachment, and counts one handle for it, so that the last handle of this crate does not
-    /// remove the name.
+    /// Opens a descriptor with the lease of an attachment, and counts one handle for it, so that the last handle of
+    /// this crate does not remove the name.
     ///
-    /// Nothing runs when the last duplicate of the descriptor is closed, so that handle is never subtracted, like one of a killed
-    /// process: afterwards the lease decides.
+    /// Nothing runs when the last duplicate of the descriptor is closed, so that handle is never subtracted, like one
+    /// of a killed process: afterwards the lease decides.
     pub(crate) fn leased_descriptor(&self) -> Result<File> {
         let access = if self.is_frozen() { Access::Read } else { self.segment.access };
         let file = self.segment.leased_descriptor(access, COUNTED)?;
@@ -413,9 +420,11 @@ impl CountedSegment {
         self.counted.load(Ordering::Acquire)
     }
 
-    /// Subtracts this handle from the count and, if it was the last, removes the name, as [`leave`](Self::leave) does. Memory and lease stay.
+    /// Subtracts this handle from the count and, if it was the last, removes the name, as [`leave`](Self::leave) does.
+    /// Memory and lease stay.
     ///
-    /// Handles of killed processes that are still counted keep the name: while this process has the lease, nothing tells that they are dead.
+    /// Handles of killed processes that are still counted keep the name: while this process has the lease, nothing
+    /// tells that they are dead.
     pub(crate) fn count_out(&self) -> Result<()> {
         if !self.segment.is_own_process() || !self.counted.swap(false, Ordering::AcqRel) {
             return Ok(());

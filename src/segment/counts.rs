@@ -1,13 +1,13 @@
 //! The reference count of an array, and its tickets: words in shared memory, each changed by compare-and-exchange.
 //!
-//! Everything that must be decided together is in one word: how many handles are attached, and whether the array is kept,
-//! frozen, named or dead. A process that is killed between two steps therefore leaves no half-done change. Dead is final:
-//! the release that brings the count to 0 decides in the same exchange whether another attachment is possible, and no
-//! acquire succeeds afterwards.
+//! Everything that must be decided together is in one word: how many handles are attached, and whether the array is
+//! kept, frozen, named or dead. A process that is killed between two steps therefore leaves no half-done change. Dead
+//! is final: the release that brings the count to 0 decides in the same exchange whether another attachment is
+//! possible, and no acquire succeeds afterwards.
 //!
 //! A *ticket* stands for a handle that was sent and is not attached yet (in flight). The receiver uses it up when it
-//! attaches, or it expires. Tickets are not in the word. The last release scans them before it changes the word, and the
-//! result of that scan must still be true at the exchange, although other processes may have attached and left in
+//! attaches, or it expires. Tickets are not in the word. The last release scans them before it changes the word, and
+//! the result of that scan must still be true at the exchange, although other processes may have attached and left in
 //! between. The word therefore also counts arrivals.
 //!
 //! The count is only half of the truth: a killed process never subtracts its handles. The other half is the lease, a
@@ -30,8 +30,8 @@ pub(crate) const LONGEST_GRACE: Duration = Duration::from_secs(7 * 24 * 3600);
 const STALENESS: Duration = Duration::from_secs(3600);
 
 const HANDLES: u64 = 0xffff_ffff;
-/// Number of arrivals, wrapping around. It keeps a word from looking unchanged to a release that other processes overtook
-/// (ABA).
+/// Number of arrivals, wrapping around. It keeps a word from looking unchanged to a release that other processes
+/// overtook (ABA).
 const ARRIVALS: u64 = 0x0fff_ffff << 32;
 const ARRIVAL: u64 = 1 << 32;
 /// The last handle left a named array. The name is about to be removed, and attaching is refused.
@@ -46,13 +46,14 @@ const NAMED: u64 = 1 << 60;
 /// Set in the number of a ticket that may be used many times (a reusable handle).
 const MANY: u64 = 1 << 63;
 
-/// How often a ticket can be used beyond once, in its slot's number. 0 in the handle that names the ticket, and in that of a reusable
-/// one.
+/// How often a ticket can be used beyond once, in its slot's number. 0 in the handle that names the ticket, and in that
+/// of a reusable one.
 const FURTHER_USES: u64 = 0x3fff << 48;
 const FURTHER_USE: u64 = 1 << 48;
 
-/// In the number of a reusable ticket's slot, a bit of the field [`FURTHER_USES`], which such a ticket does not need: a process has attached
-/// with it since it was issued or last renewed. Versions of this library that do not know the bit never set it, and ignore it.
+/// In the number of a reusable ticket's slot, a bit of the field [`FURTHER_USES`], which such a ticket does not need: a
+/// process has attached with it since it was issued or last renewed. Versions of this library that do not know the bit
+/// never set it, and ignore it.
 const USED: u64 = FURTHER_USE;
 
 /// A ticket is not renewed if its deadline is closer than this, because another sender may be about to take its slot.
@@ -80,9 +81,9 @@ pub(crate) trait Word {
 }
 
 impl Word for AtomicU64 {
-    // Release and acquire order two words twice. A sender writes a ticket's deadline before its number: a process that reads the
-    // number sees the deadline. A sender issues a ticket before it subtracts its handle: the last release, which reads that count,
-    // sees the ticket.
+    // Release and acquire order two words twice. A sender writes a ticket's deadline before its number: a process that
+    // reads the number sees the deadline. A sender issues a ticket before it subtracts its handle: the last release,
+    // which reads that count, sees the ticket.
     #[inline]
     fn load(&self) -> u64 {
         self.load(Ordering::Acquire)
@@ -99,7 +100,8 @@ impl Word for AtomicU64 {
     }
 }
 
-/// A ticket: its random number and how often it can be used (0: the slot is free), and the deadline until which it protects the array.
+/// A ticket: its random number and how often it can be used (0: the slot is free), and the deadline until which it
+/// protects the array.
 #[repr(C)]
 #[derive(Debug)]
 struct TicketSlot<W> {
@@ -126,7 +128,8 @@ impl State {
         Self(1 | if named { NAMED } else { 0 })
     }
 
-    /// Returns the state of a segment with users that are counted elsewhere. Only whether its name is kept is stored here.
+    /// Returns the state of a segment with users that are counted elsewhere. Only whether its name is kept is stored
+    /// here.
     pub(crate) fn unattended(keep: bool) -> Self {
         Self(if keep { KEPT } else { 0 })
     }
@@ -224,7 +227,8 @@ impl Ticket {
         self.0 & MANY != 0
     }
 
-    /// Returns whether a slot's number is that of this ticket, it is reusable, and a process has used it since it was last renewed.
+    /// Returns whether a slot's number is that of this ticket, it is reusable, and a process has used it since it was
+    /// last renewed.
     pub(crate) fn is_used_in(self, number: u64) -> bool {
         self.is_many() && self.is_in(number) && number & USED != 0
     }
@@ -248,8 +252,9 @@ fn boot() -> u64 {
 
 /// Returns the time left until a deadline; `None` if it has passed, was set before this boot, or is not a deadline.
 ///
-/// `now` is `None` in a process that cannot tell the time. What cannot be judged counts as ahead: a deadline of an unknown boot is judged
-/// by the clock alone, and one by an unknown clock is a week ahead until a process that knows the time has [dated](dated) it.
+/// `now` is `None` in a process that cannot tell the time. What cannot be judged counts as ahead: a deadline of an
+/// unknown boot is judged by the clock alone, and one by an unknown clock is a week ahead until a process that knows
+/// the time has [dated](dated) it.
 pub(crate) fn remaining(until: u64, now: Option<Duration>) -> Option<Duration> {
     let (set_in, micros) = (until >> BOOT_SHIFT, until & !(u64::MAX << BOOT_SHIFT));
     if until == 0 || ![NO_BOOT, NO_CLOCK].contains(&set_in) && ![NO_BOOT, set_in].contains(&boot()) {
@@ -267,8 +272,8 @@ fn deadline(now: Option<Duration>, grace: Duration) -> u64 {
     boot() << BOOT_SHIFT | u64::try_from(micros).unwrap_or(u64::MAX) & !(u64::MAX << BOOT_SHIFT)
 }
 
-/// Returns the deadline that replaces one by an unknown clock; `None` if it needs no replacement, or this process cannot tell the
-/// time either.
+/// Returns the deadline that replaces one by an unknown clock; `None` if it needs no replacement, or this process
+/// cannot tell the time either.
 pub(crate) fn dated(until: u64, now: Option<Duration>) -> Option<u64> {
     (until >> BOOT_SHIFT == NO_CLOCK && now.is_some()).then(|| deadline(now, LONGEST_GRACE))
 }
@@ -288,9 +293,11 @@ impl<W: Word> TicketSlot<W> {
         self.until.exchange(until, new).map_or_else(|found| found, |()| new)
     }
 
-    /// Changes the number of this slot while it is that of `ticket`. Returns `false` if it is another one, or if `change` refuses.
+    /// Changes the number of this slot while it is that of `ticket`. Returns `false` if it is another one, or if
+    /// `change` refuses.
     ///
-    /// Two receivers with the same ticket may both find the slot. Each exchange succeeds for one of them; the other one looks again.
+    /// Two receivers with the same ticket may both find the slot. Each exchange succeeds for one of them; the other one
+    /// looks again.
     fn update(&self, ticket: Ticket, change: impl Fn(u64) -> Option<u64>) -> bool {
         let mut number = self.number.load();
         while ticket.is_in(number) {
@@ -303,7 +310,8 @@ impl<W: Word> TicketSlot<W> {
         false
     }
 
-    /// Subtracts one use of a ticket; a reusable one is marked as used. Returns `false` if another number is in the slot.
+    /// Subtracts one use of a ticket; a reusable one is marked as used. Returns `false` if another number is in the
+    /// slot.
     fn use_once(&self, ticket: Ticket) -> bool {
         self.update(ticket, |number| {
             Some(match number & FURTHER_USES {
@@ -314,13 +322,14 @@ impl<W: Word> TicketSlot<W> {
         })
     }
 
-    /// Changes the deadline of a ticket to what `change` makes of it and the time. Returns `false` if the ticket is not in this slot any
-    /// more, has expired or is about to.
+    /// Changes the deadline of a ticket to what `change` makes of it and the time. Returns `false` if the ticket is not
+    /// in this slot any more, has expired or is about to.
     ///
-    /// The deadline is loaded before the number is compared. Another sender changes the number first and the deadline second, and never to
-    /// the deadline that it found. So this deadline belongs to `ticket`, and the exchange fails if another sender has set its own: a
-    /// process that is killed anywhere in here has changed the deadline of its own ticket, or none. (Only if two senders take the slot one
-    /// after the other in between, and the second by chance sets the very microsecond that was loaded, would that one's be changed.)
+    /// The deadline is loaded before the number is compared. Another sender changes the number first and the deadline
+    /// second, and never to the deadline that it found. So this deadline belongs to `ticket`, and the exchange fails if
+    /// another sender has set its own: a process that is killed anywhere in here has changed the deadline of its own
+    /// ticket, or none. (Only if two senders take the slot one after the other in between, and the second by chance
+    /// sets the very microsecond that was loaded, would that one's be changed.)
     fn defer(
         &self,
         ticket: Ticket,
@@ -345,16 +354,16 @@ impl<W: Word> TicketSlot<W> {
     /// passed.
     ///
     /// Three exchanges, each from the value that was read: the number becomes pending, the deadline is set, the number
-    /// becomes the ticket's. A sender that is killed in between leaves a pending number, and the slot can be taken again
-    /// once the deadline beside it has passed.
+    /// becomes the ticket's. A sender that is killed in between leaves a pending number, and the slot can be taken
+    /// again once the deadline beside it has passed.
     ///
     /// Two senders in one slot: A makes the number pending and is stopped. B finds the pending number with a passed
-    /// deadline, leaves the number as it is, and sets its own deadline. A continues, its exchange of the deadline fails,
-    /// and A gives the slot up. If A is stopped after it has set its deadline, B can take the slot only when that has
-    /// passed too; then the last exchange decides, which succeeds for one of them.
+    /// deadline, leaves the number as it is, and sets its own deadline. A continues, its exchange of the deadline
+    /// fails, and A gives the slot up. If A is stopped after it has set its deadline, B can take the slot only when
+    /// that has passed too; then the last exchange decides, which succeeds for one of them.
     fn make(&self, ticket: Ticket, deadline: u64, now: Option<Duration>, may_take: fn(u64, bool) -> bool) -> bool {
-        // The number is read before the deadline. The other way round, a sender could pair the old, passed deadline with
-        // a number that another sender put there in between, and overwrite a valid ticket.
+        // The number is read before the deadline. The other way round, a sender could pair the old, passed deadline
+        // with a number that another sender put there in between, and overwrite a valid ticket.
         let number = self.number.load();
         let until = self.until(now);
         if !may_take(number, remaining(until, now).is_none()) {
@@ -404,10 +413,11 @@ impl<W: Word, const SLOTS: usize> Counts<W, SLOTS> {
 
     /// Counts one handle less. At most one release is told that nothing is left.
     ///
-    /// The scan of the tickets runs between the load of the word and its exchange. Process L releases the last handle and finds no
-    /// ticket; S attaches, issues a ticket and leaves; the count is 1 again, but the number of arrivals differs, so L's
-    /// exchange fails and L scans again instead of declaring the array dead. The other way round: L finds a ticket, its
-    /// receiver attaches, uses it up and leaves; again L's exchange fails, and L removes the name, which no process would otherwise do.
+    /// The scan of the tickets runs between the load of the word and its exchange. Process L releases the last handle
+    /// and finds no ticket; S attaches, issues a ticket and leaves; the count is 1 again, but the number of arrivals
+    /// differs, so L's exchange fails and L scans again instead of declaring the array dead. The other way round: L
+    /// finds a ticket, its receiver attaches, uses it up and leaves; again L's exchange fails, and L removes the name,
+    /// which no process would otherwise do.
     pub(crate) fn release(&self, now: Option<Duration>) -> Left {
         self.change(|state| match state.handles() {
             // An attached process never finds 0 here, unless the bytes were damaged. Then the lease decides.
@@ -466,17 +476,18 @@ impl<W: Word, const SLOTS: usize> Counts<W, SLOTS> {
         make(|number, _is_late| number == 0) || make(|_number, is_late| is_late)
     }
 
-    /// Renews a ticket: it protects the array for at least `grace` from now, and it can be used once more. A reusable one, which can be used
-    /// anyway, counts as unused. A later deadline that was promised before stays. Returns `false` if it was used up, revoked, or is about to expire; then another one
-    /// must be issued. The caller is attached.
+    /// Renews a ticket: it protects the array for at least `grace` from now, and it can be used once more. A reusable
+    /// one, which can be used anyway, counts as unused. A later deadline that was promised before stays. Returns
+    /// `false` if it was used up, revoked, or is about to expire; then another one must be issued. The caller is
+    /// attached.
     ///
-    /// The use is added first. From then on the receivers that are on their way cannot empty the slot, so no other sender takes it before
-    /// its deadline. A reusable ticket can still be revoked, and its slot be taken.
+    /// The use is added first. From then on the receivers that are on their way cannot empty the slot, so no other
+    /// sender takes it before its deadline. A reusable ticket can still be revoked, and its slot be taken.
     ///
-    /// One interleaving could lose the ticket: sender B finds the old deadline passed, this call renews it, and B makes the number
-    /// pending. B's exchange of the deadline then fails, but the number is gone. Therefore the clock is read again at the end. If the
-    /// old deadline is still ahead, B has read its clock after the exchange, and finds the new deadline. The margin covers the time
-    /// that an exchange takes to become visible.
+    /// One interleaving could lose the ticket: sender B finds the old deadline passed, this call renews it, and B makes
+    /// the number pending. B's exchange of the deadline then fails, but the number is gone. Therefore the clock is read
+    /// again at the end. If the old deadline is still ahead, B has read its clock after the exchange, and finds the new
+    /// deadline. The margin covers the time that an exchange takes to become visible.
     pub(crate) fn renew(&self, ticket: Ticket, grace: Duration, clock: impl Fn() -> Option<Duration>) -> bool {
         let Some(slot) = self.slot_of(ticket) else { return false };
         let added = slot.update(ticket, |number| match number & FURTHER_USES {
@@ -494,8 +505,9 @@ impl<W: Word, const SLOTS: usize> Counts<W, SLOTS> {
         is_renewed
     }
 
-    /// Lets a ticket protect the array for at most `grace` from now. An earlier deadline stays, and so does any in a process that cannot
-    /// tell the time. Returns `false` if it was used up, revoked, or has expired or is about to. The caller is attached.
+    /// Lets a ticket protect the array for at most `grace` from now. An earlier deadline stays, and so does any in a
+    /// process that cannot tell the time. Returns `false` if it was used up, revoked, or has expired or is about to.
+    /// The caller is attached.
     pub(crate) fn expire(&self, ticket: Ticket, grace: Duration, clock: impl Fn() -> Option<Duration>) -> bool {
         let earlier = |until, now: Option<Duration>| {
             let new = deadline(now, grace);
@@ -504,8 +516,8 @@ impl<W: Word, const SLOTS: usize> Counts<W, SLOTS> {
         self.slot_of(ticket).is_some_and(|slot| slot.defer(ticket, clock, earlier))
     }
 
-    /// Lets a ticket protect the array for at least `grace` from now. Its uses do not change. A later deadline stays. Returns `false` as
-    /// [`expire`](Self::expire) does. The caller is attached.
+    /// Lets a ticket protect the array for at least `grace` from now. Its uses do not change. A later deadline stays.
+    /// Returns `false` as [`expire`](Self::expire) does. The caller is attached.
     pub(crate) fn prolong(&self, ticket: Ticket, grace: Duration, clock: impl Fn() -> Option<Duration>) -> bool {
         self.slot_of(ticket).is_some_and(|slot| slot.defer(ticket, clock, |until, now| later(until, now, grace)))
     }
@@ -514,7 +526,8 @@ impl<W: Word, const SLOTS: usize> Counts<W, SLOTS> {
         self.slots.iter().find(|slot| ticket.is_in(slot.number.load()))
     }
 
-    /// Uses a ticket. Returns `false` if it was used up before, revoked, or expired and replaced. The caller is attached.
+    /// Uses a ticket. Returns `false` if it was used up before, revoked, or expired and replaced. The caller is
+    /// attached.
     pub(crate) fn redeem(&self, ticket: Ticket) -> bool {
         self.slots.iter().any(|slot| slot.use_once(ticket))
     }
@@ -524,18 +537,19 @@ impl<W: Word, const SLOTS: usize> Counts<W, SLOTS> {
         self.slots.iter().any(|slot| slot.update(ticket, |_| Some(0)))
     }
 
-    /// Revokes a reusable ticket, if a process has used it since it was last renewed. Returns `false` if it was not used or does not exist.
+    /// Revokes a reusable ticket, if a process has used it since it was last renewed. Returns `false` if it was not
+    /// used or does not exist.
     ///
-    /// The mark and the number are one word. So a renewal that comes first clears the mark, and the ticket stays; one that comes second
-    /// finds no ticket, and its caller issues another.
+    /// The mark and the number are one word. So a renewal that comes first clears the mark, and the ticket stays; one
+    /// that comes second finds no ticket, and its caller issues another.
     pub(crate) fn revoke_used(&self, ticket: Ticket) -> bool {
         self.slots.iter().any(|slot| slot.update(ticket, |number| ticket.is_used_in(number).then_some(0)))
     }
 
     /// Begins the counts of the next array in the same memory, with one handle. The caller holds COUNTED alone.
     ///
-    /// The arrivals go on, and expired tickets stay until their slots are needed: the next array has another random number, which a handle
-    /// is compared with before its ticket is used.
+    /// The arrivals go on, and expired tickets stay until their slots are needed: the next array has another random
+    /// number, which a handle is compared with before its ticket is used.
     pub(crate) fn begin_again(&self) {
         self.change(|state| Ok::<_, ()>((State(NAMED | state.0 & ARRIVALS).with_handles(1).with_arrival(), ())));
     }

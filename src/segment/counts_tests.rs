@@ -423,7 +423,8 @@ mod model {
         });
     }
 
-    /// When the leaving thread changes the word, the number of handles is the same again, but its scan of the tickets is outdated.
+    /// When the leaving thread changes the word, the number of handles is the same again, but its scan of the tickets
+    /// is outdated.
     #[test]
     fn name_is_removed_when_a_ticket_is_used_during_the_last_release() {
         loom::model(|| {
@@ -502,7 +503,8 @@ mod model {
         });
     }
 
-    /// Another thread revokes the ticket and puts one with another deadline into its slot, while this one changes the deadline.
+    /// Another thread revokes the ticket and puts one with another deadline into its slot, while this one changes the
+    /// deadline.
     fn leaves_the_deadline_of_another_ticket_alone(grace: Duration, change: fn(&Counts<AtomicU64, 1>, Ticket) -> bool) {
         loom::model(move || {
             let counts = shared();

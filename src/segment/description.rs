@@ -1,5 +1,5 @@
-//! The description of a plain array: a text beside the bytes of its file, in an extended attribute. It is read and written by name,
-//! without attaching.
+//! The description of a plain array: a text beside the bytes of its file, in an extended attribute. It is read and
+//! written by name, without attaching.
 //!
 //! Knows the length and the place of the text, not its contents.
 
@@ -61,8 +61,8 @@ pub(crate) fn read_description<'a>(
         let facts = look(&file, location)?;
         refuse_bookkeeping(&file, &facts, location)?;
         let length = read(backend, &file, buffer).map(<[u8]>::len);
-        // After the file was opened, a pool may have recycled its memory for an array of another name. Then the description is of
-        // that array.
+        // After the file was opened, a pool may have recycled its memory for an array of another name. Then the
+        // description is of that array.
         if is_named(&look(&file, location)?, &home)? {
             let text = length.and_then(|length| buffer.get(..length));
             return Ok(FoundDescription { pinned: file, id: facts.id, length: facts.length, text });
@@ -71,8 +71,8 @@ pub(crate) fn read_description<'a>(
     Err(unlinked(&home))
 }
 
-/// Writes the description of the plain array of this name, if the array has the given length, or removes the description. With `seen`, it
-/// does so only if array and description are still the ones that were found.
+/// Writes the description of the plain array of this name, if the array has the given length, or removes the
+/// description. With `seen`, it does so only if array and description are still the ones that were found.
 pub(crate) fn describe(
     backend: &Directory,
     location: &Location,
@@ -83,7 +83,8 @@ pub(crate) fn describe(
     for _ in 0..TRIES {
         let mut turn = Turn::new(backend.open(location, Access::ReadWrite)?);
         os::step("describe: opened");
-        // While it is leased, no pool uses the memory for another array. One that has it already, under another name, keeps the lease.
+        // While it is leased, no pool uses the memory for another array. One that has it already, under another name,
+        // keeps the lease.
         if !lease(turn.file(), LEASE, Deadline::after(LEASE_WAIT), Some(&home), location.as_str())? {
             continue;
         }

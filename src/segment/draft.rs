@@ -84,7 +84,8 @@ impl DraftSegment {
         let reserved = if self.options.pages.are_reserved() { self.reserve(Pages::Base) } else { Ok(()) };
         let mapped = reserved.and_then(|()| map(self.file.file(), 0, room, Access::ReadWrite, &name));
         self.mapped.map = mapped.inspect_err(|_| {
-            // The old mapping is still there, and ends before the new bytes. If this fails, `shrink` finds the file too long.
+            // The old mapping is still there, and ends before the new bytes. If this fails, `shrink` finds the file too
+            // long.
             let _ = self.file.file().set_len(self.mapped.file_length);
         })?;
         self.mapped.file_length = room;
@@ -105,13 +106,15 @@ impl DraftSegment {
         file.set_len(length).map_err(failed)
     }
 
-    /// Takes the lease of one kind of array and releases that of another. No other process can attach to the draft meanwhile.
+    /// Takes the lease of one kind of array and releases that of another. No other process can attach to the draft
+    /// meanwhile.
     pub(super) fn lease_as(&self, new: LockRange, old: LockRange, name: &str) -> Result<()> {
         lease_own(self.file.file(), new, name)?;
         os::unlock(self.file.file(), old).map_err(|error| Error::os("lease", name, error))
     }
 
-    /// Publishes the draft as a plain array of this name, with a description. On failure the draft is returned as it was.
+    /// Publishes the draft as a plain array of this name, with a description. On failure the draft is returned as it
+    /// was.
     #[allow(clippy::result_large_err)] // moved once, on the way to an error that boxes it
     pub(crate) fn publish(
         mut self,
@@ -140,8 +143,8 @@ impl DraftSegment {
         if mode & 0o200 != 0 {
             return self.backend.set_attribute(file, text);
         }
-        // A file that its owner may not write to accepts no description either. Its mode can change for a moment, because no other
-        // process can open it yet.
+        // A file that its owner may not write to accepts no description either. Its mode can change for a moment,
+        // because no other process can open it yet.
         let changed =
             |mode| os::set_mode(file, mode).map_err(|error| Error::os("describe", self.backend.name(), error));
         changed(mode | 0o200)?;
@@ -182,8 +185,8 @@ impl DraftSegment {
         }
     }
 
-    /// Returns the draft's descriptor, to be kept by the segment, if guards are to use it, if its memory can be recycled, or if the lease
-    /// ends with the descriptor.
+    /// Returns the draft's descriptor, to be kept by the segment, if guards are to use it, if its memory can be
+    /// recycled, or if the lease ends with the descriptor.
     fn descriptor_to_keep(&self, for_guards: bool, name: &str) -> Result<Kept> {
         if !for_guards && !self.recyclable && self.backend.lock_survives_close()? {
             return Ok(Kept::Nothing);

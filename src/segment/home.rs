@@ -31,7 +31,8 @@ impl Home {
         Ok(Self { backend: self.backend.clone(), location: self.location.companion(kind)? })
     }
 
-    /// Returns the error of opening the name. If the name is free here and the other usual place has it, the error says so.
+    /// Returns the error of opening the name. If the name is free here and the other usual place has it, the error says
+    /// so.
     pub(crate) fn or_elsewhere(&self, error: Error) -> Error {
         match error {
             Error::NotFound { .. } => found_elsewhere(&self.backend, &self.location).unwrap_or(error),
@@ -77,8 +78,8 @@ impl Home {
     }
 }
 
-/// Opens the file of this name. While the descriptor is open, no other file gets the same identity. Returns `Ok(None)` if the name
-/// does not exist.
+/// Opens the file of this name. While the descriptor is open, no other file gets the same identity. Returns `Ok(None)`
+/// if the name does not exist.
 pub(crate) fn pin(backend: &Directory, at: &Location, access: Access) -> Result<Option<(File, Facts)>> {
     let file = match backend.open(at, access) {
         Err(Error::NotFound { .. }) => return Ok(None),

@@ -1,5 +1,6 @@
-//! Joint segments: bookkeeping that many processes change at once, under a public name. They are leased as counted arrays are, so
-//! that no process maps the same bytes as plain elements. The last process to leave removes the name (reclaim.rs).
+//! Joint segments: bookkeeping that many processes change at once, under a public name. They are leased as counted
+//! arrays are, so that no process maps the same bytes as plain elements. The last process to leave removes the name
+//! (reclaim.rs).
 
 use std::fs::File;
 
@@ -52,7 +53,8 @@ impl<R, F: Fn(&Trailer) -> Result<R>> Subject for Joint<F> {
 
 // A joint segment keeps its descriptor for locks.
 impl Segment {
-    /// Opens, leases and maps the joint segment of this name, if `read` accepts its trailer. Fills its holes, unless `sparse` leaves them.
+    /// Opens, leases and maps the joint segment of this name, if `read` accepts its trailer. Fills its holes, unless
+    /// `sparse` leaves them.
     pub(crate) fn attach_joint<R>(
         home: &Home,
         kind: Kind,
@@ -64,8 +66,8 @@ impl Segment {
         Ok((segment, found))
     }
 
-    /// Releases the lease before the segment is dropped. Closing is not enough: a process that another thread is just spawning has
-    /// a copy of the descriptor for a moment.
+    /// Releases the lease before the segment is dropped. Closing is not enough: a process that another thread is just
+    /// spawning has a copy of the descriptor for a moment.
     pub(crate) fn end_lease(&self) {
         // If this fails, the lease ends with the last copy of the descriptor.
         let _ = self.kept.file().map(|file| os::unlock(file, COUNTED));
@@ -111,10 +113,10 @@ fn try_lock(file: &File, range: LockRange, home: &Home) -> Result<bool> {
 
 /// An open file description for one lock that must end with this very process.
 ///
-/// Forked children share a description through their copies of its descriptor. Therefore only a mapping that is kept from children
-/// holds it: the descriptor is closed, and [`confirm`](Self::confirm) reports children forked while it was open. Where locks do
-/// not outlive the descriptor, the descriptor is kept, and the lock ends when this process and all children forked meanwhile have
-/// ended.
+/// Forked children share a description through their copies of its descriptor. Therefore only a mapping that is kept
+/// from children holds it: the descriptor is closed, and [`confirm`](Self::confirm) reports children forked while it
+/// was open. Where locks do not outlive the descriptor, the descriptor is kept, and the lock ends when this process and
+/// all children forked meanwhile have ended.
 #[derive(Debug)]
 pub(crate) struct Mark {
     file: Option<File>,
@@ -136,8 +138,8 @@ impl Mark {
 
     /// Closes the descriptor, so that only the mapping holds the lock. Without a mapping, keeps the descriptor.
     ///
-    /// Returns false if a child was forked since [`os::forks`] returned `forks`. The child may share the description, and the lock
-    /// would outlive this process.
+    /// Returns false if a child was forked since [`os::forks`] returned `forks`. The child may share the description,
+    /// and the lock would outlive this process.
     pub(crate) fn confirm(&mut self, range: LockRange, forks: u64) -> bool {
         if self.mapping.is_none() {
             return true;

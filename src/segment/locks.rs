@@ -1,8 +1,8 @@
 //! Locks on cells. Each hold has an open file description of its own, so the kernel excludes threads, handles and
 //! processes alike.
 //!
-//! A second request on one description would convert or merge locks instead of conflicting. The only state in the process
-//! is a list per thread of the locks that the thread holds. It serves to refuse a wait that could never end.
+//! A second request on one description would convert or merge locks instead of conflicting. The only state in the
+//! process is a list per thread of the locks that the thread holds. It serves to refuse a wait that could never end.
 
 use std::cell::RefCell;
 use std::fs::File;
@@ -53,8 +53,8 @@ impl std::fmt::Debug for KeepWaiting<'_> {
 /// The time between two calls of `KeepWaiting`.
 const ASK: Duration = Duration::from_millis(100);
 
-/// How long a thread respects a gate that stays closed. A stopped writer (SIGSTOP) never opens its gate. Longer than most
-/// reads, so that a running writer gets its turn before any reader that came later.
+/// How long a thread respects a gate that stays closed. A stopped writer (SIGSTOP) never opens its gate. Longer than
+/// most reads, so that a running writer gets its turn before any reader that came later.
 const GATE_WAIT: Duration = Duration::from_secs(10);
 
 /// How many closed gates a thread remembers.
@@ -113,7 +113,8 @@ fn own(id: FileId, kind: LockKind, range: LockRange) -> Standing {
             }
         })
     };
-    // In a thread that is ending, the list may be destroyed already. Its request then waits like that of any other thread.
+    // In a thread that is ending, the list may be destroyed already. Its request then waits like that of any other
+    // thread.
     TAKEN.try_with(look).unwrap_or(Standing::Nothing)
 }
 
@@ -130,7 +131,8 @@ fn record(id: FileId, kind: LockKind, range: LockRange) -> Token {
     let alive = Arc::new(());
     let generation = os::fork_generation();
     let record = HeldLock { id, kind, range, generation, alive: Arc::downgrade(&alive) };
-    let _ = TAKEN.try_with(|taken| taken.borrow_mut().push(record)); // fails only where the ending thread's list is destroyed
+    // Fails only where the ending thread's list is destroyed.
+    let _ = TAKEN.try_with(|taken| taken.borrow_mut().push(record));
     Token(alive)
 }
 
@@ -138,8 +140,9 @@ fn record(id: FileId, kind: LockKind, range: LockRange) -> Token {
 ///
 /// # Errors
 ///
-/// [`Error::WouldBlock`] or [`Error::TimedOut`] if the lock was not granted; [`Error::WouldDeadlock`] if the wait has no limit and
-/// this thread itself holds a conflicting lock; [`Error::Interrupted`] within [`interruptible`](interrupt::interruptible).
+/// [`Error::WouldBlock`] or [`Error::TimedOut`] if the lock was not granted; [`Error::WouldDeadlock`] if the wait has
+/// no limit and this thread itself holds a conflicting lock; [`Error::Interrupted`] within
+/// [`interruptible`](interrupt::interruptible).
 pub(crate) fn take(
     file: &File,
     id: FileId,
@@ -153,8 +156,8 @@ pub(crate) fn take(
         return Err(Error::WouldDeadlock { location: name.to_owned() });
     }
     let gate = if own != Standing::Nothing {
-        // The gate is ignored. A writer at the gate may wait for the cells that this thread holds, and this thread would then wait
-        // for the writer: neither would ever continue.
+        // The gate is ignored. A writer at the gate may wait for the cells that this thread holds, and this thread
+        // would then wait for the writer: neither would ever continue.
         Gate::Ignore
     } else if kind == LockKind::Exclusive && range == ALL_CELLS {
         Gate::Hold
@@ -188,8 +191,8 @@ pub(crate) fn take(
 enum Gate {
     /// Take no notice of it.
     Ignore,
-    /// Query whether a writer holds it, and wait until none does. Readers never hold it themselves: a succession of readers would
-    /// keep a writer from closing it.
+    /// Query whether a writer holds it, and wait until none does. Readers never hold it themselves: a succession of
+    /// readers would keep a writer from closing it.
     Respect,
     /// Close it until the cells are granted, so that no new reader enters before this writer.
     Hold,
@@ -221,7 +224,8 @@ impl<'a> LockRequest<'a> {
         Ok((self.gate == Gate::Hold || self.passes_gate(&mut None)?) && os::try_lock(self.file, self.kind, self.range)?)
     }
 
-    /// Tries again and again, because the kernel has no lock request with a timeout. A waiting writer keeps the gate meanwhile.
+    /// Tries again and again, because the kernel has no lock request with a timeout. A waiting writer keeps the gate
+    /// meanwhile.
     fn within(self, limit: Duration, keep_waiting: &dyn Fn() -> bool) -> std::io::Result<bool> {
         let mut backoff = Backoff::new(limit);
         let mut closed = None;
@@ -241,8 +245,9 @@ impl<'a> LockRequest<'a> {
         }
     }
 
-    /// Returns whether the request may go on to the cells: the gate is open, or this request has closed it (`closed`), or another request
-    /// has kept it closed for too long. Only the cells exclude: a request that passes a closed gate takes its turn too early, no more.
+    /// Returns whether the request may go on to the cells: the gate is open, or this request has closed it (`closed`),
+    /// or another request has kept it closed for too long. Only the cells exclude: a request that passes a closed gate
+    /// takes its turn too early, no more.
     fn passes_gate(self, closed: &mut Option<ClosedGate<'a>>) -> std::io::Result<bool> {
         let is_closed = match self.gate {
             Gate::Ignore => return Ok(true),
@@ -255,29 +260,30 @@ impl<'a> LockRequest<'a> {
                 closed.is_none()
             }
         };
-        // In a thread that is ending, the list may be destroyed already. Without it the wait would have no limit, so the request
-        // passes.
+        // In a thread that is ending, the list may be destroyed already. Without it the wait would have no limit, so
+        // the request passes.
         Ok(CLOSED.try_with(|gates| outlasts(&mut gates.borrow_mut(), self.id, is_closed)).unwrap_or(true))
     }
 }
 
 /// A gate that a waiting writer has closed. Dropping this opens it, also after an error or a panic of [`KeepWaiting`].
 ///
-/// Closing the file would not suffice: a process that another thread is just spawning may share the description for a moment, and
-/// would keep the gate closed.
+/// Closing the file would not suffice: a process that another thread is just spawning may share the description for a
+/// moment, and would keep the gate closed.
 #[derive(Debug)]
 struct ClosedGate<'a>(&'a File);
 
 impl Drop for ClosedGate<'_> {
     fn drop(&mut self) {
-        let _ = os::unlock(self.0, GATE); // if this fails, the gate opens with the guard, and is respected for a limited time only
+        // If this fails, the gate opens with the guard, and is respected for a limited time only.
+        let _ = os::unlock(self.0, GATE);
     }
 }
 
 /// Notes whether the gate of a file was found closed. Returns whether the request may pass it.
 ///
-/// A closed gate is remembered from one request of the thread to the next. A stopped writer therefore delays each thread once,
-/// and requests that do not wait are refused for a limited time only.
+/// A closed gate is remembered from one request of the thread to the next. A stopped writer therefore delays each
+/// thread once, and requests that do not wait are refused for a limited time only.
 fn outlasts(gates: &mut Vec<Closed>, id: FileId, is_closed: bool) -> bool {
     gates.retain(|gate| gate.seen.elapsed() < GATE_WAIT && (is_closed || gate.id != id));
     if !is_closed {
@@ -301,7 +307,8 @@ pub(crate) struct Hold {
 }
 
 impl Hold {
-    /// Lets another thread have the lock: requests of this thread wait for it, instead of failing because no other thread would release it.
+    /// Lets another thread have the lock: requests of this thread wait for it, instead of failing because no other
+    /// thread would release it.
     pub(crate) fn leave_thread(&mut self) {
         self.token = Token(Arc::new(())); // the list of this thread no longer finds the lock alive
     }

@@ -9,8 +9,8 @@ use crate::backend::{Access, Backend};
 use crate::error::{Error, Result};
 use crate::os::{self, Facts, Mapping};
 
-/// Allocates the holes of a file that may have some, so that no later access raises SIGBUS. With read access, only where reading a hole
-/// allocates memory.
+/// Allocates the holes of a file that may have some, so that no later access raises SIGBUS. With read access, only
+/// where reading a hole allocates memory.
 pub(super) fn fill_holes(file: &File, facts: &Facts, home: &Home, access: Access) -> Result<()> {
     let Home { backend, location } = home;
     let reserve = |file: &File| with_room(backend, || backend.reserve(file)).map_err(|error| error.about(location));
@@ -23,8 +23,8 @@ pub(super) fn fill_holes(file: &File, facts: &Facts, home: &Home, access: Access
     }
     match backend.open(location, Access::ReadWrite) {
         Ok(writable) if os::facts(&writable).is_ok_and(|now| now.id == facts.id) => reserve(&writable),
-        // The system does not tell whether there are holes: on a tmpfs with huge pages, one reaches beyond the end of the file. A user that
-        // may only read has no other way to find out, so the count decides.
+        // The system does not tell whether there are holes: on a tmpfs with huge pages, one reaches beyond the end of
+        // the file. A user that may only read has no other way to find out, so the count decides.
         Err(Error::PermissionDenied { .. }) if os::has_holes(file, facts).is_none() => Ok(()),
         Err(Error::PermissionDenied { .. }) => Err(Error::Unsupported {
             location: location.to_string(),
@@ -32,7 +32,8 @@ pub(super) fn fill_holes(file: &File, facts: &Facts, home: &Home, access: Access
                    AttachOptions::leave_holes"
                 .into(),
         }),
-        // The name was replaced or removed meanwhile. Only the caller's file may be filled, not another file of that name.
+        // The name was replaced or removed meanwhile. Only the caller's file may be filled, not another file of that
+        // name.
         Ok(_) | Err(Error::NotFound { .. }) => Err(unlinked(home)),
         Err(error) => Err(error),
     }
@@ -48,8 +49,8 @@ pub(super) fn too_large(name: &str) -> Error {
 
 /// Maps `length` bytes of the file from `start`.
 ///
-/// An empty file is mapped too, because the mapping carries the lease; that mapping is never accessed. Where a mapping carries no
-/// lease, the kept descriptor does, and an empty file is represented by other memory.
+/// An empty file is mapped too, because the mapping carries the lease; that mapping is never accessed. Where a mapping
+/// carries no lease, the kept descriptor does, and an empty file is represented by other memory.
 pub(super) fn map(file: &File, start: u64, length: u64, access: Access, name: &str) -> Result<Mapping> {
     map_as(file, start, length, Sharing::of(access), name)
 }

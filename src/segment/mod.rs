@@ -42,8 +42,8 @@ use crate::backend::{Access, Backend, Directory, IntoLocation, Location, PageUse
 use crate::error::{Error, Result};
 use crate::os::{self, Facts, FileId, LockKind, LockRange, Mapping};
 
-/// Called when the last handle leaves while tickets are in flight, with the time until the last ticket expires. It runs in `Drop`,
-/// so it must neither wait nor fail.
+/// Called when the last handle leaves while tickets are in flight, with the time until the last ticket expires. It runs
+/// in `Drop`, so it must neither wait nor fail.
 pub(crate) type Farewell = fn(&Home, Duration);
 
 /// A file's bytes in memory.
@@ -226,8 +226,8 @@ impl Segment {
         Self { home, ..self }
     }
 
-    /// Refuses an inherited mapping if the parent can recycle its memory. Parent and child share the open file description: the parent
-    /// can convert the lease of both, and use the memory for a buffer with other chunks.
+    /// Refuses an inherited mapping if the parent can recycle its memory. Parent and child share the open file
+    /// description: the parent can convert the lease of both, and use the memory for a buffer with other chunks.
     pub(crate) fn refuse_inherited(&self) -> Result<()> {
         if self.is_own_process() || matches!(self.kept, Kept::Nothing) {
             return Ok(());
@@ -262,8 +262,9 @@ impl Segment {
 
     /// Locks cells of a plain array, on an open file description of their own.
     ///
-    /// Fails with `Unlinked` if the name does not lead to the mapped file, unless guards go through the kept descriptor.
-    /// In a forked child that inherited the mapping, the description gets a lease too, and a kept descriptor is refused.
+    /// Fails with `Unlinked` if the name does not lead to the mapped file, unless guards go through the kept
+    /// descriptor. In a forked child that inherited the mapping, the description gets a lease too, and a kept
+    /// descriptor is refused.
     pub(crate) fn hold(&self, kind: LockKind, range: LockRange, wait: Wait<'_>) -> Result<Hold> {
         if self.is_own_process() {
             return self.hold_counted(kind, range, wait);
@@ -272,8 +273,8 @@ impl Segment {
         self.lock_cells(turn, kind, range, wait)
     }
 
-    /// As [`hold`](Self::hold), for a counted array. No process recycles its memory that has forked since it mapped it, so a forked child needs
-    /// no lease of its own.
+    /// As [`hold`](Self::hold), for a counted array. No process recycles its memory that has forked since it mapped it,
+    /// so a forked child needs no lease of its own.
     pub(crate) fn hold_counted(&self, kind: LockKind, range: LockRange, wait: Wait<'_>) -> Result<Hold> {
         let turn = Turn::open(|| self.open_again(self.access_for(kind)?))?;
         self.lock_cells(turn, kind, range, wait)
@@ -305,9 +306,10 @@ impl Segment {
 
     /// Returns whether the file still has its name, as far as that decides what the memory is.
     ///
-    /// In the process that made the mapping, the link count tells on most systems. The mapping's lease keeps the memory from being
-    /// recycled, so no rename has given the file another name: only this process can convert that lease, and to do so it takes
-    /// the segment itself (recycle.rs), which no guard can outlive. A forked child's lease is its parent's, so there the name decides.
+    /// In the process that made the mapping, the link count tells on most systems. The mapping's lease keeps the memory
+    /// from being recycled, so no rename has given the file another name: only this process can convert that lease, and
+    /// to do so it takes the segment itself (recycle.rs), which no guard can outlive. A forked child's lease is its
+    /// parent's, so there the name decides.
     fn has_name(&self, facts: &Facts) -> Result<bool> {
         let links_tell = os::LINKS_TELL && self.is_own_process();
         Ok(facts.links > 0 && (links_tell || self.home.leads_to(self.id)?))
@@ -315,9 +317,9 @@ impl Segment {
 
     /// Opens and leases the file of an inherited mapping of a plain array.
     ///
-    /// The lease of the mapping is on a description that parent and child share. The parent's pool can convert it and use the memory for
-    /// another array. Nothing can convert the lease taken here. When it is granted and the name still leads to the file, the memory is
-    /// that of the array, and stays so until the turn is dropped.
+    /// The lease of the mapping is on a description that parent and child share. The parent's pool can convert it and
+    /// use the memory for another array. Nothing can convert the lease taken here. When it is granted and the name
+    /// still leads to the file, the memory is that of the array, and stays so until the turn is dropped.
     fn lease_inherited(&self, access: Access, wait: Wait<'_>) -> Result<Turn> {
         let home = &self.home;
         if self.keeps_descriptor() {
@@ -330,8 +332,9 @@ impl Segment {
         if !is_named(&facts, home)? {
             return Err(unlinked(home));
         }
-        // The memory may have become that of another array with the same name. Elements can be used all the same, but the counts of
-        // a counted array are no elements. The array cannot become a counted one while this lease is held.
+        // The memory may have become that of another array with the same name. Elements can be used all the same, but
+        // the counts of a counted array are no elements. The array cannot become a counted one while this lease is
+        // held.
         refuse_bookkeeping(turn.file(), &facts, &home.location).map_err(|error| match error {
             Error::Reserved { .. } => unlinked(home),
             other => other,
@@ -339,7 +342,8 @@ impl Segment {
         Ok(turn)
     }
 
-    /// Locks all cells on the mapping's own description, for as long as the mapping lives. Returns the metadata read under the lock.
+    /// Locks all cells on the mapping's own description, for as long as the mapping lives. Returns the metadata read
+    /// under the lock.
     fn hold_all(&mut self, kind: LockKind, wait: Wait<'_>) -> Result<Facts> {
         let location = &self.home.location;
         let file = self.kept.file().ok_or_else(|| unlinked(&self.home))?;
@@ -349,8 +353,9 @@ impl Segment {
         Ok(facts)
     }
 
-    /// Releases the cells that the mapping's own description holds, and the lease of a plain array, while the descriptor is there.
-    /// Closing is not enough: see attach.rs. The lease of a counted array is released when its handle leaves.
+    /// Releases the cells that the mapping's own description holds, and the lease of a plain array, while the
+    /// descriptor is there. Closing is not enough: see attach.rs. The lease of a counted array is released when its
+    /// handle leaves.
     fn release_all(&self) {
         for range in [ALL_CELLS, LEASE] {
             // If this fails, the locks end with the last copy of the descriptor.
@@ -370,10 +375,11 @@ impl Segment {
         })
     }
 
-    /// Opens a descriptor with a lease of its own, which lasts until the last duplicate of the descriptor is closed, in whatever process.
+    /// Opens a descriptor with a lease of its own, which lasts until the last duplicate of the descriptor is closed, in
+    /// whatever process.
     ///
-    /// The description is a new one. On a duplicate of ours, unlocking here would end the borrower's lease too, and a pool that converts
-    /// its own lease would not see the borrower.
+    /// The description is a new one. On a duplicate of ours, unlocking here would end the borrower's lease too, and a
+    /// pool that converts its own lease would not see the borrower.
     pub(crate) fn leased_descriptor(&self, access: Access, lease: LockRange) -> Result<File> {
         let location = self.location();
         if !os::DESCRIPTORS_CAN_BE_SHARED {

@@ -1,4 +1,5 @@
-//! What an open file tells: its metadata, whether it is leased, whether its name still leads to it, and whether it has a footer.
+//! What an open file tells: its metadata, whether it is leased, whether its name still leads to it, and whether it has
+//! a footer.
 
 use std::fmt;
 use std::fs::File;
@@ -37,8 +38,8 @@ pub(super) fn look(file: &File, name: impl fmt::Display) -> Result<Facts> {
     os::facts(file).map_err(|error| Error::os("look at", name, error))
 }
 
-/// Returns whether the name still leads to a file that was opened by it. The link count does not tell: recycled memory has been renamed, and
-/// off Linux an unlinked file may have moved to a hidden name.
+/// Returns whether the name still leads to a file that was opened by it. The link count does not tell: recycled memory
+/// has been renamed, and off Linux an unlinked file may have moved to a hidden name.
 pub(super) fn is_named(facts: &Facts, home: &Home) -> Result<bool> {
     Ok(facts.links > 0 && home.leads_to(facts.id)?)
 }

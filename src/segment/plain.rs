@@ -1,5 +1,5 @@
-//! Plain segments: all bytes of the file are payload, and all of the payload are elements. Files with a footer are attached here
-//! too, if they are expected ([`Expect::Bookkeeping`]).
+//! Plain segments: all bytes of the file are payload, and all of the payload are elements. Files with a footer are
+//! attached here too, if they are expected ([`Expect::Bookkeeping`]).
 
 use std::fs::File;
 

@@ -1,5 +1,5 @@
-//! Reclaiming what only dead processes had counted: take the lease *alone*, so that no process can attach meanwhile, check again, and
-//! remove the name.
+//! Reclaiming what only dead processes had counted: take the lease *alone*, so that no process can attach meanwhile,
+//! check again, and remove the name.
 
 use std::fs::File;
 use std::time::Duration;
@@ -58,8 +58,9 @@ pub(crate) fn reclaim_unused(home: &Home, id: Option<FileId>, remove: bool, tick
     if !remove || !matches!(found, Verdict::Orphan(_)) && dated.is_empty() {
         return Ok(found);
     }
-    // While this process holds COUNTED alone, no process can attach, and only attached processes change the trailer. A process that
-    // attached between the first look and this lock makes the lock fail; one that comes later waits, and then finds the name gone.
+    // While this process holds COUNTED alone, no process can attach, and only attached processes change the trailer. A
+    // process that attached between the first look and this lock makes the lock fail; one that comes later waits, and
+    // then finds the name gone.
     let Some(mut alone) = open(Access::ReadWrite)?.map(Turn::new) else { return Ok(Verdict::Gone) };
     let lease = alone.try_lock(LockKind::Exclusive, COUNTED);
     if !lease.map_err(|error| Error::os("lease", &home.location, error))? {

@@ -1,12 +1,13 @@
 //! Recycled memory: a published segment loses its name and becomes a draft once no other process is attached.
 //!
-//! Every attachment holds a read lock on LEASE, through a description of its own. The memory's owner *converts* its own read lock
-//! to a write lock, which the kernel grants only if no other description holds one. From then on no process can attach, and none
-//! holds guards, because all cells are locked the same way. This lasts until the memory has a public name again.
+//! Every attachment holds a read lock on LEASE, through a description of its own. The memory's owner *converts* its own
+//! read lock to a write lock, which the kernel grants only if no other description holds one. From then on no process
+//! can attach, and none holds guards, because all cells are locked the same way. This lasts until the memory has a
+//! public name again.
 //!
-//! Another process may have opened the old name without having leased the file yet. Its lease is refused, or granted when the
-//! file has its next name. In the second case the name check after the lease (segment/attach.rs) finds that the old name leads
-//! elsewhere.
+//! Another process may have opened the old name without having leased the file yet. Its lease is refused, or granted
+//! when the file has its next name. In the second case the name check after the lease (segment/attach.rs) finds that
+//! the old name leads elsewhere.
 
 use std::fs::File;
 use std::path::PathBuf;
@@ -30,15 +31,15 @@ const NAMELESS: &str = "(recycled memory)";
 /// How many random hidden names are tried, in case one is taken.
 const TRIES: u32 = 1000;
 
-/// Returns whether memory that had a name can be recycled on this platform. Where a lock cannot be converted from one kind to the other in
-/// one step, a process cannot prove that it holds the memory alone.
+/// Returns whether memory that had a name can be recycled on this platform. Where a lock cannot be converted from one
+/// kind to the other in one step, a process cannot prove that it holds the memory alone.
 pub(crate) fn is_possible() -> bool {
     os::LOCKS_CONVERT
 }
 
-/// Removes the name of a plain segment and keeps its memory, to which other processes may still be attached. Waits at most `limit`
-/// for another process that changes the same name. Returns `Ok(None)` if the segment had lost its name before, or if its memory
-/// cannot be recycled; the memory is freed with the last attachment.
+/// Removes the name of a plain segment and keeps its memory, to which other processes may still be attached. Waits at
+/// most `limit` for another process that changes the same name. Returns `Ok(None)` if the segment had lost its name
+/// before, or if its memory cannot be recycled; the memory is freed with the last attachment.
 ///
 /// `options` are those of a new draft in its place; they must be the segment's own.
 #[allow(clippy::result_large_err)] // moved once, on the way to an error that boxes it
@@ -82,8 +83,8 @@ impl Segment {
 /// A descriptor of the open file description that is to hold the memory alone.
 struct LeaseDescriptor {
     file: File,
-    /// Whether the mapping was made from this description. Otherwise the mapping keeps another one, with a lease that cannot be
-    /// converted.
+    /// Whether the mapping was made from this description. Otherwise the mapping keeps another one, with a lease that
+    /// cannot be converted.
     is_mapped: bool,
 }
 
@@ -122,7 +123,8 @@ impl LeaseDescriptor {
         }
     }
 
-    /// Makes a draft of the file, which has a hidden name by now. If that fails, dropping the draft file removes the name.
+    /// Makes a draft of the file, which has a hidden name by now. If that fails, dropping the draft file removes the
+    /// name.
     fn into_draft(self, segment: Segment, path: PathBuf, options: DraftOptions) -> Option<DraftSegment> {
         // Bound in this order, so that the descriptor is closed after the mapping. The draft has one of its own.
         let Segment { kept: _kept, home, mut mapped, .. } = segment;
@@ -146,17 +148,18 @@ impl LeaseDescriptor {
 }
 
 impl DraftSegment {
-    /// Takes recycled memory for this draft alone. Returns `Ok(false)` if another process is still attached, or holds cells.
+    /// Takes recycled memory for this draft alone. Returns `Ok(false)` if another process is still attached, or holds
+    /// cells.
     pub(crate) fn isolate(&mut self) -> Result<bool> {
         let failed = |error| Error::os("lock", NAMELESS, error);
         let take = |range| os::try_lock(self.file().file(), LockKind::Exclusive, range).map_err(failed);
-        // LEASE alone does not exclude everything: another program can hold cells without a lease, and a process that opened the
-        // name as a counted array holds COUNTED until it has read the end of the file.
+        // LEASE alone does not exclude everything: another program can hold cells without a lease, and a process that
+        // opened the name as a counted array holds COUNTED until it has read the end of the file.
         os::step("recycle: to be alone");
         if self.is_alone() || (take(LEASE)? && take(COUNTED)? && take(ALL_CELLS)?) {
             self.reach = Reachability::Locked;
-            // The old description would become that of the next array. It is removed only now, because until the locks were
-            // granted another process could have written it again.
+            // The old description would become that of the next array. It is removed only now, because until the locks
+            // were granted another process could have written it again.
             self.set_description(None)?;
         }
         Ok(self.is_alone())
@@ -172,8 +175,8 @@ impl DraftSegment {
         self.mapped.file_length
     }
 
-    /// Begins a new array of `length` bytes in the file. Returns `Ok(false)` if the hidden name was removed: the file cannot get
-    /// another name.
+    /// Begins a new array of `length` bytes in the file. Returns `Ok(false)` if the hidden name was removed: the file
+    /// cannot get another name.
     pub(crate) fn reuse(&mut self, length: u64) -> Result<bool> {
         let id = self.mapped.id;
         if self.file().path().is_some_and(|path| !os::facts_at(path).is_ok_and(|facts| facts.id == id)) {

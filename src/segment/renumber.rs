@@ -1,12 +1,14 @@
-//! Memory of a counted array that becomes that of the next one: the same file under the same name, with another random number.
+//! Memory of a counted array that becomes that of the next one: the same file under the same name, with another random
+//! number.
 //!
-//! Every attachment holds a read lock on COUNTED, through a description of its own. The owner *converts* its own read lock to a write lock,
-//! which the kernel grants only if no other description holds one. Until it is converted back no process can attach. One that has opened
-//! the file, and waits for its lease, then finds another random number than its handle has.
+//! Every attachment holds a read lock on COUNTED, through a description of its own. The owner *converts* its own read
+//! lock to a write lock, which the kernel grants only if no other description holds one. Until it is converted back no
+//! process can attach. One that has opened the file, and waits for its lease, then finds another random number than its
+//! handle has.
 //!
-//! A forked child shares its parent's description, so that the kernel would grant the lock while the child reads. Therefore memory is not
-//! used again by a process that has forked since it was mapped. It is enough to ask once nothing in this process uses the memory any more: a
-//! child that is forked later inherits no user.
+//! A forked child shares its parent's description, so that the kernel would grant the lock while the child reads.
+//! Therefore memory is not used again by a process that has forked since it was mapped. It is enough to ask once
+//! nothing in this process uses the memory any more: a child that is forked later inherits no user.
 
 use super::CountedSegment;
 use super::open_file::look;
@@ -18,8 +20,8 @@ use crate::error::{Error, Result};
 use crate::os::{self, LockKind};
 
 impl CountedSegment {
-    /// Gives the memory to the next array, which has this random number and the same record. Returns `false`, and changes nothing, if another
-    /// process or handle is attached or may attach, or if this process cannot know.
+    /// Gives the memory to the next array, which has this random number and the same record. Returns `false`, and
+    /// changes nothing, if another process or handle is attached or may attach, or if this process cannot know.
     ///
     /// If the process is killed meanwhile, the file has one number or the other, and is an orphan.
     pub(crate) fn renumber(&mut self, id: u128) -> Result<bool> {
@@ -50,8 +52,8 @@ impl CountedSegment {
         renumbered
     }
 
-    /// Returns whether nothing leads other processes to the array: no handle is in flight, and it is neither frozen nor kept, nor has another
-    /// name or none.
+    /// Returns whether nothing leads other processes to the array: no handle is in flight, and it is neither frozen nor
+    /// kept, nor has another name or none.
     fn is_unclaimed(&self) -> Result<bool> {
         let (state, home) = (self.counts().state(), self.home());
         let is_ordinary = state.is_named() && !state.is_dead() && !state.is_frozen() && !state.is_kept();

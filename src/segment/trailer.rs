@@ -1,4 +1,5 @@
-//! The trailer of a counted array, an arena or a file of counters: numbers that change, a record that does not, and the footer.
+//! The trailer of a counted array, an arena or a file of counters: numbers that change, a record that does not, and the
+//! footer.
 //!
 //! ```text
 //! offset  size  (little-endian; this page begins at a multiple of 4096 behind the payload, zeros between)
@@ -163,14 +164,14 @@ impl Trailer {
 
     /// Returns whether this is the file in which the array was created, as far as file numbers show.
     ///
-    /// False for a copy under the same name in another directory, and for a file whose device got another number at a reboot. A
-    /// file that is not the original is never removed.
+    /// False for a copy under the same name in another directory, and for a file whose device got another number at a
+    /// reboot. A file that is not the original is never removed.
     pub(crate) fn is_original(&self) -> bool {
         self.made_in == self.file
     }
 
-    /// Returns the footer with which the file becomes that of the next array, with this random number. Everything else that never changes
-    /// stays.
+    /// Returns the footer with which the file becomes that of the next array, with this random number. Everything else
+    /// that never changes stays.
     ///
     /// # Errors
     ///

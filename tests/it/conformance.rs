@@ -1,7 +1,7 @@
 //! The contract: what a program may rely on, tested from one source on every backend and every platform.
 //!
-//! Other suites test what only one platform promises. Where a platform promises less, the test asks which platform it is on
-//! (mostly the [`Place`]) and asserts only what remains; `docs/platforms.md` lists the differences.
+//! Other suites test what only one platform promises. Where a platform promises less, the test asks which platform it
+//! is on (mostly the [`Place`]) and asserts only what remains; `docs/platforms.md` lists the differences.
 
 mod arena;
 mod arrays;

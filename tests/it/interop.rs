@@ -1,7 +1,8 @@
-//! Tests against real peers: numpy, Python's `multiprocessing.shared_memory`, CloudVolume, and a Python program that takes our
-//! locks.
+//! Tests against real peers: numpy, Python's `multiprocessing.shared_memory`, CloudVolume, and a Python program that
+//! takes our locks.
 //!
-//! `NDSHM_TEST_PYTHON` names the Python interpreter that has these packages; `scripts/test` creates it. Without it these tests fail.
+//! `NDSHM_TEST_PYTHON` names the Python interpreter that has these packages; `scripts/test` creates it. Without it
+//! these tests fail.
 
 #[cfg(feature = "channel")]
 mod channels;

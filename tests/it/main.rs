@@ -12,12 +12,13 @@
 //! | `manager` | the process that waits for deaths | Linux |
 //! | `tidy` | the architecture's rules, checked in the source; the tables of `scripts/test-platforms` | where the source is |
 //!
-//! Tests are named `suite::backend::topic::test`. A topic is a file of a suite; a large topic has its parts in a folder. With
-//! `NDSHM_TEST_ROLE` set, the program runs no tests: it is a child that plays that role in a test. `NDSHM_TEST_PROGRAM` names
-//! another build of the program for the children, so that tests can combine processes of 64 and of 32 bits.
+//! Tests are named `suite::backend::topic::test`. A topic is a file of a suite; a large topic has its parts in a
+//! folder. With `NDSHM_TEST_ROLE` set, the program runs no tests: it is a child that plays that role in a test.
+//! `NDSHM_TEST_PROGRAM` names another build of the program for the children, so that tests can combine processes of 64
+//! and of 32 bits.
 //!
-//! The emulated backend's files are in a fresh temporary directory, so that `TMPDIR` chooses the file system. With `EMULATE_SHM=1`,
-//! real shared memory is not tested. Not every topic is tested in every place: `topics` has the table.
+//! The emulated backend's files are in a fresh temporary directory, so that `TMPDIR` chooses the file system. With
+//! `EMULATE_SHM=1`, real shared memory is not tested. Not every topic is tested in every place: `topics` has the table.
 
 #![allow(unreachable_pub)] // a program has no public interface
 // Tests convert small known numbers to elements of every type.

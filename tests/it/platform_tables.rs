@@ -1,4 +1,5 @@
-//! The tables that scripts/test-platforms prints: they list every test that ran, and report tests that did not run as failures.
+//! The tables that scripts/test-platforms prints: they list every test that ran, and report tests that did not run as
+//! failures.
 
 use std::fs;
 use std::path::Path;

@@ -1,7 +1,8 @@
-//! Children that are spawned together: their success and failure, the order in which their ends are reported, and what they leave.
+//! Children that are spawned together: their success and failure, the order in which their ends are reported, and what
+//! they leave.
 //!
-//! The tests of `torch.multiprocessing.spawn` are among those of `starting`, `joining` and `failing`. Each test has its own
-//! directory. The children wait only while it exists, so that no child outlives a failed test.
+//! The tests of `torch.multiprocessing.spawn` are among those of `starting`, `joining` and `failing`. Each test has its
+//! own directory. The children wait only while it exists, so that no child outlives a failed test.
 
 mod ending;
 mod entries;

@@ -1,7 +1,7 @@
 //! Counted arrays sent between processes over channels, by descriptor and by name, and what remains after kills.
 //!
-//! Every test has its own directory ([`Place::private`]) and checks the whole of it at the end. The promises of torch and Paddle
-//! for their tensors are tested in `torch`, under the names of their tests.
+//! Every test has its own directory ([`Place::private`]) and checks the whole of it at the end. The promises of torch
+//! and Paddle for their tensors are tested in `torch`, under the names of their tests.
 
 mod foreign;
 mod forks;

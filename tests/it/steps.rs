@@ -1,7 +1,7 @@
 //! The behaviour of other processes while one process is stopped between two system calls.
 //!
-//! The process stops itself with SIGSTOP at a step that has a name in the source (`os::step`). The test then resumes or kills it.
-//! The library has steps in debug builds with `--cfg ndshm_steps` (`.cargo/config.toml`).
+//! The process stops itself with SIGSTOP at a step that has a name in the source (`os::step`). The test then resumes or
+//! kills it. The library has steps in debug builds with `--cfg ndshm_steps` (`.cargo/config.toml`).
 
 mod attach;
 #[cfg(feature = "channel")]

@@ -7,8 +7,8 @@ use std::process::Command;
 
 use libtest_mimic::Trial;
 
-/// The root modules and their floors. A file uses only its own and lower floors. Modules of one floor do not depend on each other
-/// in a cycle.
+/// The root modules and their floors. A file uses only its own and lower floors. Modules of one floor do not depend on
+/// each other in a cycle.
 const FLOORS: &[(&str, u32)] = &[
     ("backoff", 0),
     ("error", 0),
@@ -93,7 +93,8 @@ const PLATFORMS: &[&str] = &[
     "cli/src/interrupt.rs",
 ];
 
-/// The words by which a `cfg` distinguishes platforms. `target_endian` is not among them, since files have a byte order too.
+/// The words by which a `cfg` distinguishes platforms. `target_endian` is not among them, since files have a byte order
+/// too.
 const PLATFORM_WORDS: &[&str] = &[
     "unix",
     "windows",
@@ -118,6 +119,7 @@ pub fn trials() -> Vec<Trial> {
         unsafe_is_only_where_the_architecture_says,
         platforms_are_distinguished_on_the_lowest_floor_only,
         files_begin_with_their_purpose,
+        comments_end_at_column_120,
         no_two_types_share_a_name,
         nothing_is_unfinished_or_skipped,
         debug_builds_have_named_steps,
@@ -129,8 +131,8 @@ pub fn trials() -> Vec<Trial> {
     crate::support::trials("tidy", tests)
 }
 
-/// Returns a test that every test of only one of the two backends is listed in docs/platforms.md with a reason. Returns `None` if
-/// the run has only one of the backends.
+/// Returns a test that every test of only one of the two backends is listed in docs/platforms.md with a reason. Returns
+/// `None` if the run has only one of the backends.
 pub fn differences(trials: &[Trial]) -> Option<Trial> {
     const BACKENDS: [&str; 2] = ["shm", "emulated"];
     let mut of: BTreeMap<String, BTreeSet<&str>> = BTreeMap::new();
@@ -309,7 +311,8 @@ fn complaints_about_floors(files: &[(&str, &str)], floor: &dyn Fn(&str) -> Optio
         for (line, used) in uses_of_root(file, text) {
             let place = format!("{file}:{line}");
             match floor(used).filter(|_| modules.contains(used)) {
-                // Items that exported macros need at the root, and the macros themselves, which the language puts there.
+                // Items that exported macros need at the root, and the macros themselves, which the language puts
+                // there.
                 None if used.starts_with("__") || text.lines().nth(line - 1).unwrap().contains("$crate") => {}
                 None if files.iter().any(|(_, text)| text.contains(&format!("macro_rules! {used} {{"))) => {}
                 None => complaints.push(format!("{place}: crate::{used} is no module; name the one that has it")),
@@ -498,7 +501,8 @@ fn files_begin_with_their_purpose() {
 /// Names that every crate may use for a type of its own.
 const SHARED_NAMES: &[&str] = &["Error", "IntoError", "Result"];
 
-/// Returns the types that a file defines, with their lines. Indented definitions, such as associated types, do not count.
+/// Returns the types that a file defines, with their lines. Indented definitions, such as associated types, do not
+/// count.
 fn types(text: &str) -> Vec<(usize, &str)> {
     text.lines()
         .enumerate()
@@ -516,6 +520,26 @@ fn types(text: &str) -> Vec<(usize, &str)> {
                 .map(|name| (number + 1, name))
         })
         .collect()
+}
+
+/// Code ends there by rustfmt, except for what is in quotes.
+fn comments_end_at_column_120() {
+    let mut complaints = Vec::new();
+    for folder in ["src", "tests", "examples", "benches", "volume", "cuda", "cli", "python/src"] {
+        for (file, text) in sources(folder) {
+            let mut is_block = false; // a program or a picture in a comment
+            for (number, line) in text.lines().enumerate() {
+                let Some(comment) = line.trim_start().strip_prefix("//") else { continue };
+                let comment = comment.trim_start_matches(['/', '!']).trim_start();
+                is_block ^= comment.starts_with("```");
+                let is_table = comment.starts_with('|');
+                if line.chars().count() > 120 && !is_block && !is_table {
+                    complaints.push(format!("{file}:{}", number + 1));
+                }
+            }
+        }
+    }
+    fail_if_any(&complaints);
 }
 
 fn no_two_types_share_a_name() {

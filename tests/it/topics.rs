@@ -1,10 +1,10 @@
 //! The places in which each topic is tested. CONTRIBUTING.md has the same table with reasons.
 //!
-//! A topic is a file of a suite with its folder of parts, or a suite that is not run per place. The first place of an ordinary run
-//! has every topic, so that a platform with one place runs them all.
+//! A topic is a file of a suite with its folder of parts, or a suite that is not run per place. The first place of an
+//! ordinary run has every topic, so that a platform with one place runs them all.
 
-/// The variable that names the place of the whole run, if the environment makes the place: a file system (`scripts/in-place`) or a
-/// user. `first` means the first place of an ordinary run.
+/// The variable that names the place of the whole run, if the environment makes the place: a file system
+/// (`scripts/in-place`) or a user. `first` means the first place of an ordinary run.
 const PLACE: &str = "NDSHM_TEST_PLACE";
 
 const EVERYWHERE: &[&str] = &["shm", "emulated", "hidden", "overlayfs", "tmpfs", "user"];

@@ -1,6 +1,7 @@
 //! Downloads of an uncompressed volume, alternately with and without a pool.
 //!
-//! The volume is in /dev/shm, so that no disk is measured. `cargo bench -p ndarray-shm-volume --bench pool [ROUNDS] [THREADS]`
+//! The volume is in /dev/shm, so that no disk is measured.
+//! `cargo bench -p ndarray-shm-volume --bench pool [ROUNDS] [THREADS]`
 
 use std::error::Error;
 use std::hint::black_box;

@@ -1,6 +1,8 @@
-//! Uploads of one array into a new local volume, beside the lower bound: writing files of the same sizes one after the other.
+//! Uploads of one array into a new local volume, beside the lower bound: writing files of the same sizes one after the
+//! other.
 //!
-//! The volume is in /dev/shm, so that no disk is measured. `cargo bench -p ndarray-shm-volume --bench upload [ROUNDS] [THREADS]`
+//! The volume is in /dev/shm, so that no disk is measured.
+//! `cargo bench -p ndarray-shm-volume --bench upload [ROUNDS] [THREADS]`
 
 #![allow(clippy::cast_precision_loss)] // rates are printed with few digits
 
@@ -66,8 +68,8 @@ fn write_files(directory: &Path) -> Result<Duration, Box<dyn Error>> {
     Ok(took)
 }
 
-/// Uploads into a new volume. With `change`, uploads a region that cuts through all objects at the border, so that those are
-/// changed.
+/// Uploads into a new volume. With `change`, uploads a region that cuts through all objects at the border, so that
+/// those are changed.
 fn upload(
     path: &Path,
     location: &Location,

@@ -1,4 +1,5 @@
-//! The Rust side of `scripts/bench-volumes`: one download of a volume, or upload of JPEG, for each line of standard input.
+//! The Rust side of `scripts/bench-volumes`: one download of a volume, or upload of JPEG, for each line of standard
+//! input.
 //!
 //! ```text
 //! volumes serve VOLUME    answers `threads N [C|F]`, `processes N [C|F]` and `upload N` with one line of JSON each

@@ -1,6 +1,7 @@
 //! The cost of fetching and decoding a chunk of a Zarr volume with each codec, beside zarrs.
 //!
-//! The volume is in /dev/shm, so that no disk is measured; one thread. `cargo bench -p ndarray-shm-volume --bench zarr [ROUNDS]`
+//! The volume is in /dev/shm, so that no disk is measured; one thread.
+//! `cargo bench -p ndarray-shm-volume --bench zarr [ROUNDS]`
 
 use std::error::Error;
 use std::hint::black_box;

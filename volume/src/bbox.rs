@@ -14,8 +14,8 @@ const FORM: &str =
 
 /// A box in the coordinates of a volume: one half-open range of elements for each axis.
 ///
-/// Written `0:64,-16:128,5:9`, axes in the volume's order. Coordinates may be negative if the volume has such. A box holds at
-/// least one element. It may have no axes, as a volume of a single element has none.
+/// Written `0:64,-16:128,5:9`, axes in the volume's order. Coordinates may be negative if the volume has such. A box
+/// holds at least one element. It may have no axes, as a volume of a single element has none.
 ///
 /// ```
 /// use ndarray_shm_volume::Bbox;
@@ -52,13 +52,15 @@ impl Bbox {
         Self(origin.iter().zip(shape).map(|(start, length)| *start..start.saturating_add_unsigned(*length)).collect())
     }
 
-    /// Parses a box with ranges that may be open: `:` is all of an axis of `domain`, `5:` begins at 5, `:9` ends before 9.
+    /// Parses a box with ranges that may be open: `:` is all of an axis of `domain`, `5:` begins at 5, and `:9`
+    /// ends before 9.
     ///
     /// Same as [`BboxSpec`] with [`resolve`](BboxSpec::resolve).
     ///
     /// # Errors
     ///
-    /// [`Bbox`](Error::Bbox) if the text is not one range for each axis of `domain`, or if a range is empty or leaves it.
+    /// [`Bbox`](Error::Bbox) if the text is not one range for each axis of `domain`, or if a range is empty or leaves
+    /// it.
     pub fn parse(text: &str, domain: &Self) -> Result<Self> {
         text.parse::<BboxSpec>()?.resolve(domain)
     }
@@ -132,8 +134,8 @@ impl FromStr for Bbox {
 
 /// A region in text form, before the volume is known. Open ends of ranges stand for the volume's bounds.
 ///
-/// Written as a [`Bbox`], one range for each axis: `0:64,:,5:` is a part of the first axis, all of the second, and the third
-/// from 5 on.
+/// Written as a [`Bbox`], one range for each axis: `0:64,:,5:` is a part of the first axis, all of the second, and the
+/// third from 5 on.
 ///
 /// ```
 /// use ndarray_shm_volume::{Bbox, BboxSpec};

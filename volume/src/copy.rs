@@ -21,8 +21,8 @@ impl<T: Pod> Copier<T> {
     /// Copies a block, or a window of one, to a place of the same shape.
     pub(crate) fn copy(&mut self, from: &ArrayViewD<'_, T>, mut to: ArrayViewMutD<'_, T>) {
         let mut from = from.view();
-        // The stride of an axis of one element, such as a single channel, is arbitrary. Without such axes it is clear which axis is
-        // contiguous.
+        // The stride of an axis of one element, such as a single channel, is arbitrary. Without such axes it is clear
+        // which axis is contiguous.
         for axis in (0..from.ndim().min(to.ndim())).rev().map(Axis) {
             if from.len_of(axis) == 1 && to.len_of(axis) == 1 {
                 (from, to) = (from.index_axis_move(axis, 0), to.index_axis_move(axis, 0));
@@ -60,7 +60,8 @@ fn is_f_order(strides: &[isize]) -> bool {
     matches!(strides, [1, .., last] if *last != 1)
 }
 
-/// Copies row by row. Rows that are contiguous on both sides are copied as memory blocks instead of one element at a time.
+/// Copies row by row. Rows that are contiguous on both sides are copied as memory blocks instead of one element at a
+/// time.
 fn assign<T: Copy, D: Dimension>(from: &ArrayViewD<'_, T>, to: ArrayViewMutD<'_, T>) {
     let (Ok(from), Ok(mut to)) = (from.view().into_dimensionality::<D>(), to.into_dimensionality::<D>()) else {
         return;

@@ -114,11 +114,11 @@ pub enum Encoding {
     Jpeg,
     /// Lossless pictures; Precomputed with 8 or 16 bit elements only.
     Png,
-    /// Blocks of labels; Precomputed with 32 or 64 bit labels only. On servers the chunks are wrapped in gzip, which the server
-    /// announces to every reader. In a directory they are not wrapped, because files cannot announce it.
+    /// Blocks of labels; Precomputed with 32 or 64 bit labels only. On servers the chunks are wrapped in gzip, which
+    /// the server announces to every reader. In a directory they are not wrapped, because files cannot announce it.
     CompressedSegmentation,
-    /// Blocks of labels, wrapped in gzip in directories too: smaller files named `.gz`, which CloudVolume and this crate find.
-    /// Other programs, such as tensorstore, take such chunks for missing ones, with elements of 0.
+    /// Blocks of labels, wrapped in gzip in directories too: smaller files named `.gz`, which CloudVolume and this
+    /// crate find. Other programs, such as tensorstore, take such chunks for missing ones, with elements of 0.
     CompressedSegmentationGzip,
 }
 
@@ -155,8 +155,9 @@ impl Encoding {
 }
 
 impl VolumeKind {
-    /// Returns the kind of a new Precomputed volume without [`NewVolume::kind`]: blocks of labels are a segmentation, other
-    /// elements an image. `None` for `uint32` and `uint64` in any other encoding, which are as often one as the other.
+    /// Returns the kind of a new Precomputed volume without [`NewVolume::kind`]: blocks of labels are a segmentation,
+    /// other elements an image. `None` for `uint32` and `uint64` in any other encoding, which are as often one as the
+    /// other.
     pub fn implied(encoding: Encoding, dtype: DType) -> Option<Self> {
         match (encoding, dtype) {
             (Encoding::CompressedSegmentation | Encoding::CompressedSegmentationGzip, _) => Some(Self::Segmentation),
@@ -178,7 +179,8 @@ pub struct NewVolume {
     pub origin: Vec<i64>,
     /// Elements along each axis; a Precomputed volume has x, y, z and then channels.
     pub shape: Vec<u64>,
-    /// Elements along each axis of a chunk. A last axis of channels may be left out, as in a region: chunks then have all channels.
+    /// Elements along each axis of a chunk. A last axis of channels may be left out, as in a region: chunks then have
+    /// all channels.
     pub chunk_shape: Vec<u64>,
     /// Elements along each axis of a shard, which may leave out channels in the same way; `None` for a volume without
     /// shards. Zarr version 3 only.
@@ -187,28 +189,28 @@ pub struct NewVolume {
     pub dtype: DType,
     /// The bytes of each element of missing chunks, in little-endian order; `None` for 0. Zarr only.
     pub fill: Option<Vec<u8>>,
-    /// Whether the elements are intensities or labels; Precomputed volumes only. If it is `None`, [`VolumeKind::implied`] decides;
-    /// if that is `None` too, creating the volume fails.
+    /// Whether the elements are intensities or labels; Precomputed volumes only. If it is `None`,
+    /// [`VolumeKind::implied`] decides; if that is `None` too, creating the volume fails.
     pub kind: Option<VolumeKind>,
     /// Encoding of the chunks.
     pub encoding: Encoding,
     /// Quality of JPEG chunks, 1 to 100; default 85.
     pub jpeg_quality: Option<u8>,
-    /// Size of one element along each axis, in `unit`. If it is empty, 1 in Precomputed, and not recorded in Zarr. The size along a last
-    /// axis of channels may be left out.
+    /// Size of one element along each axis, in `unit`. If it is empty, 1 in Precomputed, and not recorded in Zarr. The
+    /// size along a last axis of channels may be left out.
     pub resolution: Vec<f64>,
     /// Unit of the resolution; Precomputed volumes have nanometres, "nm".
     pub unit: String,
-    /// Names of the axes, in the order of `shape`; empty if they have none, and an empty text for an axis without a name. Zarr
-    /// records them from version 3 on; the axes of Precomputed volumes are always x, y, z and channel, and creating one with these names in another
-    /// order fails. If the last one is called `c`,
+    /// Names of the axes, in the order of `shape`; empty if they have none, and an empty text for an axis without a
+    /// name. Zarr records them from version 3 on; the axes of Precomputed volumes are always x, y, z and channel, and
+    /// creating one with these names in another order fails. If the last one is called `c`,
     /// `channel` or `channels`, it may be left out where the fields above say so.
     pub axes: Vec<String>,
 }
 
 impl NewVolume {
-    /// Describes a volume that begins at 0, with raw chunks, without shards or resolution; Zarr in version 3. Change the fields as
-    /// needed.
+    /// Describes a volume that begins at 0, with raw chunks, without shards or resolution; Zarr in version 3. Change
+    /// the fields as needed.
     pub fn new(format: VolumeFormat, shape: &[u64], chunk_shape: &[u64], dtype: DType) -> Self {
         Self {
             format,
@@ -228,8 +230,8 @@ impl NewVolume {
         }
     }
 
-    /// Returns the description with the shapes of chunks and shards completed: their missing last axis, of channels, gets its whole
-    /// length.
+    /// Returns the description with the shapes of chunks and shards completed: their missing last axis, of channels,
+    /// gets its whole length.
     pub(crate) fn completed(&self) -> Self {
         let mut new = self.clone();
         if new.axes.last().is_some_and(|name| is_channels(name)) {
@@ -242,8 +244,8 @@ impl NewVolume {
         new
     }
 
-    /// Returns what the created volume says of itself, as far as this description decides it. `None` if chunks or shards of these shapes
-    /// cannot tile the volume: creating it then fails.
+    /// Returns what the created volume says of itself, as far as this description decides it. `None` if chunks or
+    /// shards of these shapes cannot tile the volume: creating it then fails.
     pub fn meta(&self) -> Option<VolumeMeta> {
         let Self { mut shape, chunk_shape: mut chunk, mut origin, mut axes, shard_shape, .. } = self.completed();
         if self.format == VolumeFormat::Precomputed {
@@ -262,8 +264,8 @@ impl NewVolume {
         meta.is_tiled().then_some(meta)
     }
 
-    /// Returns the kind that the volume gets: `kind`, or else the kind that encoding and element type imply. `None` for formats
-    /// without kinds, and if the kind is needed but not given.
+    /// Returns the kind that the volume gets: `kind`, or else the kind that encoding and element type imply. `None` for
+    /// formats without kinds, and if the kind is needed but not given.
     pub fn made_kind(&self) -> Option<VolumeKind> {
         let implied =
             (self.format == VolumeFormat::Precomputed).then(|| VolumeKind::implied(self.encoding, self.dtype));
@@ -279,8 +281,8 @@ impl NewVolume {
         }
     }
 
-    /// Whether an existing volume is as described: its shape, its chunks, their encoding, and its [kind](Self::made_kind) if it has
-    /// one. Ignores whether chunks of a Precomputed volume are wrapped in gzip.
+    /// Whether an existing volume is as described: its shape, its chunks, their encoding, and its
+    /// [kind](Self::made_kind) if it has one. Ignores whether chunks of a Precomputed volume are wrapped in gzip.
     pub fn is_like(&self, there: &VolumeMeta) -> bool {
         let Some(meta) = self.meta() else { return false };
         let (format, version) = match self.format {

@@ -15,8 +15,8 @@ pub(crate) type Cause = Box<dyn std::error::Error + Send + Sync>;
 
 /// An error of a volume, a download or an upload.
 ///
-/// `Display` says what happened and what to do. `Debug` prints one line: the variant's name, the same text and all causes. A `main`
-/// that returns an error prints that.
+/// `Display` says what happened and what to do. `Debug` prints one line: the variant's name, the same text and all
+/// causes. A `main` that returns an error prints that.
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -86,7 +86,8 @@ pub enum Error {
         #[source]
         cause: Cause,
     },
-    /// The server cannot send a chunk in a usable form: it does not send parts of a shard, or it encodes the chunk in another way.
+    /// The server cannot send a chunk in a usable form: it does not send parts of a shard, or it encodes the chunk in
+    /// another way.
     #[error(
         "chunk `{chunk}` (region {region}) cannot be read from this server: serve the volume in another way, or copy it to a directory"
     )]
@@ -172,7 +173,8 @@ pub enum Error {
         /// Its name of the scale that was opened.
         scale: String,
     },
-    /// The array's axes have the names of the volume's in another order, so that its elements would be stored at exchanged coordinates.
+    /// The array's axes have the names of the volume's in another order, so that its elements would be stored at
+    /// exchanged coordinates.
     #[error(
         "the axes of the array are {}, and those of {volume:?} are {}: transpose the array first", array.join(", "), axes.join(", ")
     )]
@@ -249,7 +251,8 @@ pub enum Error {
     },
 }
 
-/// What a path or URL leads to instead of a usable volume. Programs should match this; messages are for users and may change.
+/// What a path or URL leads to instead of a usable volume. Programs should match this; messages are for users and may
+/// change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ErrorKind {
@@ -259,8 +262,8 @@ pub enum ErrorKind {
     NotAVolume,
     /// The description is truncated, not JSON, or has invalid fields.
     Damaged,
-    /// The description is valid, but needs something that this library does not have: an element type, a codec, a chunk grid,
-    /// writing shards.
+    /// The description is valid, but needs something that this library does not have: an element type, a codec, a chunk
+    /// grid, writing shards.
     Unsupported,
     /// The program was compiled without the feature that the URL or a codec of the volume needs.
     NotBuiltIn,
@@ -274,8 +277,8 @@ pub enum ErrorKind {
 pub enum StoreFailure {
     /// The store did not answer, or was overloaded, until the retries ended. It may answer later.
     NoAnswer,
-    /// The host is unknown, or refuses connections, and has never answered this process: the address is probably wrong. Such a
-    /// request is retried for a few seconds only, unless `NDSHM_RETRY_SECONDS` is set.
+    /// The host is unknown, or refuses connections, and has never answered this process: the address is probably wrong.
+    /// Such a request is retried for a few seconds only, unless `NDSHM_RETRY_SECONDS` is set.
     NotReached,
     /// The store refused the credentials. They may have expired.
     CredentialsRefused,
@@ -352,8 +355,8 @@ fn with_causes(error: &dyn std::error::Error) -> String {
 }
 
 impl Error {
-    /// Returns what is wrong with the volume itself or its path; `None` for errors about anything else, such as a region, a chunk
-    /// or the store.
+    /// Returns what is wrong with the volume itself or its path; `None` for errors about anything else, such as a
+    /// region, a chunk or the store.
     pub fn kind(&self) -> Option<ErrorKind> {
         match self {
             Self::Source { kind, .. } => Some(*kind),
@@ -396,8 +399,8 @@ impl Error {
         Self::NewVolume { volume: volume.to_string(), reason: reason.into(), cause: None }
     }
 
-    /// Turns an error about the description of a new volume into [`NewVolume`](Error::NewVolume), as the description is the
-    /// caller's.
+    /// Turns an error about the description of a new volume into [`NewVolume`](Error::NewVolume), as the description is
+    /// the caller's.
     pub(crate) fn of_new_volume(self) -> Self {
         match self {
             Self::Source { volume, reason, cause, .. } => Self::NewVolume { volume, reason, cause },
@@ -414,7 +417,8 @@ impl Error {
         Self::Chunk { chunk, region, cause }
     }
 
-    /// Converts an error of a directory's store to an error of the chunk: waiting does not repair a disk, as it may a server.
+    /// Converts an error of a directory's store to an error of the chunk: waiting does not repair a disk, as it may a
+    /// server.
     pub(crate) fn of_file(self, region: String) -> Self {
         match self {
             Self::Store { object, cause, .. } => Self::chunk(object, region, cause),

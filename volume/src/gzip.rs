@@ -1,7 +1,7 @@
 //! gzip and zlib streams in memory, unpacked up to a limit.
 //!
-//! libdeflate unpacks in one call, twice as fast as streaming. It does not support several members; those are streamed. A stream is
-//! untrusted input: one that holds more than the limit is an error, and uses no more memory than the limit.
+//! libdeflate unpacks in one call, twice as fast as streaming. It does not support several members; those are streamed.
+//! A stream is untrusted input: one that holds more than the limit is an error, and uses no more memory than the limit.
 
 use std::io::Read as _;
 
@@ -21,7 +21,8 @@ const BEST_RATIO: usize = 1032;
 /// The message for a stream without a valid end.
 const DAMAGED: &str = "the gzip stream is damaged or cut short";
 
-/// Returns the maximum length of a stored object with `bytes` bytes of content, packed or not: no packing expands more than that.
+/// Returns the maximum length of a stored object with `bytes` bytes of content, packed or not: no packing expands more
+/// than that.
 pub(crate) fn most_stored(bytes: usize) -> u64 {
     (bytes as u64).saturating_mul(2).saturating_add(64 << 10)
 }
@@ -58,8 +59,8 @@ pub(crate) fn unpack(bytes: &[u8], limit: usize, into: &mut Vec<u8>) -> Result<(
             Ok(_) | Err(_) => {}
         }
     }
-    // The last four bytes of a truncated stream are not its length. Only a streaming decoder tells a truncated stream from one that
-    // is too long.
+    // The last four bytes of a truncated stream are not its length. Only a streaming decoder tells a truncated stream
+    // from one that is too long.
     stream(flate2::bufread::MultiGzDecoder::new(bytes), limit, into)
 }
 

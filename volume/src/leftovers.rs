@@ -1,4 +1,5 @@
-//! What killed uploads and downloads leave beside the files that the core reclaims: one decision for `ndshm gc` and Python's `gc`.
+//! What killed uploads and downloads leave beside the files that the core reclaims: one decision for `ndshm gc` and
+//! Python's `gc`.
 
 use std::time::SystemTime;
 
@@ -43,8 +44,8 @@ pub struct Cleared {
     pub failed: Vec<(String, Error)>,
 }
 
-/// Removes what killed processes left in one directory: what [`Reclaim::run`] removes, the locks of killed uploads, and what killed
-/// downloads without a name had painted. Files of other users are left alone.
+/// Removes what killed processes left in one directory: what [`Reclaim::run`] removes, the locks of killed uploads, and
+/// what killed downloads without a name had painted. Files of other users are left alone.
 ///
 /// # Examples
 ///

@@ -1,8 +1,8 @@
 //! Chunked volumes become arrays in shared memory, painted by many workers at once, and arrays become volumes.
 //!
-//! A volume, such as a Zarr array, is stored in chunks, each encoded separately. [`download_to_shared_memory`] decodes the
-//! chunks that a [region](Bbox) touches into one array, with threads or with processes. Any process can then open the array
-//! by its name, in any language:
+//! A volume, such as a Zarr array, is stored in chunks, each encoded separately. [`download_to_shared_memory`] decodes
+//! the chunks that a [region](Bbox) touches into one array, with threads or with processes. Any process can then open
+//! the array by its name, in any language:
 //!
 //! ```
 //! use ndarray_shm::{unlink, DType, Order};
@@ -41,26 +41,29 @@
 //! | fill an array | [`download_to_shared_memory`]; without a name [`download()`] and [`download_counted`], in a file [`download_to_file`], in memory that exists [`download_into`] |
 //! | store an array | [`upload_from_shared_memory`], [`upload_from_array`], [`upload_from_file`]; where it is from: [`VolumeNotes::region_in`] |
 //!
-//! The array is painted under a reserved name, so that readers by name see it complete or not at all. The claim on a chunk is a
-//! kernel lock: a killed worker loses only the chunk that it was painting. The same call resumes an interrupted download.
+//! The array is painted under a reserved name, so that readers by name see it complete or not at all. The claim on a
+//! chunk is a kernel lock: a killed worker loses only the chunk that it was painting. The same call resumes an
+//! interrupted download.
 //!
 //! [`upload_from_shared_memory`] is the reverse. It writes into a volume that was opened for writing, or created by
-//! [`create_volume`]. [`plan()`] divides a region among machines, [`Shard`] is the part of this process, and [`markers`] record the
-//! finished parts.
+//! [`create_volume`]. [`plan()`] divides a region among machines, [`Shard`] is the part of this process, and
+//! [`markers`] record the finished parts.
 //!
 //! Formats:
 //!
-//! - Zarr versions 2 and 3, alone or as pyramids (OME-Zarr), with the codecs blosc, bz2, gzip, sharding, transpose, zlib and
-//!   zstd, the filters delta, shuffle and bitround, and checksums; with the feature `codecs` also LZ4, LZMA and pcodec.
+//! - Zarr versions 2 and 3, alone or as pyramids (OME-Zarr), with the codecs blosc, bz2, gzip, sharding, transpose,
+//!   zlib and zstd, the filters delta, shuffle and bitround, and checksums; with the feature `codecs` also LZ4, LZMA
+//!   and pcodec.
 //! - Neuroglancer Precomputed, with raw, jpeg, png and `compressed_segmentation` chunks; shards only for reading.
 //! - N5, only for reading, with raw, gzip, bzip2, zstd and blosc blocks; with the feature `codecs` also lz4 and xz.
 //! - Others, by implementing [`ChunkSource`] and [`ChunkSink`].
 //!
-//! Elements have any integer or floating-point type that both [`ndarray_shm`] and the format have; `bool` of Zarr is read as bytes
-//! of 0 and 1. A chunk that was never stored has the volume's fill value; in a volume without one it is an error ([`Missing`]).
+//! Elements have any integer or floating-point type that both [`ndarray_shm`] and the format have; `bool` of Zarr is
+//! read as bytes of 0 and 1. A chunk that was never stored has the volume's fill value; in a volume without one it is
+//! an error ([`Missing`]).
 //!
-//! With the feature `turbojpeg`, libjpeg-turbo encodes and decodes JPEG. `full` has all features that need nothing but Rust and
-//! a C compiler.
+//! With the feature `turbojpeg`, libjpeg-turbo encodes and decodes JPEG. `full` has all features that need nothing but
+//! Rust and a C compiler.
 //!
 //! Volumes are in local directories or, with the features `http`, `s3`, `gcs` and `azure`, behind URLs ([`VolumeUrl`]).
 

@@ -1,8 +1,8 @@
 //! Markers of finished parts: small objects in a directory or a store, each written after the part's data.
 //!
-//! The keys of a volume do not show which parts are finished: objects of only background may be left out, and a machine may die
-//! between two objects. A marker is written only after all data of its part was stored. It names its work, so that a marker of
-//! another work in the same place does not count.
+//! The keys of a volume do not show which parts are finished: objects of only background may be left out, and a machine
+//! may die between two objects. A marker is written only after all data of its part was stored. It names its work, so
+//! that a marker of another work in the same place does not count.
 
 use serde_json::{Value, json};
 
@@ -17,9 +17,9 @@ use crate::store::{self, Store};
 pub struct Marker {
     /// The part.
     pub shard: Shard,
-    /// One line that identifies the work, such as the source and the destination of a copy. It must be unique among the works
-    /// with markers in one place. Include the volume's [`identity`](crate::ChunkSource::identity), so that the work is done again
-    /// after the volume was replaced.
+    /// One line that identifies the work, such as the source and the destination of a copy. It must be unique among the
+    /// works with markers in one place. Include the volume's [`identity`](crate::ChunkSource::identity), so that the
+    /// work is done again after the volume was replaced.
     pub work: String,
     /// The region that was divided.
     pub bbox: Bbox,

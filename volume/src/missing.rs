@@ -13,8 +13,8 @@ use crate::volume::VolumeMeta;
 /// What a download does with chunks that are not stored.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub enum Missing {
-    /// As the volume says: the elements get [its fill value](VolumeMeta::fill). In a volume without one, a missing chunk is an
-    /// error, because it may be a lost one.
+    /// As the volume says: the elements get [its fill value](VolumeMeta::fill). In a volume without one, a missing
+    /// chunk is an error, because it may be a lost one.
     #[default]
     AsStored,
     /// An error, even if the volume has a fill value.
@@ -59,8 +59,8 @@ pub struct FillValue {
 }
 
 impl FillValue {
-    /// Parses a value: a whole number for integer types, any number, `nan` or `inf` for floating-point types, and for complex types
-    /// one number, or two with a comma between.
+    /// Parses a value: a whole number for integer types, any number, `nan` or `inf` for floating-point types, and for
+    /// complex types one number, or two with a comma between.
     ///
     /// Floating-point values are rounded to the nearest value of the type.
     ///

@@ -1,7 +1,8 @@
-//! Notes on where an array came from: written into its description by downloads, read by everything that shows or uploads it.
+//! Notes on where an array came from: written into its description by downloads, read by everything that shows or
+//! uploads it.
 //!
-//! A note is untrusted text: any program that may write to the array's file can have written it. Each one is checked by itself, and a
-//! malformed one counts as absent. docs/layout.md has the format.
+//! A note is untrusted text: any program that may write to the array's file can have written it. Each one is checked by
+//! itself, and a malformed one counts as absent. docs/layout.md has the format.
 
 use ndarray_shm::array::Description;
 
@@ -31,8 +32,8 @@ const WRITTEN_ORDER: [&str; 14] = [
 
 /// Where an array came from, as the notes of its [`Description`] say.
 ///
-/// Downloads write these notes. Any program that may write to the array's file can change them: escape their texts before printing,
-/// and check what depends on them.
+/// Downloads write these notes. Any program that may write to the array's file can change them: escape their texts
+/// before printing, and check what depends on them.
 ///
 /// # Examples
 ///
@@ -53,7 +54,8 @@ const WRITTEN_ORDER: [&str; 14] = [
 #[derive(Debug, Clone, Default, PartialEq)]
 #[non_exhaustive]
 pub struct VolumeNotes {
-    /// Name of each axis, in the order of the array's shape; `None` for an axis without a name. Empty if no axis has one.
+    /// Name of each axis, in the order of the array's shape; `None` for an axis without a name. Empty if no axis has
+    /// one.
     pub axes: Vec<Option<String>>,
     /// The region of the volume that the array holds; it has the array's shape.
     pub bbox: Option<Bbox>,
@@ -63,7 +65,8 @@ pub struct VolumeNotes {
     pub scale: Option<String>,
     /// Coordinates of the volume's first element; empty if they are unknown.
     pub origin: Vec<i64>,
-    /// Size of one element along each axis, in `unit`; empty if it is unknown. A Precomputed volume has no size for its channels.
+    /// Size of one element along each axis, in `unit`; empty if it is unknown. A Precomputed volume has no size for its
+    /// channels.
     pub resolution: Vec<f64>,
     /// Unit of the resolution: "nm". An axis of time has another, which no note gives.
     pub unit: Option<String>,
@@ -86,8 +89,9 @@ pub struct VolumeNotes {
 impl VolumeNotes {
     /// Reads the notes of a description, for an array that is used with the shape `shape`.
     ///
-    /// If that is not the shape in the description, as with merged or split axes, there is nothing for each axis: `axes`, `bbox`,
-    /// `origin`, `resolution`, `translation`, `chunk_shape` and `shard_shape` are empty. The same holds for a note that is malformed or of another number of axes.
+    /// If that is not the shape in the description, as with merged or split axes, there is nothing for each axis:
+    /// `axes`, `bbox`, `origin`, `resolution`, `translation`, `chunk_shape` and `shard_shape` are empty. The same holds
+    /// for a note that is malformed or of another number of axes.
     pub fn read(description: &Description, shape: &[usize]) -> Self {
         let text = |key: &str| description.note(key).filter(|text| !text.is_empty());
         let words = |key: &str| {
@@ -122,7 +126,8 @@ impl VolumeNotes {
 /// A digest as long as the one that the renderbuffer notes before all others.
 const DIGEST: &str = "00000000000000000000000000000000";
 
-/// Returns the notes that a download writes, and the keys of those that it leaves out because they are malformed or do not fit.
+/// Returns the notes that a download writes, and the keys of those that it leaves out because they are malformed or do
+/// not fit.
 ///
 /// `plain` is the array's description without notes.
 pub(crate) fn written(source: &dyn ChunkSource, bbox: &Bbox, plain: Description) -> (Description, Vec<&'static str>) {

@@ -35,8 +35,8 @@ impl VolumeOptions {
 
     /// Gives the encoding with which the volume was created.
     ///
-    /// Only [`open_writable`](Self::open_writable) of Precomputed volumes uses it. Their description does not say whether chunks
-    /// are wrapped in gzip. Existing chunks in a directory show it, and override this choice.
+    /// Only [`open_writable`](Self::open_writable) of Precomputed volumes uses it. Their description does not say
+    /// whether chunks are wrapped in gzip. Existing chunks in a directory show it, and override this choice.
     pub fn encoding(mut self, encoding: Encoding) -> Self {
         self.encoding = Some(encoding);
         self
@@ -46,8 +46,8 @@ impl VolumeOptions {
     ///
     /// # Errors
     ///
-    /// - [`Source`](Error::Source): there is no volume, or it cannot be read ([`Error::kind`] tells which, the message tells why
-    ///   and what is there instead), or support for such URLs is not built in;
+    /// - [`Source`](Error::Source): there is no volume, or it cannot be read ([`Error::kind`] tells which, the message
+    ///   tells why and what is there instead), or support for such URLs is not built in;
     /// - [`Scale`](Error::Scale): the volume has fewer scales;
     /// - [`UnsupportedDType`](Error::UnsupportedDType): shared memory does not support the volume's element type;
     /// - [`Store`](Error::Store), [`Url`](Error::Url): the store cannot be reached.
@@ -153,14 +153,15 @@ pub fn open_writable_volume(url: impl IntoVolumeUrl) -> Result<Box<dyn ChunkSink
 
 /// Creates a volume without chunks, and opens it for writing.
 ///
-/// If several processes create different volumes in one place at the same time, one succeeds and the others get an error. Processes
-/// that create the same volume all succeed. (On servers without conditional requests the last description is kept.)
+/// If several processes create different volumes in one place at the same time, one succeeds and the others get an
+/// error. Processes that create the same volume all succeed. (On servers without conditional requests the last
+/// description is kept.)
 ///
 /// # Errors
 ///
 /// - [`Source`](Error::Source): the place is [not empty](ErrorKind::AlreadyExists);
-/// - [`NewVolume`](Error::NewVolume): the format does not support what is asked for, or [`NewVolume::kind`] is needed to tell
-///   whether the elements are labels;
+/// - [`NewVolume`](Error::NewVolume): the format does not support what is asked for, or [`NewVolume::kind`] is needed
+///   to tell whether the elements are labels;
 /// - [`Store`](Error::Store), [`Url`](Error::Url): the store cannot be reached or written.
 pub fn create_volume(url: impl IntoVolumeUrl, new: &NewVolume) -> Result<Box<dyn ChunkSink>> {
     let url = &url.into_volume_url()?;

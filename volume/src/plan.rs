@@ -2,10 +2,11 @@
 //!
 //! Pure arithmetic on coordinates, in integers: the result is the same on every machine.
 //!
-//! The region's stored objects are a box of cells. To divide a box into N parts, it is cut in two along one axis, between two
-//! layers of cells. Each half gets a share of the N parts as close as possible to its share of the cells. The candidates are the
-//! two layers nearest to the middle of each axis. The best cut minimizes the expected size of the largest part; among equals it is
-//! the one along the slowest axis, so that parts are slabs if that is no worse. Both halves are divided in the same way.
+//! The region's stored objects are a box of cells. To divide a box into N parts, it is cut in two along one axis,
+//! between two layers of cells. Each half gets a share of the N parts as close as possible to its share of the cells.
+//! The candidates are the two layers nearest to the middle of each axis. The best cut minimizes the expected size of
+//! the largest part; among equals it is the one along the slowest axis, so that parts are slabs if that is no worse.
+//! Both halves are divided in the same way.
 
 use std::ops::Range;
 
@@ -16,11 +17,12 @@ use crate::volume::VolumeMeta;
 /// Maximum number of parts: more than any number of machines. Each part takes memory here.
 const MOST_PARTS: usize = 1 << 20;
 
-/// Divides a region of a volume into `count` parts, aligned to stored objects, with about the same number of objects each.
+/// Divides a region of a volume into `count` parts, aligned to stored objects, with about the same number of objects
+/// each.
 ///
-/// Every element of the region is in exactly one part, and every stored object is touched by only one part, so that machines can
-/// write their parts at the same time without coordination. If the region itself cuts through objects, so do the parts at its
-/// border. If there are fewer objects than parts, the last parts are `None`.
+/// Every element of the region is in exactly one part, and every stored object is touched by only one part, so that
+/// machines can write their parts at the same time without coordination. If the region itself cuts through objects, so
+/// do the parts at its border. If there are fewer objects than parts, the last parts are `None`.
 ///
 /// # Errors
 ///
@@ -104,8 +106,8 @@ fn best(numbers: &[Range<u64>], parts: usize, axes: &[usize]) -> Option<BoxCut> 
                 continue;
             }
             let (before_cells, behind_cells) = (before.saturating_mul(layer), behind.saturating_mul(layer));
-            // The proportional number of parts, rounded to nearest. Each half gets at least one part, and at most as many as it has
-            // cells.
+            // The proportional number of parts, rounded to nearest. Each half gets at least one part, and at most as
+            // many as it has cells.
             let fair = (2 * before * parts as u128 + u128::from(layers)) / (2 * u128::from(layers));
             let least = (parts as u128).saturating_sub(behind_cells).max(1);
             let most = before_cells.min(parts as u128 - 1);

@@ -25,7 +25,8 @@ pub struct DownloadProgress {
     pub bytes: u64,
     /// Size of the array in bytes.
     pub bytes_total: u64,
-    /// Encoded bytes that this call's workers fetched, or in an upload stored. 0 if the volume fetches while it decodes.
+    /// Encoded bytes that this call's workers fetched, or in an upload stored. 0 if the volume fetches while it
+    /// decodes.
     pub fetched: u64,
     /// Time since painting began.
     pub elapsed: Duration,
@@ -62,7 +63,8 @@ pub trait Progress: Sync {
     /// Called at the beginning, a few times a second while chunks are painted, and at the end.
     fn update(&self, progress: DownloadProgress);
 
-    /// Called after each update with the request that has been retried for the longest time, and with `None` if none is being retried.
+    /// Called after each update with the request that has been retried for the longest time, and with `None` if none is
+    /// being retried.
     fn retrying(&self, _retry: Option<&Retry>) {}
 
     /// Called after a failure that does not stop the work, such as the loss of one of several workers.
@@ -96,8 +98,8 @@ impl StopFlag {
 
     /// Raises the flag when the standard input ends.
     ///
-    /// For worker processes: the standard input of a worker is a pipe from its parent. The pipe ends when the parent stops the
-    /// work or dies. The thread that this starts runs until the process exits.
+    /// For worker processes: the standard input of a worker is a pipe from its parent. The pipe ends when the parent
+    /// stops the work or dies. The thread that this starts runs until the process exits.
     pub fn stop_when_stdin_ends(&self) {
         let flag = self.clone();
         thread::spawn(move || {

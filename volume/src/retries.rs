@@ -1,7 +1,7 @@
 //! Which requests are being retried, and why: for the progress of a job.
 //!
-//! A job has one [`Retries`]. Its threads set it once; a request notes there that it failed and will be repeated, and removes the
-//! note when it ends. Nothing here decides whether a request is repeated.
+//! A job has one [`Retries`]. Its threads set it once; a request notes there that it failed and will be repeated, and
+//! removes the note when it ends. Nothing here decides whether a request is repeated.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -10,7 +10,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// The environment variable for the retry time in seconds, and its default: two minutes, enough for a restart of a server.
+/// The environment variable for the retry time in seconds, and its default: two minutes, enough for a restart of a
+/// server.
 pub(crate) const RETRY_SECONDS: (&str, Duration) = ("NDSHM_RETRY_SECONDS", Duration::from_mins(2));
 
 /// Whether the first request to a server is retried as long as every other.
@@ -18,10 +19,10 @@ static WAITS_FOR_SERVERS: AtomicBool = AtomicBool::new(false);
 
 /// Makes this process retry the first request to a server as long as every other request.
 ///
-/// Without it, and without the environment variable `NDSHM_RETRY_SECONDS`, an unknown host and a refused connection are an error
-/// after a few seconds if the server has not answered this process before: the address is probably wrong. Call it in a process that
-/// starts together with many others, and has no user to correct an address. Worker processes need no call: their parent sets
-/// the variable.
+/// Without it, and without the environment variable `NDSHM_RETRY_SECONDS`, an unknown host and a refused connection are
+/// an error after a few seconds if the server has not answered this process before: the address is probably wrong. Call
+/// it in a process that starts together with many others, and has no user to correct an address. Worker processes need
+/// no call: their parent sets the variable.
 pub fn wait_for_servers() {
     WAITS_FOR_SERVERS.store(true, Ordering::Relaxed);
 }
@@ -54,8 +55,8 @@ impl fmt::Display for Retry {
 
 /// The requests of a job that are being retried. Clones are the same.
 ///
-/// Downloads and uploads report them to [`Progress::retrying`](crate::Progress::retrying). This is for what has no progress, such as
-/// opening a volume.
+/// Downloads and uploads report them to [`Progress::retrying`](crate::Progress::retrying). This is for what has no
+/// progress, such as opening a volume.
 ///
 /// # Examples
 ///
@@ -96,8 +97,8 @@ impl Retries {
         Self::default()
     }
 
-    /// Runs `work` on this thread. While it runs, its requests are listed here when they are retried, also those of a download or
-    /// upload that it makes.
+    /// Runs `work` on this thread. While it runs, its requests are listed here when they are retried, also those of a
+    /// download or upload that it makes.
     pub fn run<R>(&self, work: impl FnOnce() -> R) -> R {
         /// Restores the previous list when dropped, also when the work panics.
         struct BeforeRetries(Option<Retries>);

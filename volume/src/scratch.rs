@@ -75,7 +75,8 @@ impl Scratch {
 
     /// Stores a decoded block in native bytes, with its shape and order, and the window of it that is the region.
     ///
-    /// A block may be larger than the region, so that a source can pass a whole decoded chunk without copying the window first.
+    /// A block may be larger than the region, so that a source can pass a whole decoded chunk without copying the
+    /// window first.
     pub fn block(&mut self, bytes: Vec<u8>, shape: Vec<usize>, order: Order, window: Vec<Range<usize>>) {
         crate::spare::give(self.take_block());
         self.content = Content::Block { bytes, shape, order, window };
@@ -98,8 +99,8 @@ impl Scratch {
     ///
     /// # Errors
     ///
-    /// [`Chunk`](Error::Chunk) if the number of bytes from the source does not fit its shape and the element type, if the window is
-    /// not in the block, or if the window's shape differs from the region's.
+    /// [`Chunk`](Error::Chunk) if the number of bytes from the source does not fit its shape and the element type, if
+    /// the window is not in the block, or if the window's shape differs from the region's.
     pub fn elements<T: Element>(&mut self, region: &[Range<i64>]) -> Result<Elements<'_, T>> {
         let broken = |what: String| {
             let cause: Cause = format!("the source broke its promise: {what}").into();
@@ -146,7 +147,8 @@ impl fmt::Debug for Scratch {
     }
 }
 
-/// Copies bytes to memory aligned for `T`. Allocators align large blocks for every type, but a vector of bytes does not promise it.
+/// Copies bytes to memory aligned for `T`. Allocators align large blocks for every type, but a vector of bytes does not
+/// promise it.
 fn realigned<'a, T: Element>(bytes: &[u8], aligned: &'a mut Vec<u64>) -> Option<&'a [T]> {
     aligned.resize(bytes.len().div_ceil(size_of::<u64>()), 0);
     let copy = bytemuck::cast_slice_mut::<u64, u8>(aligned).get_mut(..bytes.len())?;

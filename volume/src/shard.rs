@@ -27,14 +27,15 @@ impl Shard {
 
     /// Returns the part of this process, from the environment variables of its scheduler.
     ///
-    /// - A SLURM array task: `SLURM_ARRAY_TASK_ID`, `_MIN`, `_MAX`, `_COUNT` and, if it is set, `_STEP`. The array must have no
-    ///   gaps, and as many tasks as `count`, if that is given.
-    /// - A pod of a Kubernetes Indexed Job: `JOB_COMPLETION_INDEX`. No variable has the number of pods: `count` must be given.
+    /// - A SLURM array task: `SLURM_ARRAY_TASK_ID`, `_MIN`, `_MAX`, `_COUNT` and, if it is set, `_STEP`. The array must
+    ///   have no gaps, and as many tasks as `count`, if that is given.
+    /// - A pod of a Kubernetes Indexed Job: `JOB_COMPLETION_INDEX`. No variable has the number of pods: `count` must be
+    ///   given.
     ///
     /// # Errors
     ///
-    /// [`Shard`](Error::Shard): neither scheduler's variables are set, or both are, or they do not determine the part. This never
-    /// guesses: a part done twice costs time, a part left out costs data.
+    /// [`Shard`](Error::Shard): neither scheduler's variables are set, or both are, or they do not determine the part.
+    /// This never guesses: a part done twice costs time, a part left out costs data.
     pub fn from_environment(count: Option<usize>) -> Result<Self> {
         Self::from_variables(count, |name| std::env::var(name).ok())
     }
@@ -108,8 +109,8 @@ const SLURM_COUNT: &str = "SLURM_ARRAY_TASK_COUNT";
 const SLURM_STEP: &str = "SLURM_ARRAY_TASK_STEP";
 const KUBERNETES_INDEX: &str = "JOB_COMPLETION_INDEX";
 
-/// Returns the part of a SLURM task. The tasks of the array must be MIN, MIN + STEP, .., MAX: in an array with gaps a task's
-/// position is unknown.
+/// Returns the part of a SLURM task. The tasks of the array must be MIN, MIN + STEP, .., MAX: in an array with gaps a
+/// task's position is unknown.
 fn slurm(id: usize, given: Option<usize>, variable: &impl Fn(&str) -> Option<String>) -> Result<Shard> {
     let needed = |name: &str| -> Result<usize> {
         let value = variable(name).ok_or_else(|| wrong("auto", format!("{SLURM_ID} is set, but {name} is not")))?;

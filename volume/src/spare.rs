@@ -1,7 +1,8 @@
 //! Memory that a thread reuses from chunk to chunk.
 //!
-//! Allocators get memory of a chunk's size from the system and return it each time, so the kernel would zero every page of every
-//! chunk again: as much work as reading it. The old content does not matter, because the memory is overwritten.
+//! Allocators get memory of a chunk's size from the system and return it each time, so the kernel would zero every page
+//! of every chunk again: as much work as reading it. The old content does not matter, because the memory is
+//! overwritten.
 
 use std::cell::RefCell;
 
@@ -35,8 +36,8 @@ pub(crate) fn give(memory: Vec<u8>) {
     });
 }
 
-/// Returns the smallest kept piece with a capacity of at least `length` bytes, or an empty vector. Its length and content are
-/// arbitrary.
+/// Returns the smallest kept piece with a capacity of at least `length` bytes, or an empty vector. Its length and
+/// content are arbitrary.
 pub(crate) fn take(length: usize) -> Vec<u8> {
     let take = |pieces: &RefCell<Vec<Vec<u8>>>| {
         let mut pieces = pieces.borrow_mut();

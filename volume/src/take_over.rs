@@ -50,7 +50,8 @@ impl NewVolume {
         (new, left_out)
     }
 
-    /// Describes a volume like another one: of its shape and element type, and with the rest as in [`like`](Self::like).
+    /// Describes a volume like another one: of its shape and element type, and with the rest as in
+    /// [`like`](Self::like).
     ///
     /// # Errors
     ///
@@ -62,14 +63,16 @@ impl NewVolume {
         Ok((new, left_out))
     }
 
-    /// Takes over what an array's notes say: the begin of its region, the chunk shape, the encoding, the fill value (Zarr), resolution and
-    /// unit, the names of the axes, and whether the elements are labels. `dtype` is the element type of the array that has the notes.
+    /// Takes over what an array's notes say: the begin of its region, the chunk shape, the encoding, the fill value
+    /// (Zarr), resolution and unit, the names of the axes, and whether the elements are labels. `dtype` is the element
+    /// type of the array that has the notes.
     ///
-    /// Format, version, shape, element type, and the shape of shards if there are to be any, of `self` must be set; the other fields are
-    /// replaced where the notes say something. Shards are not taken over.
-    /// Lengths are converted to nanometres for Precomputed volumes. Chunks that are JPEG pictures, which would change the elements once
-    /// more, and chunks of an encoding that the format or the element type does not support, become raw in Precomputed volumes and zstd
-    /// in Zarr. A type of `image` is not taken over for integers of 32 or 64 bits that the array did not have: they may be labels.
+    /// Format, version, shape, element type, and the shape of shards if there are to be any, of `self` must be set; the
+    /// other fields are replaced where the notes say something. Shards are not taken over.
+    /// Lengths are converted to nanometres for Precomputed volumes. Chunks that are JPEG pictures, which would change
+    /// the elements once more, and chunks of an encoding that the format or the element type does not support, become
+    /// raw in Precomputed volumes and zstd in Zarr. A type of `image` is not taken over for integers of 32 or 64 bits
+    /// that the array did not have: they may be labels.
     ///
     /// Returns what the new volume does not keep, a sentence for each.
     pub fn take_over(&mut self, notes: &VolumeNotes, dtype: DType) -> Vec<String> {
@@ -224,7 +227,8 @@ impl NewVolume {
             }
             return;
         }
-        // Labels that are numbered anew are labels. But what is computed from an image may be labels, or probabilities from labels.
+        // Labels that are numbered anew are labels. But what is computed from an image may be labels, or probabilities
+        // from labels.
         let stays = match kind {
             VolumeKind::Image => self.dtype == dtype || VolumeKind::implied(Encoding::Raw, self.dtype).is_some(),
             VolumeKind::Segmentation => self.dtype == dtype || is_integer(self.dtype),
@@ -305,8 +309,8 @@ impl VolumeNotes {
         Ok(Self::read(&description, &domain.shape()))
     }
 
-    /// Returns the region of this volume that the array holds; `None` if the array is from another volume, or if its notes do not say
-    /// where it is from. [Places](VolumeUrl::is_same_place) are compared, not texts.
+    /// Returns the region of this volume that the array holds; `None` if the array is from another volume, or if its
+    /// notes do not say where it is from. [Places](VolumeUrl::is_same_place) are compared, not texts.
     ///
     /// The region may lie outside of a volume that was created anew since.
     ///
@@ -338,7 +342,8 @@ impl VolumeNotes {
 }
 
 impl VolumeNotes {
-    /// Fails if the array's axes have the names of the volume's in another order. Names that differ otherwise say nothing.
+    /// Fails if the array's axes have the names of the volume's in another order. Names that differ otherwise say
+    /// nothing.
     ///
     /// # Errors
     ///
@@ -354,8 +359,9 @@ impl VolumeNotes {
     }
 }
 
-/// Whether an axis of the first list has the name of an axis of the second one that stands elsewhere. Case does not count, and an axis of channels
-/// has several names. The first list may lack a last axis of channels; lists of other numbers of axes are not compared.
+/// Whether an axis of the first list has the name of an axis of the second one that stands elsewhere. Case does not
+/// count, and an axis of channels has several names. The first list may lack a last axis of channels; lists of other
+/// numbers of axes are not compared.
 pub(crate) fn is_in_other_order(names: &[String], others: &[String]) -> bool {
     let plain = |name: &String| if is_channels(name) { "c".to_owned() } else { name.to_lowercase() };
     let others: Vec<String> = others.iter().map(plain).collect();
@@ -369,7 +375,8 @@ pub(crate) fn is_in_other_order(names: &[String], others: &[String]) -> bool {
     })
 }
 
-/// Returns the place of the volume that has the scales. For an array of a Zarr group, the source is the place of that array.
+/// Returns the place of the volume that has the scales. For an array of a Zarr group, the source is the place of that
+/// array.
 fn group<'a>(source: &'a str, scale: &str) -> &'a str {
     let parent = source.strip_suffix(scale).and_then(|parent| parent.strip_suffix(['/', '\\']));
     parent.filter(|_| !scale.is_empty() && is_zarr(source)).unwrap_or(source)

@@ -29,7 +29,8 @@ impl<T: Pod> Turner<T> {
         Self { tiles: Tiles::default(), element: PhantomData }
     }
 
-    /// Copies to a place of the same shape. Fast if the last axis of the source and the first axis of the target are contiguous.
+    /// Copies to a place of the same shape. Fast if the last axis of the source and the first axis of the target are
+    /// contiguous.
     pub(crate) fn turn(&mut self, from: &ArrayViewD<'_, T>, to: ArrayViewMutD<'_, T>) {
         match size_of::<T>() {
             1 | 2 => self.turn_by::<64>(from, to),
@@ -72,9 +73,9 @@ impl<T: Pod> Turner<T> {
 }
 
 impl Tiles {
-    /// Reads rows, transposes every plane, and writes columns. The intermediate planes are dense: with the strides of a volume,
-    /// often powers of two, rows or columns would map to a few cache lines and evict each other. Several planes are moved at once,
-    /// because their rows are near each other, often on one page, and so are their columns.
+    /// Reads rows, transposes every plane, and writes columns. The intermediate planes are dense: with the strides of a
+    /// volume, often powers of two, rows or columns would map to a few cache lines and evict each other. Several planes
+    /// are moved at once, because their rows are near each other, often on one page, and so are their columns.
     fn turn<T: Pod, const SIDE: usize>(&mut self, from: &ArrayView3<'_, T>, mut to: ArrayViewMut3<'_, T>) {
         let (rows, planes, columns) = from.dim();
         let Ok(read) = bytemuck::try_cast_slice_mut::<u64, T>(&mut self.read) else { return to.assign(from) };
@@ -145,8 +146,9 @@ fn turn_elements<T: Pod, const SIDE: usize>(read: &[T], turned: &mut [T], [rows,
     }
 }
 
-/// Transposes a square of elements. A word holds `N` elements, the first in its lowest bits, so `N` words below each other are a
-/// square too. Swapping its upper right with its lower left quarter, then the same in each quarter, transposes it.
+/// Transposes a square of elements. A word holds `N` elements, the first in its lowest bits, so `N` words below each
+/// other are a square too. Swapping its upper right with its lower left quarter, then the same in each quarter,
+/// transposes it.
 fn turn_words<const N: usize, const SIDE: usize>(read: &[u64], turned: &mut [u64], [rows, columns]: [usize; 2]) {
     let line = SIDE / N;
     // Two adjacent words fit in one vector register on all supported processors.

@@ -1,7 +1,7 @@
 //! Unpacks bytes, up to a limit.
 //!
-//! A stream is untrusted input: a few thousand bytes can claim to unpack, or really unpack, to gigabytes. Each function here has a
-//! limit for the output, allocates no memory that the stream cannot fill, and stops at the limit.
+//! A stream is untrusted input: a few thousand bytes can claim to unpack, or really unpack, to gigabytes. Each function
+//! here has a limit for the output, allocates no memory that the stream cannot fill, and stops at the limit.
 
 use std::cell::RefCell;
 use std::io::Read as _;
@@ -40,7 +40,8 @@ pub(crate) enum Packing {
     Xz,
 }
 
-/// Maximum memory for decoding xz, besides the output: the strongest preset needs 65 MiB, but a stream may ask for 4 GiB.
+/// Maximum memory for decoding xz, besides the output: the strongest preset needs 65 MiB, but a stream may ask for 4
+/// GiB.
 #[cfg(feature = "codecs")]
 const XZ_MEMORY: u64 = 128 << 20;
 

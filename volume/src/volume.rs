@@ -1,8 +1,9 @@
 //! The interface of a volume: a grid of chunks, each fetched, decoded, encoded and stored separately.
 //!
 //! Formats implement [`ChunkSource`] and [`ChunkSink`]; nothing above this file knows the format. A source never sees
-//! the array: it decodes into a [`Scratch`], and the caller copies the elements into the array. Waiting (fetch, store) and
-//! computing (decode, encode) are separate steps, so that many requests can be in flight while few processors compute.
+//! the array: it decodes into a [`Scratch`], and the caller copies the elements into the array. Waiting (fetch, store)
+//! and computing (decode, encode) are separate steps, so that many requests can be in flight while few processors
+//! compute.
 
 use std::fmt;
 use std::ops::Range;
@@ -65,8 +66,8 @@ pub struct VolumeMeta {
     /// Elements along each axis of a chunk, the unit of decoding; none is 0. The grid of chunks begins at the origin,
     /// and the last chunk of an axis may reach beyond the volume.
     pub chunk_shape: Vec<u64>,
-    /// Elements along each axis of a stored object, which can only be written whole: a chunk, or a shard of many chunks.
-    /// Each is a multiple of the chunk's.
+    /// Elements along each axis of a stored object, which can only be written whole: a chunk, or a shard of many
+    /// chunks. Each is a multiple of the chunk's.
     pub stored_shape: Vec<u64>,
     /// Type of the elements.
     pub dtype: DType,
@@ -75,8 +76,8 @@ pub struct VolumeMeta {
     /// The value of elements that were never written, as native bytes; `None` if the format has none, so that a missing
     /// chunk cannot be told from a lost one.
     pub fill: Option<Vec<u8>>,
-    /// Names of the axes, in the order of `shape`, as the volume has them: an axis without a name has an empty one. No names if the
-    /// volume has none. [`axis_words`](Self::axis_words) tells the axes apart.
+    /// Names of the axes, in the order of `shape`, as the volume has them: an axis without a name has an empty one. No
+    /// names if the volume has none. [`axis_words`](Self::axis_words) tells the axes apart.
     pub axes: Vec<String>,
     /// The format in a few words, for messages: "Zarr v3, zstd".
     pub description: String,
@@ -103,8 +104,8 @@ impl VolumeMeta {
         Bbox::at(&self.origin, &self.shape)
     }
 
-    /// Returns one word for each axis, all different: its name, or its number from 0 on if it has no name, if another axis has the
-    /// same, or if the name is made of digits or contains white space or control characters.
+    /// Returns one word for each axis, all different: its name, or its number from 0 on if it has no name, if another
+    /// axis has the same, or if the name is made of digits or contains white space or control characters.
     pub fn axis_words(&self) -> Vec<String> {
         let name = |axis: usize| self.axes.get(axis).filter(|name| is_axis_name(name));
         let is_doubled =
@@ -113,8 +114,8 @@ impl VolumeMeta {
         (0..self.shape.len()).map(|axis| word(axis).unwrap_or_else(|| axis.to_string())).collect()
     }
 
-    /// Parses a region with ranges that may be open, as [`Bbox::parse`] does. The last axis may be left out if it is called `c`,
-    /// `channel` or `channels`: the region then has all channels.
+    /// Parses a region with ranges that may be open, as [`Bbox::parse`] does. The last axis may be left out if it is
+    /// called `c`, `channel` or `channels`: the region then has all channels.
     ///
     /// # Errors
     ///
@@ -225,21 +226,21 @@ impl Fetched {
 
 /// A volume that many threads can read at once, chunk by chunk.
 ///
-/// Every `region` is in the volume's coordinates and has one range for each axis. It is not empty, and lies in one chunk and in
-/// the volume.
+/// Every `region` is in the volume's coordinates and has one range for each axis. It is not empty, and lies in one
+/// chunk and in the volume.
 pub trait ChunkSource: fmt::Debug + Send + Sync {
     /// Returns shape, chunks and element type.
     fn meta(&self) -> &VolumeMeta;
 
-    /// Returns one line that identifies the volume. It is the same in every process that opens the volume, and changes when
-    /// the volume is replaced. A download is resumed only if its identity is equal.
+    /// Returns one line that identifies the volume. It is the same in every process that opens the volume, and changes
+    /// when the volume is replaced. A download is resumed only if its identity is equal.
     fn identity(&self) -> String;
 
-    /// Returns the notes on its origin that a downloaded array gets, as keys and texts. Known ones are `source` (a path or URL
-    /// without user, password, query or signature), `scale`, `resolution` (a number for each axis), `unit`, `encoding` (the
-    /// [name](crate::Encoding::name) of the chunks' encoding), and `elements` (`bool` if the bytes are booleans, 0 or 1). A download
-    /// adds the region, and from [`meta`](Self::meta) the axes, the origin, the chunks and the kind. [`VolumeNotes`](crate::VolumeNotes)
-    /// reads them.
+    /// Returns the notes on its origin that a downloaded array gets, as keys and texts. Known ones are `source` (a path
+    /// or URL without user, password, query or signature), `scale`, `resolution` (a number for each axis), `unit`,
+    /// `encoding` (the [name](crate::Encoding::name) of the chunks' encoding), and `elements` (`bool` if the bytes are
+    /// booleans, 0 or 1). A download adds the region, and from [`meta`](Self::meta) the axes, the origin, the chunks
+    /// and the kind. [`VolumeNotes`](crate::VolumeNotes) reads them.
     fn notes(&self) -> Vec<(&'static str, String)> {
         Vec::new()
     }
@@ -254,15 +255,16 @@ pub trait ChunkSource: fmt::Debug + Send + Sync {
     /// # Errors
     ///
     /// [`Chunk`](Error::Chunk), [`ChunkDenied`](Error::ChunkDenied), [`ChunkUnserved`](Error::ChunkUnserved) or
-    /// [`Store`](Error::Store), naming the chunk. After a [`Store`](Error::Store) that [may pass](crate::StoreFailure::may_pass), a
-    /// download keeps its finished chunks.
+    /// [`Store`](Error::Store), naming the chunk. After a [`Store`](Error::Store) that [may
+    /// pass](crate::StoreFailure::may_pass), a download keeps its finished chunks.
     fn fetch(&self, _region: &[Range<i64>]) -> Result<Fetched> {
         Ok(Fetched::Later)
     }
 
     /// Decodes a part of one chunk from the bytes fetched for the same region.
     ///
-    /// On return `scratch` holds the region's elements, native endian, or is marked as missing if they were never stored.
+    /// On return `scratch` holds the region's elements, native endian, or is marked as missing if they were never
+    /// stored.
     ///
     /// # Errors
     ///
@@ -298,8 +300,8 @@ pub trait Gather {
     note = "open it for writing: `open_writable_volume(url)?`, or `VolumeOptions::new().open_writable(url)?`; `create_volume` makes a new one"
 )]
 pub trait ChunkSink: ChunkSource {
-    /// Returns one line that says where the volume is. It is the same in every process, also after the volume's description
-    /// changes, and names the locks that uploads take on objects. The default is the identity.
+    /// Returns one line that says where the volume is. It is the same in every process, also after the volume's
+    /// description changes, and names the locks that uploads take on objects. The default is the identity.
     fn place(&self) -> String {
         self.identity()
     }

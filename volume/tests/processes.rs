@@ -1,8 +1,8 @@
 //! Downloads by worker processes, some of which are killed, fail, or never start.
 //!
-//! This binary is also the worker: with [`WORKER`] in the environment it joins a download instead of running tests. A `marked`
-//! worker locks a file of its own; the lock tells a test whether the worker still runs. A `held` worker does so too, paints one
-//! chunk, and continues when it is told to stop.
+//! This binary is also the worker: with [`WORKER`] in the environment it joins a download instead of running tests. A
+//! `marked` worker locks a file of its own; the lock tells a test whether the worker still runs. A `held` worker does
+//! so too, paints one chunk, and continues when it is told to stop.
 
 mod place;
 #[path = "../../tests/it/support/start.rs"]
@@ -39,7 +39,8 @@ const VOLUME: &str = "VOLUME_TEST_VOLUME";
 const ARRAYS: &str = "VOLUME_TEST_ARRAYS";
 /// The array's location.
 const LOCATION: &str = "VOLUME_TEST_LOCATION";
-/// A directory. The worker that creates it is killed; or every marked worker has a file in it. Of workers that die untold, a file.
+/// A directory. The worker that creates it is killed; or every marked worker has a file in it. Of workers that die
+/// untold, a file.
 const MARK: &str = "VOLUME_TEST_MARK";
 
 fn main() -> ExitCode {
@@ -229,8 +230,8 @@ fn check(place: &Place, done: &ndarray_shm_volume::Downloaded) {
     assert_eq!(place.left(), [EntryKind::Array]);
 }
 
-/// The warnings, without those of workers that Wine failed to start, which it does now and then (see `support/start.rs`). The others
-/// did their work.
+/// The warnings, without those of workers that Wine failed to start, which it does now and then (see
+/// `support/start.rs`). The others did their work.
 fn warnings(done: &ndarray_shm_volume::Downloaded) -> Vec<&str> {
     let is_of_wine =
         |warning: &str| cfg!(windows) && warning.contains("could not be started") && warning.contains("os error 1359");

@@ -1,5 +1,5 @@
-//! Very many small arrays: created in an arena, sent to another process as 24 bytes each, attached and read there, and kept by
-//! both.
+//! Very many small arrays: created in an arena, sent to another process as 24 bytes each, attached and read there, and
+//! kept by both.
 
 use std::io::{BufRead, BufReader, BufWriter, Read, Write};
 use std::process::{Command, Stdio};

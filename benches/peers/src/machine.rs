@@ -98,8 +98,8 @@ fn private(bytes: usize, huge: bool) -> Failable<MmapMut> {
     Ok(map)
 }
 
-/// Answers `touch` (makes the host of a virtual machine return memory that it took back; its time is not used), `copy` (between
-/// warm private buffers) and `read` (of a warm private buffer).
+/// Answers `touch` (makes the host of a virtual machine return memory that it took back; its time is not used), `copy`
+/// (between warm private buffers) and `read` (of a warm private buffer).
 pub fn serve() -> Failable<()> {
     // The buffers stay warm from one line to the next.
     let mut target: Option<(Source, MmapMut)> = None;

@@ -108,9 +108,9 @@ impl Segments for Files {
     }
 }
 
-/// The fewest system calls for an array that is complete when its name appears, and whose room is reserved: open a nameless file,
-/// allocate, map, link, close; later unmap and unlink. `lease` adds the lock that shows other processes whether any process is
-/// attached.
+/// The fewest system calls for an array that is complete when its name appears, and whose room is reserved: open a
+/// nameless file, allocate, map, link, close; later unmap and unlink. `lease` adds the lock that shows other processes
+/// whether any process is attached.
 struct Calls {
     lease: bool,
 }

@@ -1,4 +1,5 @@
-//! An array goes to another process and back without being copied. Each side touches one element and passes the array on.
+//! An array goes to another process and back without being copied. Each side touches one element and passes the array
+//! on.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader};
@@ -225,7 +226,8 @@ impl Side for OurChannel {
     }
 }
 
-/// This crate's queues. The received array is sent on, or a new one is created each time, as other libraries do with loans.
+/// This crate's queues. The received array is sent on, or a new one is created each time, as other libraries do with
+/// loans.
 struct OurQueue {
     arena: Arena,
     send: Queue,

@@ -46,7 +46,8 @@ pub fn attach(case: &str, bytes: usize) -> Failable<()> {
     peer.remove(&name)
 }
 
-/// Runs in the other process. Measures the seconds to attach and read everything once, and the seconds to read it again.
+/// Runs in the other process. Measures the seconds to attach and read everything once, and the seconds to read it
+/// again.
 pub fn read(case: &str, bytes: usize) -> Failable<()> {
     let peer = peers::of(case)?;
     crate::serve(|words| {
@@ -79,8 +80,8 @@ pub fn small(case: &str, bytes: usize, count: u32) -> Failable<()> {
     })
 }
 
-/// As many segments at once as possible. Measures their number, the seconds for each, their cost for the process, and the error
-/// that ended it.
+/// As many segments at once as possible. Measures their number, the seconds for each, their cost for the process, and
+/// the error that ended it.
 pub fn many(case: &str, bytes: usize, count: usize) -> Failable<()> {
     let peer = peers::of(case)?;
     let source = Source::new(bytes, 1)?;

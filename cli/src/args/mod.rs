@@ -1,7 +1,7 @@
 //! The command line: every command, argument and help text, and nothing that acts on them.
 //!
-//! The doc comments of the arguments are the text of `ndshm --help`. Values are checked here as far as that needs no file;
-//! what depends on the volume or on the machine is checked by the command itself.
+//! The doc comments of the arguments are the text of `ndshm --help`. Values are checked here as far as that needs no
+//! file; what depends on the volume or on the machine is checked by the command itself.
 
 #![expect(clippy::doc_markdown, reason = "these comments are help texts, which show backticks as they are")]
 
@@ -170,7 +170,8 @@ pub(crate) enum InfoSubject {
 impl FromStr for InfoSubject {
     type Err = String;
 
-    /// Names have no separators, so a text with one is a path. A text that cannot be a name is a path if there is such a directory.
+    /// Names have no separators, so a text with one is a path. A text that cannot be a name is a path if there is such
+    /// a directory.
     fn from_str(text: &str) -> Result<Self, String> {
         if text.contains(std::path::is_separator) || matches!(text, "." | "..") {
             return text.parse().map(Self::Volume).map_err(|error: ndarray_shm_volume::Error| error.to_string());

@@ -29,7 +29,8 @@ pub(crate) struct DownloadArgs {
     /// Write the elements into a file instead, in any directory
     #[arg(long, value_name = "PATH", conflicts_with_all = ["name", "location", "emulate"])]
     pub(crate) file: Option<PathBuf>,
-    /// Region to read: START:STOP for each axis, e.g. 0:64,10:,: (an empty side is the volume's bound) [default: the whole volume]
+    /// Region to read: START:STOP for each axis, e.g. 0:64,10:,: (an empty side is the volume's bound) [default: the
+    /// whole volume]
     #[arg(long, value_name = "RANGES", allow_hyphen_values = true)]
     pub(crate) bbox: Option<String>,
     /// Channels to read, if the last axis of the volume is its channels [default: all]
@@ -64,10 +65,12 @@ pub(crate) struct DownloadArgs {
     /// Use a file in the emulated directory, regardless of EMULATE_SHM
     #[arg(long)]
     pub(crate) emulate: bool,
-    /// Replace an existing array (attached processes keep the old one), and what a killed download of another region left under the name
+    /// Replace an existing array (attached processes keep the old one), and what a killed download of another region
+    /// left under the name
     #[arg(long)]
     pub(crate) replace: bool,
-    /// When interrupted, or when a chunk cannot be read, keep the painted chunks: the same command resumes with the rest
+    /// When interrupted, or when a chunk cannot be read, keep the painted chunks: the same command resumes with the
+    /// rest
     #[arg(long)]
     pub(crate) keep_partial: bool,
     /// Show no progress
@@ -121,14 +124,15 @@ pub(crate) struct UploadArgs {
     /// SOURCE is a file that holds only elements
     #[arg(long, conflicts_with = "backend")]
     pub(crate) file: bool,
-    /// Region of the volume to write the array to: START:STOP for each axis; an empty side is the bound [default: where the array is from,
-    /// if that is this volume and scale; else the whole volume]
+    /// Region of the volume to write the array to: START:STOP for each axis; an empty side is the bound [default: where
+    /// the array is from, if that is this volume and scale; else the whole volume]
     #[arg(long, value_name = "RANGES", allow_hyphen_values = true)]
     pub(crate) bbox: Option<String>,
     /// Write only this part of the region, in the volume's coordinates
     #[arg(long, value_name = "RANGES", allow_hyphen_values = true)]
     pub(crate) cutout: Option<String>,
-    /// Memory order of the array: c (last axis contiguous) or f (first axis contiguous) [default: from the array's description]
+    /// Memory order of the array: c (last axis contiguous) or f (first axis contiguous) [default: from the array's
+    /// description]
     #[arg(long, value_name = "c|f")]
     pub(crate) order: Option<Order>,
     /// Interpret the bytes as the region and --order say, and ignore the array's description
@@ -137,7 +141,8 @@ pub(crate) struct UploadArgs {
     /// Scale to write: 0 is the finest
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub(crate) mip: usize,
-    /// If the region covers a stored object only in part, read, change and write the object under a lock on this machine
+    /// If the region covers a stored object only in part, read, change and write the object under a lock on this
+    /// machine
     #[arg(long)]
     pub(crate) read_modify_write: bool,
     /// Do not store objects that hold only background; remove any that are stored there
@@ -166,7 +171,8 @@ pub(crate) struct UploadArgs {
     /// Elements along each axis of a shard of many chunks (zarr3)
     #[arg(long, value_name = "N,N,..", value_parser = words::lengths, requires = "create", help_heading = "New volumes")]
     pub(crate) shard_shape: Option<PerAxis<u64>>,
-    /// Encoding of chunks; not every format supports each of them [default: from the array's description, but never jpeg; else raw]
+    /// Encoding of chunks; not every format supports each of them [default: from the array's description, but never
+    /// jpeg; else raw]
     #[arg(long, value_name = "ENCODING", help_heading = "New volumes")]
     pub(crate) encoding: Option<EncodingChoice>,
     /// Quality of jpeg chunks, 1 to 100: a lower quality makes chunks smaller and less exact [default: 85]
@@ -185,15 +191,15 @@ pub(crate) struct UploadArgs {
     /// Elements along each axis of the volume [default: those of the array, else of --bbox]
     #[arg(long, value_name = "N,N,..", value_parser = words::lengths, requires = "create", help_heading = "New volumes")]
     pub(crate) shape: Option<PerAxis<u64>>,
-    /// Coordinates of the first element [default: without --bbox where the array begins in the volume that it is from; the start of
-    /// --bbox if --shape is not given; else 0]
+    /// Coordinates of the first element [default: without --bbox where the array begins in the volume that it is from;
+    /// the start of --bbox if --shape is not given; else 0]
     #[arg(
         long, value_name = "N,N,..", value_parser = words::coordinates, allow_hyphen_values = true, requires = "create",
         help_heading = "New volumes"
     )]
     pub(crate) origin: Option<PerAxis<i64>>,
-    /// Size of an element along each axis, in nanometres; channels have none [default: from the array's description; else 1 in
-    /// Precomputed, and not recorded in Zarr]
+    /// Size of an element along each axis, in nanometres; channels have none [default: from the array's description;
+    /// else 1 in Precomputed, and not recorded in Zarr]
     #[arg(long, value_name = "N,N,..", value_parser = words::sizes, requires = "create", help_heading = "New volumes")]
     pub(crate) resolution: Option<PerAxis<f64>>,
     /// Show no progress

@@ -1,4 +1,5 @@
-//! Arenas and counters as `ls`, `info`, `gc` and `doctor` show them, in JSON and in words. Inspecting one does not join it.
+//! Arenas and counters as `ls`, `info`, `gc` and `doctor` show them, in JSON and in words. Inspecting one does not join
+//! it.
 
 use ndarray_shm::arena::ArenaInspection;
 use serde::Serialize;

@@ -1,4 +1,5 @@
-//! Counted arrays as `ls`, `info`, `unlink` and `gc` show them: facts from the trailer and the kernel, in JSON and in words.
+//! Counted arrays as `ls`, `info`, `unlink` and `gc` show them: facts from the trailer and the kernel, in JSON and in
+//! words.
 
 use std::time::{Duration, SystemTime};
 

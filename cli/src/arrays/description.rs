@@ -1,4 +1,5 @@
-//! The description of a plain array, in JSON and in words. It is escaped before it is printed, since any program may have written it.
+//! The description of a plain array, in JSON and in words. It is escaped before it is printed, since any program may
+//! have written it.
 
 use std::collections::BTreeMap;
 

@@ -21,8 +21,8 @@ pub(crate) struct Item {
     pub(crate) name: String,
     pub(crate) backend: String,
     pub(crate) path: String,
-    /// "array", "counted", "arena", "counters", "partial" (a renderbuffer that is not finished), "ledger", "draft", or "lock" (a
-    /// file that uploads lock).
+    /// "array", "counted", "arena", "counters", "partial" (a renderbuffer that is not finished), "ledger", "draft", or
+    /// "lock" (a file that uploads lock).
     pub(crate) kind: &'static str,
     /// Length in bytes.
     pub(crate) size: u64,

@@ -56,7 +56,8 @@ pub(crate) fn named_axes(notes: &VolumeNotes) -> Vec<String> {
 }
 
 impl Described {
-    /// Finds an array. Its own description decides, and `args` must not contradict it. A plain array's description can be ignored.
+    /// Finds an array. Its own description decides, and `args` must not contradict it. A plain array's description can
+    /// be ignored.
     pub(crate) fn find(location: &Location, args: &LayoutArgs, wanted: &[EntryKind]) -> Result<Self, Failure> {
         let found = Search::new(args.backend)?.find(location, wanted).map_err(|failure| {
             match Search::new(args.backend).and_then(|search| search.find(location, &[EntryKind::Partial])) {
@@ -149,7 +150,8 @@ impl Described {
             let reader = options.open_counted(&self.location)?;
             let result = look(reader.view());
             if orphaned {
-                // Dropping the last handle removes the name, which a reading command must not do. It leaves as if it were killed.
+                // Dropping the last handle removes the name, which a reading command must not do. It leaves as if it
+                // were killed.
                 mem::forget(reader);
             }
             return result;
@@ -169,8 +171,8 @@ impl Described {
     }
 }
 
-/// Returns the memory order of a plain array: `order`, or an error without one. If at most one axis is longer than 1, both
-/// orders are the same and none is needed.
+/// Returns the memory order of a plain array: `order`, or an error without one. If at most one axis is longer than 1,
+/// both orders are the same and none is needed.
 pub(crate) fn plain_order(
     name: impl Display,
     order: Option<Order>,

@@ -1,7 +1,7 @@
 //! `ndshm doctor`: checks this machine for problems, and advises what to do.
 //!
-//! It changes nothing, except that it creates the emulated directory if that is in use. Probes leave no file. Warnings do
-//! not change the exit code; a problem makes it 1.
+//! It changes nothing, except that it creates the emulated directory if that is in use. Probes leave no file. Warnings
+//! do not change the exit code; a problem makes it 1.
 
 use std::io::Write;
 use std::path::Path;
@@ -248,7 +248,8 @@ fn inodes(name: &'static str, found: String, room: &FileSystemSpace) -> Check {
     }
 }
 
-/// Checks the emulated directory, or its parent if it does not exist. Returns whether attachments there keep descriptors.
+/// Checks the emulated directory, or its parent if it does not exist. Returns whether attachments there keep
+/// descriptors.
 fn emulated(matters: bool, checks: &mut Vec<Check>) -> bool {
     let name = "emulated-room";
     let backend = match emulated_or_parent() {

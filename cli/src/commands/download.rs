@@ -41,7 +41,8 @@ pub(crate) fn run(args: &DownloadArgs, out: &mut dyn Write) -> Result<Exit, Fail
     if let Some(part) = &part {
         let bytes =
             bbox.shape().iter().fold(meta.dtype.size() as u64, |bytes, length| bytes.saturating_mul(*length as u64));
-        // A marker outlives the memory of the machine that wrote it, and another program may have created an array of that name.
+        // A marker outlives the memory of the machine that wrote it, and another program may have created an array of
+        // that name.
         let found = made().filter(|found| found.len() == bytes).as_ref().map(host::mark);
         if part.is_marked(found.as_deref())? && found.is_some() {
             return IdlePart::write(part, Some(path.display().to_string()), "already done", args.json, out);

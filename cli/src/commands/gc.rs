@@ -1,7 +1,7 @@
 //! `ndshm gc`: removes orphans and other files that dead processes left, and reports why the other arrays stay.
 //!
-//! The library decides what is removed. The other arrays are inspected afterwards, only for the report; they may have changed
-//! by then.
+//! The library decides what is removed. The other arrays are inspected afterwards, only for the report; they may have
+//! changed by then.
 
 use std::collections::HashMap;
 use std::io::{self, Write};

@@ -1,4 +1,5 @@
-//! `ndshm completions` and `ndshm man`: shell scripts and manual pages, generated from the definition of the command line.
+//! `ndshm completions` and `ndshm man`: shell scripts and manual pages, generated from the definition of the command
+//! line.
 
 use std::io::Write;
 

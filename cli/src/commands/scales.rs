@@ -14,7 +14,8 @@ use crate::show::units;
 #[derive(Debug, Serialize)]
 struct VolumeReport {
     volume: String,
-    /// Whether the elements of a Precomputed volume are an "image" or a "segmentation"; `null` if the volume does not specify it.
+    /// Whether the elements of a Precomputed volume are an "image" or a "segmentation"; `null` if the volume does not
+    /// specify it.
     #[serde(rename = "type")]
     kind: Option<&'static str>,
     scales: Vec<ScaleReport>,

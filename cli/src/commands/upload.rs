@@ -1,4 +1,5 @@
-//! `ndshm upload`: writes an array, or a file of elements, into a region of a volume, and creates the volume on request.
+//! `ndshm upload`: writes an array, or a file of elements, into a region of a volume, and creates the volume on
+//! request.
 
 use std::io::Write;
 use std::time::Instant;
@@ -132,7 +133,8 @@ struct UploadReport {
     shard: Option<String>,
     /// The element type as `NumPy` writes it: "<u2".
     dtype: String,
-    /// Whether the elements of a Precomputed volume are an "image" or a "segmentation"; `null` if the volume does not specify it.
+    /// Whether the elements of a Precomputed volume are an "image" or a "segmentation"; `null` if the volume does not
+    /// specify it.
     #[serde(rename = "type")]
     kind: Option<&'static str>,
     /// Whether the type is the default, because no type was given.

@@ -1,7 +1,7 @@
 //! The header of NumPy's .npy files, in front of the elements. The reader trusts no byte of the file.
 //!
-//! NumPy describes the format in `numpy.lib.format`: six bytes of magic, two of version, the length of the header, and the
-//! header, a Python dictionary with three entries.
+//! NumPy describes the format in `numpy.lib.format`: six bytes of magic, two of version, the length of the header, and
+//! the header, a Python dictionary with three entries.
 
 use std::io::{self, Read};
 

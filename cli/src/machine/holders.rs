@@ -101,7 +101,8 @@ mod imp {
                 let program = String::from_utf8_lossy(&program).trim_end().to_owned();
                 holders.push(Holder { pid, program, mapped, open });
             } else if refused {
-                // Kernel threads and zombies have an empty command line and no memory: they hold nothing, so they do not count.
+                // Kernel threads and zombies have an empty command line and no memory: they hold nothing, so they do
+                // not count.
                 let has_memory = fs::read(process.join("cmdline")).is_ok_and(|line| !line.is_empty());
                 hidden += usize::from(has_memory);
             }
@@ -131,7 +132,8 @@ mod imp {
             let mut fields = line.splitn(6, |byte| *byte == b' ').skip(3);
             let (Some(on), Some(inode)) = (fields.next(), fields.next()) else { return false };
             let named = fields.next().unwrap_or_default().trim_ascii_start();
-            // On btrfs and layered file systems `stat` reports another device than `maps`. There the path is compared instead.
+            // On btrfs and layered file systems `stat` reports another device than `maps`. There the path is compared
+            // instead.
             inode == number.as_bytes() && (on == device.as_bytes() || named == path.as_os_str().as_bytes())
         })
     }

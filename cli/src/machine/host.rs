@@ -172,9 +172,10 @@ pub(crate) use imp::{
     raise_descriptor_limit, reserve, room, user,
 };
 
-/// Returns an identity of a file: its creation time and inode number. Writing to the file changes neither, and a file that
-/// replaces it later, also after a restart, has another identity. Two exceptions: Windows gives a file the creation time of the one
-/// that had its name up to 15 seconds before. Older kernels report no creation time on tmpfs, where inode numbers may repeat.
+/// Returns an identity of a file: its creation time and inode number. Writing to the file changes neither, and a file
+/// that replaces it later, also after a restart, has another identity. Two exceptions: Windows gives a file the
+/// creation time of the one that had its name up to 15 seconds before. Older kernels report no creation time on tmpfs,
+/// where inode numbers may repeat.
 pub(crate) fn mark(facts: &fs::Metadata) -> String {
     let made = facts.created().ok().and_then(|time| time.duration_since(UNIX_EPOCH).ok());
     let made = made.map_or_else(String::new, |time| format!("made {}.{:09}, ", time.as_secs(), time.subsec_nanos()));

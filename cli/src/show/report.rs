@@ -108,13 +108,14 @@ pub(crate) fn owe_json() {
     *OWES_JSON.lock().unwrap_or_else(PoisonError::into_inner) = true;
 }
 
-/// Writes a value as indented JSON and a line end, if no document has been begun. When a signal ends the program, a second thread
-/// may write a document: the lock lets only one of them write.
+/// Writes a value as indented JSON and a line end, if no document has been begun. When a signal ends the program, a
+/// second thread may write a document: the lock lets only one of them write.
 pub(crate) fn json(out: &mut dyn Write, value: &impl Serialize) -> io::Result<()> {
     write_owed(&mut OWES_JSON.lock().unwrap_or_else(PoisonError::into_inner), out, value)
 }
 
-/// The same for a program that ends now. Never unlocks, so another thread with a document waits until the program has ended.
+/// The same for a program that ends now. Never unlocks, so another thread with a document waits until the program has
+/// ended.
 pub(crate) fn last_json(out: &mut dyn Write, value: &impl Serialize) -> io::Result<()> {
     write_owed(&mut ManuallyDrop::new(OWES_JSON.lock().unwrap_or_else(PoisonError::into_inner)), out, value)
 }

@@ -51,7 +51,8 @@ pub(crate) fn seconds_left(time: Duration) -> u64 {
 /// Writes how much longer something lasts, rounded up: `"90 s"`, `"3 min"`, `"1 h"`, `"2 d"`.
 pub(crate) fn left(time: Duration) -> String {
     let seconds = seconds_left(time);
-    // From two of a unit on, the rounding is small. Exactly one of a unit is written so; between one and two, the smaller unit is used.
+    // From two of a unit on, the rounding is small. Exactly one of a unit is written so; between one and two, the
+    // smaller unit is used.
     let unit = [(86_400, "d"), (3_600, "h"), (60, "min")]
         .into_iter()
         .find(|(scale, _)| seconds >= 2 * scale || (seconds > 0 && seconds.is_multiple_of(*scale)));
@@ -104,7 +105,8 @@ pub(crate) fn shape_in_order(lengths: &[usize], order: &str) -> String {
     named_shape_in_order(lengths, &[], order)
 }
 
-/// Writes a shape, the names of its axes, if there are any, and the order of its elements in memory: `"128 x 128 x 64 (z, y, x), C order"`.
+/// Writes a shape, the names of its axes, if there are any, and the order of its elements in memory:
+/// `"128 x 128 x 64 (z, y, x), C order"`.
 pub(crate) fn named_shape_in_order(lengths: &[usize], axes: &[String], order: &str) -> String {
     format!("{}{}, {order} order", shape(lengths), axis_names(axes))
 }
@@ -114,7 +116,8 @@ pub(crate) fn axis_names(axes: &[String]) -> String {
     if axes.is_empty() { String::new() } else { format!(" ({})", printable(&axes.join(", "))) }
 }
 
-/// Writes the size of an element with its unit: `"4 x 4 x 40 nm"`. Channels have no size; the step of an axis of time has another unit.
+/// Writes the size of an element with its unit: `"4 x 4 x 40 nm"`. Channels have no size; the step of an axis of time
+/// has another unit.
 pub(crate) fn resolution(sizes: &[f64], axes: &[String], unit: &str) -> String {
     let one = |(axis, size): (usize, &f64)| match axes.get(axis).map(String::as_str) {
         Some("c" | "channel" | "channels") => "-".to_owned(),

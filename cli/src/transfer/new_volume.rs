@@ -96,7 +96,8 @@ fn describe(args: &UploadArgs, source: &UploadSource<'_>) -> Result<PlannedVolum
         (_, _, None) => plan.as_ref().map(|plan| plan.new.origin.clone()),
     };
     let array: Option<Vec<u64>> = match (&spec, &shape, &origin) {
-        // The region may omit the channel axis. `create` refuses a region outside the volume, once all of the volume is known.
+        // The region may omit the channel axis. `create` refuses a region outside the volume, once all of the volume is
+        // known.
         (Some(spec), Some(shape), Some(origin)) => {
             spec.resolve(&Bbox::at(origin, shape)).ok().map(|region| lengths(&region))
         }
@@ -198,7 +199,8 @@ fn like(
 fn is_untyped(args: &UploadArgs, format: VolumeFormat, dtype: Option<DType>) -> bool {
     let encoding = args.encoding.map_or(Encoding::Raw, encoding);
     let is_implied = |dtype| VolumeKind::implied(encoding, dtype).is_some();
-    // U64 alone implies no type. If it does together with this encoding, the encoding implies the type for all elements.
+    // U64 alone implies no type. If it does together with this encoding, the encoding implies the type for all
+    // elements.
     let is_implied = is_implied(DType::U64) || dtype.is_some_and(is_implied);
     args.kind.is_none() && format == VolumeFormat::Precomputed && !is_implied
 }

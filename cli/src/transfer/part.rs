@@ -63,7 +63,8 @@ impl<'a> Part<'a> {
         made.map_or_else(|| self.work.clone(), |made| format!("{} which is {made}", self.work))
     }
 
-    /// Writes the marker, after the data. `made` is the identity of the array, so that the marker does not count for a later one.
+    /// Writes the marker, after the data. `made` is the identity of the array, so that the marker does not count for a
+    /// later one.
     pub(crate) fn mark(&self, made: Option<&str>, chunks: u64, bytes: u64) -> Result<(), Failure> {
         let Some(place) = self.markers else { return Ok(()) };
         let marker = Marker {

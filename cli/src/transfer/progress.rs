@@ -121,7 +121,8 @@ pub(crate) struct Pace {
 }
 
 impl Pace {
-    /// Decides whether to print a line: the first, the last, and between them at most one a second, if the count changed.
+    /// Decides whether to print a line: the first, the last, and between them at most one a second, if the count
+    /// changed.
     fn is_due(&mut self, progress: &DownloadProgress, now: Instant) -> bool {
         let due = match self.last {
             None => true,

@@ -94,8 +94,8 @@ impl<'a> UploadSource<'a> {
         })
     }
 
-    /// Returns the region of an existing volume to write to, without `--bbox`: where the array is from, if that is this volume and
-    /// scale, else all of the volume.
+    /// Returns the region of an existing volume to write to, without `--bbox`: where the array is from, if that is this
+    /// volume and scale, else all of the volume.
     pub(crate) fn region_in(&self, sink: &dyn ChunkSink) -> Result<Bbox, Failure> {
         let domain = sink.meta().domain();
         match self.notes().map(|notes| notes.region_in(sink)).transpose() {
@@ -192,7 +192,8 @@ impl<'a> UploadSource<'a> {
         Err(Failure::from(error).usage().advice(advice))
     }
 
-    /// Returns advice about an array that does not fit the region. If it would fit with another type, the advice names that type.
+    /// Returns advice about an array that does not fit the region. If it would fit with another type, the advice names
+    /// that type.
     fn mismatch_advice(&self, error: &ndarray_shm::Error, dtype: DType, shape: &[u64], is_new: bool) -> String {
         let elements = shape.iter().try_fold(1u64, |elements, length| elements.checked_mul(*length));
         let found = match error {

@@ -1,7 +1,7 @@
 //! Worker processes: the hidden command `ndshm worker`, and how `download --processes` starts it.
 //!
-//! A worker gets the volume, name and directory from its parent. The parent holds the write end of the worker's standard
-//! input. When that is closed, because the parent stops or is dead, the worker gives up its chunk and ends.
+//! A worker gets the volume, name and directory from its parent. The parent holds the write end of the worker's
+//! standard input. When that is closed, because the parent stops or is dead, the worker gives up its chunk and ends.
 
 use std::path::Path;
 use std::process::Command;

@@ -74,7 +74,8 @@ fn missing_chunk_as_error_leaves_nothing_behind() {
     }
 }
 
-/// Creates a Precomputed volume of eight chunks and an array with its elements. Returns the directory of its only scale.
+/// Creates a Precomputed volume of eight chunks and an array with its elements. Returns the directory of its only
+/// scale.
 fn precomputed(scene: &Scene, path: &Path, encoding: &str) -> PathBuf {
     fs::write(scene.emulated().join("x"), elements()).expect("written");
     let create =

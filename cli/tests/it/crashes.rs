@@ -61,7 +61,8 @@ fn number(report: &Value, field: &str) -> usize {
     usize::try_from(report[field].as_u64().unwrap_or_else(|| panic!("{field}: {report:#}"))).expect("small")
 }
 
-// Tests of interruptions are for Unix only: Windows has no program that sends Ctrl-C, and the system call for it is unsafe.
+// Tests of interruptions are for Unix only: Windows has no program that sends Ctrl-C, and the system call for it is
+// unsafe.
 #[cfg(unix)]
 #[test]
 fn an_interrupted_download_leaves_nothing() {
@@ -196,8 +197,8 @@ fn same_command_resumes_after_all_processes_are_killed() {
     let mut running = Running::start(&mut download(&scene, &how));
     wait_for_chunks(&scene, &mut running, 1 + random_below(CHUNKS / 2));
     let workers = wait_for_workers(&mut running, 4);
-    // Stop all of them first, so that no process can see another one die and clean up. Windows cannot stop processes: there the
-    // parent is killed first, and workers that notice may exit before they are killed.
+    // Stop all of them first, so that no process can see another one die and clean up. Windows cannot stop processes:
+    // there the parent is killed first, and workers that notice may exit before they are killed.
     #[cfg(unix)]
     {
         for &pid in workers.iter().chain([&running.pid()]) {
@@ -242,7 +243,8 @@ fn other_download_replaces_what_a_kill_left_only_when_told() {
     assert_eq!(scene.files(), ["x"]);
 }
 
-/// Kills the whole process group at about half, with threads and with processes. Workers in groups of their own die as well.
+/// Kills the whole process group at about half, with threads and with processes. Workers in groups of their own die as
+/// well.
 #[cfg(target_os = "linux")]
 #[test]
 fn same_command_resumes_after_a_process_group_is_killed() {
@@ -302,8 +304,8 @@ fn parent_of_killed_workers_advises_to_resume() {
     let scene = Scene::new();
     volume::write(&scene.volume());
     let how = ["--processes", "--workers", "2"];
-    // Finding the processes can take as long as painting the rest. A download that has finished by then proves nothing and is
-    // repeated.
+    // Finding the processes can take as long as painting the rest. A download that has finished by then proves nothing
+    // and is repeated.
     let killed = |_| {
         let mut running = Running::start(&mut download(&scene, &how));
         wait_for_chunks(&scene, &mut running, 2);

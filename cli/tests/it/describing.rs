@@ -1,4 +1,5 @@
-//! Arrays that describe themselves: commands need no type, shape or order, and `describe` shows, corrects and removes them.
+//! Arrays that describe themselves: commands need no type, shape or order, and `describe` shows, corrects and removes
+//! them.
 
 use std::fs;
 use std::path::Path;

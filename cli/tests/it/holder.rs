@@ -24,8 +24,8 @@ pub(crate) struct Holder {
 }
 
 impl Holder {
-    /// Starts a holder that creates a counted array of 30 x 40 `f32` in a directory, and then does each of `and`: `keep`,
-    /// `freeze`, `handle=MILLISECONDS`.
+    /// Starts a holder that creates a counted array of 30 x 40 `f32` in a directory, and then does each of `and`:
+    /// `keep`, `freeze`, `handle=MILLISECONDS`.
     pub(crate) fn create(directory: &Path, name: &str, and: &[&str]) -> Self {
         Self::start(directory, name, "create", and)
     }

@@ -1,4 +1,5 @@
-//! Volumes that `upload --create` creates: the type of their elements, the compression of labels, and refusals that leave nothing.
+//! Volumes that `upload --create` creates: the type of their elements, the compression of labels, and refusals that
+//! leave nothing.
 
 use std::fs;
 

@@ -43,8 +43,8 @@ fn download(scene: &Scene, volume: &Path, name: &str, more: &[&str]) -> Value {
     run(command.args(more)).expect_code(0).json()
 }
 
-/// Downloads a region of a Precomputed volume, changes it in Python with the lines that `download` prints, uploads it where it cuts
-/// through chunks, and copies the volume to Zarr.
+/// Downloads a region of a Precomputed volume, changes it in Python with the lines that `download` prints, uploads it
+/// where it cuts through chunks, and copies the volume to Zarr.
 #[test]
 fn precomputed_volume_is_edited_and_copied_to_zarr() {
     let Some(python) = std::env::var_os("NDSHM_TEST_PYTHON") else {
@@ -99,8 +99,8 @@ fn precomputed_volume_is_edited_and_copied_to_zarr() {
     assert_eq!(scene.files(), [""; 0]);
 }
 
-/// Docker gives a container 64 MiB of shared memory by default. A larger array is an error, not a SIGBUS: it leaves nothing behind,
-/// existing arrays stay, and emulated shared memory has room for it.
+/// Docker gives a container 64 MiB of shared memory by default. A larger array is an error, not a SIGBUS: it leaves
+/// nothing behind, existing arrays stay, and emulated shared memory has room for it.
 #[cfg(target_os = "linux")]
 #[test]
 fn too_large_array_in_64_mib_is_an_error() {

@@ -1,6 +1,6 @@
-//! The microscopist at the shell: what was downloaded is edited and goes back, or becomes a volume of its own, and keeps its place,
-//! resolution and chunks. Follows docs/guide/volumes.md. Volumes are read by CloudVolume, zarr-python and tensorstore where
-//! `NDSHM_TEST_PYTHON` has them, and their documents by serde.
+//! The microscopist at the shell: what was downloaded is edited and goes back, or becomes a volume of its own, and
+//! keeps its place, resolution and chunks. Follows docs/guide/volumes.md. Volumes are read by CloudVolume, zarr-python
+//! and tensorstore where `NDSHM_TEST_PYTHON` has them, and their documents by serde.
 
 use std::fs;
 use std::path::Path;
@@ -88,7 +88,8 @@ fn python(script: &str) {
     run(Command::new(python).args(["-c", script])).expect_code(0);
 }
 
-/// CloudVolume reads the elements, resolution, begin and unit of a volume of this shape. `change` was added to each element.
+/// CloudVolume reads the elements, resolution, begin and unit of a volume of this shape. `change` was added to each
+/// element.
 fn cloudvolume_reads(path: &Path, begin: [i64; 3], shape: [i64; 3], change: u16) {
     python(&format!(
         r#"

@@ -1,4 +1,5 @@
-//! The scripts of docs/scale.md, run unchanged with `ndshm` in the PATH: tasks of a SLURM array one after the other, and Dask.
+//! The scripts of docs/scale.md, run unchanged with `ndshm` in the PATH: tasks of a SLURM array one after the other,
+//! and Dask.
 
 use std::ffi::OsString;
 use std::fs;
@@ -65,7 +66,8 @@ fn script(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/scale").join(name)
 }
 
-/// Returns the Python that has Dask and NumPy. If there is none, prints that the test did not run, past the harness's capture.
+/// Returns the Python that has Dask and NumPy. If there is none, prints that the test did not run, past the harness's
+/// capture.
 fn python(test: &str) -> Option<PathBuf> {
     use std::io::Write as _;
     let python = std::env::var_os("NDSHM_TEST_PYTHON").map(PathBuf::from);

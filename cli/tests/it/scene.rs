@@ -1,5 +1,5 @@
-//! A scene for each test: an emulated directory, a directory for volumes and temporary files, and names in real shared memory.
-//! All of it is removed at the end.
+//! A scene for each test: an emulated directory, a directory for volumes and temporary files, and names in real shared
+//! memory. All of it is removed at the end.
 
 #[path = "../../../tests/it/support/start.rs"]
 mod start;
@@ -233,7 +233,8 @@ impl Drop for Running {
     }
 }
 
-/// Returns the same command with the default action for SIGHUP. Under `nohup` the tests' children would inherit that it is ignored.
+/// Returns the same command with the default action for SIGHUP. Under `nohup` the tests' children would inherit that it
+/// is ignored.
 #[cfg(unix)]
 pub(crate) fn heeding_hangup(command: &Command) -> Command {
     // Only GNU's `env` has the option. On other platforms, do not run the tests under `nohup`.
@@ -254,8 +255,8 @@ pub(crate) fn heeding_hangup(command: &Command) -> Command {
     heeding
 }
 
-/// Returns the command in a mount namespace of its own, where `script` runs first. Returns `None`, and prints that the test did not
-/// run, if this user cannot create one.
+/// Returns the command in a mount namespace of its own, where `script` runs first. Returns `None`, and prints that the
+/// test did not run, if this user cannot create one.
 #[cfg(target_os = "linux")]
 pub(crate) fn with_mounts(test: &str, script: &str, command: &Command) -> Option<Command> {
     const WAYS: [&[&str]; 2] = [&["-m", "--propagation", "private"], &["-U", "-r", "-m", "--propagation", "private"]];
@@ -272,8 +273,8 @@ pub(crate) fn with_mounts(test: &str, script: &str, command: &Command) -> Option
     Some(wrapped(command, "unshare", &[way, &["sh", "-e", "-c", &script]].concat()))
 }
 
-/// Returns the command for a process that must obey file permissions even if it is root's. Returns `None`, and prints that the test
-/// did not run, if `setpriv` fails.
+/// Returns the command for a process that must obey file permissions even if it is root's. Returns `None`, and prints
+/// that the test did not run, if `setpriv` fails.
 #[cfg(target_os = "linux")]
 pub(crate) fn bound_by_rights(test: &str, command: &Command) -> Option<Command> {
     const LESS: &[&str] = &["--bounding-set", "-dac_override,-dac_read_search"];

@@ -1,5 +1,5 @@
-//! A volume in Zarr version 2 with gzip and many chunks, some of them missing. It is written without this project's code, so
-//! elements read from it can be checked against the formula.
+//! A volume in Zarr version 2 with gzip and many chunks, some of them missing. It is written without this project's
+//! code, so elements read from it can be checked against the formula.
 
 use std::fs;
 use std::io::Write as _;

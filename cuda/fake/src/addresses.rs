@@ -17,8 +17,8 @@ pub(crate) struct Addresses {
 }
 
 impl Addresses {
-    /// Reserves a range. The base is a multiple of `alignment`, a power of two or 0, and of the granularity; so has the size to be of
-    /// the granularity.
+    /// Reserves a range. The base is a multiple of `alignment`, a power of two or 0, and of the granularity; so has the
+    /// size to be of the granularity.
     pub(crate) fn reserve(size: usize, alignment: usize) -> Answer<Self> {
         let alignment = alignment.max(GRANULARITY);
         let room = size.checked_add(alignment).ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
@@ -85,7 +85,8 @@ impl Drop for Addresses {
     fn drop(&mut self) {
         if self.size > 0 {
             // SAFETY: the range is owned, and the tables have forgotten it.
-            let _ = unsafe { rustix::mm::munmap(address(self.base), self.size) }; // fails only without memory; the range then stays
+            // Fails only without memory; the range then stays.
+            let _ = unsafe { rustix::mm::munmap(address(self.base), self.size) };
         }
     }
 }

@@ -1,9 +1,9 @@
-//! What every function of the driver goes through: its call is counted, may fail on a test's request, and is refused before `cuInit` and in
-//! a forked child.
+//! What every function of the driver goes through: its call is counted, may fail on a test's request, and is refused
+//! before `cuInit` and in a forked child.
 //!
 //! - `FAKE_CUDA_REFUSE=call,call`: these calls answer `CUDA_ERROR_NOT_SUPPORTED`, as in a sandbox.
-//! - `FAKE_CUDA_FAIL=call:n:code`: the n-th call (from 1) of that function in this process answers `code` and has no effect. Several are
-//!   separated by commas.
+//! - `FAKE_CUDA_FAIL=call:n:code`: the n-th call (from 1) of that function in this process answers `code` and has no
+//!   effect. Several are separated by commas.
 //!
 //! Arguments that are addresses of the caller's memory are [`Out`], [`In`] and [`Text`].
 #![allow(unsafe_code)]
@@ -180,13 +180,15 @@ impl<T: Copy> Out<T> {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
         let target = self.0.wrapping_add(index);
-        // SAFETY: the pointer is not null, so the caller promises memory for a `T` there, or for a list with this element.
+        // SAFETY: the pointer is not null, so the caller promises memory for a `T` there, or for a list with this
+        // element.
         unsafe { target.write_unaligned(value) };
         Ok(())
     }
 }
 
-/// Where the caller has values for a function: null, or an address of one or several `T`, which are valid in every bit pattern.
+/// Where the caller has values for a function: null, or an address of one or several `T`, which are valid in every bit
+/// pattern.
 ///
 /// Only C callers make one, as an argument; the contract of the driver's function is the promise.
 #[repr(transparent)]

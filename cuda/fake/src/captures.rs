@@ -1,4 +1,5 @@
-//! Graph captures: whether a thread of the program captures a stream, as `FAKE_CUDA_CAPTURE=1` says, and which calls of other threads end that.
+//! Graph captures: whether a thread of the program captures a stream, as `FAKE_CUDA_CAPTURE=1` says, and which calls of
+//! other threads end that.
 //!
 //! The captured stream is not one of this library, and does not block. The calls are those of driver 580 on an H100.
 #![allow(unsafe_code)]

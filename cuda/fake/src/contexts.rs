@@ -1,7 +1,7 @@
 //! Primary contexts, with the number of times each is retained, and each thread's stack of current contexts.
 //!
-//! The last release of a context ends its streams, events, `cuMemAlloc` memory and page-locked memory, as in the driver. Its number is
-//! never used again: retaining the GPU's context again gives another one.
+//! The last release of a context ends its streams, events, `cuMemAlloc` memory and page-locked memory, as in the
+//! driver. Its number is never used again: retaining the GPU's context again gives another one.
 #![allow(unsafe_code)]
 
 use std::cell::RefCell;

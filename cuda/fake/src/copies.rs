@@ -120,7 +120,8 @@ impl Copy {
             }
             (Place::Host(address), Source::Value(value)) => {
                 let target = ptr::with_exposed_provenance_mut::<u8>(*address);
-                // SAFETY: the caller of the C function promised memory of this size, which is page-locked, and left it to the work.
+                // SAFETY: the caller of the C function promised memory of this size, which is page-locked, and left it
+                // to the work.
                 unsafe { target.write_bytes(*value, self.size) };
                 Ok(())
             }
@@ -134,7 +135,8 @@ impl Copy {
             (Place::Host(target), Source::Place(Place::Host(source))) => {
                 let source = ptr::with_exposed_provenance::<u8>(*source);
                 let target = ptr::with_exposed_provenance_mut::<u8>(*target);
-                // SAFETY: the caller of the C function promised memory of this size on both sides, and left it to the work.
+                // SAFETY: the caller of the C function promised memory of this size on both sides, and left it to the
+                // work.
                 unsafe { target.copy_from(source, self.size) };
                 Ok(())
             }

@@ -25,7 +25,8 @@ pub(crate) struct Machine {
     pid: u32,
     /// `FAKE_CUDA_TAG`: processes with one tag share GPUs.
     pub(crate) tag: String,
-    /// The number of each visible GPU, by ordinal: `FAKE_CUDA_DEVICES` of them, selected and permuted by `CUDA_VISIBLE_DEVICES`.
+    /// The number of each visible GPU, by ordinal: `FAKE_CUDA_DEVICES` of them, selected and permuted by
+    /// `CUDA_VISIBLE_DEVICES`.
     pub(crate) gpus: Vec<u32>,
     /// `FAKE_CUDA_MEMORY`: bytes of each GPU.
     pub(crate) memory: u64,
@@ -133,7 +134,8 @@ fn lacks() -> Answer<Vec<c_uint>> {
     numbers.map(str::parse).collect::<Result<_, _>>().or(Err(CUDA_ERROR_INVALID_VALUE))
 }
 
-/// The visible GPUs. As in the driver, the first invalid entry of `CUDA_VISIBLE_DEVICES` ends the list, and a repeated one empties it.
+/// The visible GPUs. As in the driver, the first invalid entry of `CUDA_VISIBLE_DEVICES` ends the list, and a repeated
+/// one empties it.
 fn visible(count: u32) -> Vec<u32> {
     let Some(list) = variable("CUDA_VISIBLE_DEVICES") else { return (0..count).collect() };
     let mut gpus = Vec::new();

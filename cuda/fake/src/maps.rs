@@ -93,7 +93,8 @@ pub(crate) fn backing(areas: &[Area]) -> Vec<Backing> {
     joined
 }
 
-/// Whether the kernel can keep the pages of a mapping in memory for a device: shared pages of files on disks have to be written back.
+/// Whether the kernel can keep the pages of a mapping in memory for a device: shared pages of files on disks have to be
+/// written back.
 pub(crate) fn can_stay(area: &Area) -> bool {
     const IN_MEMORY: [&str; 3] = ["/memfd:", "/dev/zero", "/SYSV"];
     if area.inode == 0 || !area.shared || IN_MEMORY.iter().any(|start| area.path.starts_with(start)) {

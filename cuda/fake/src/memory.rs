@@ -194,7 +194,8 @@ fn export(out: Out<c_int>, handle: u64, kind: c_uint, flags: u64) -> Answer {
 /// Duplicates a descriptor that a C caller passed in a pointer, as the driver's functions take it.
 pub(crate) fn duplicate(descriptor: usize) -> Answer<std::os::fd::OwnedFd> {
     let descriptor = RawFd::try_from(descriptor).or(Err(CUDA_ERROR_INVALID_VALUE))?;
-    // SAFETY: the number is not -1. The caller keeps the descriptor open during the call; a number that is not open gives an error.
+    // SAFETY: the number is not -1. The caller keeps the descriptor open during the call; a number that is not open
+    // gives an error.
     let borrowed = unsafe { BorrowedFd::borrow_raw(descriptor) };
     borrowed.try_clone_to_owned().or(Err(CUDA_ERROR_INVALID_VALUE))
 }

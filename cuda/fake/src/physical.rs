@@ -1,6 +1,7 @@
 //! Memory of a GPU: one memfd for each allocation, named `fake-cuda:TAG:GPU`.
 //!
-//! Work reads and writes it through its descriptor, never through a mapping: unmapped addresses then give errors, not signals.
+//! Work reads and writes it through its descriptor, never through a mapping: unmapped addresses then give errors, not
+//! signals.
 #![allow(unsafe_code)]
 
 use std::collections::HashMap;
@@ -49,8 +50,8 @@ impl Physical {
         Ok(Arc::new(Self { file, size, gpu, inode, exportable }))
     }
 
-    /// Takes memory that came as a descriptor, and cannot be exported again. Descriptors of anything else, or of another tag, are an unknown
-    /// error, as a driver answers (580, on an H100).
+    /// Takes memory that came as a descriptor, and cannot be exported again. Descriptors of anything else, or of
+    /// another tag, are an unknown error, as a driver answers (580, on an H100).
     pub(crate) fn import(machine: &Machine, file: OwnedFd) -> Answer<Arc<Self>> {
         let link = fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd())).or(Err(CUDA_ERROR_UNKNOWN))?;
         let gpu = gpu_of(&link.to_string_lossy(), &machine.tag).ok_or(CUDA_ERROR_UNKNOWN)?;
@@ -83,12 +84,13 @@ impl Physical {
         })
     }
 
-    /// Copies this memory into memory of a C function's caller. The caller promised that it is writable and otherwise unused.
+    /// Copies this memory into memory of a C function's caller. The caller promised that it is writable and otherwise
+    /// unused.
     pub(crate) fn read(&self, offset: usize, target: usize, size: usize) -> Answer {
         self.transfer(offset, size, |at, done| {
             let target = std::ptr::with_exposed_provenance_mut(target + done);
-            // SAFETY: the kernel writes at most the given number of bytes, into memory that the caller promised to leave to the
-            // copy, and answers EFAULT where none are writable.
+            // SAFETY: the kernel writes at most the given number of bytes, into memory that the caller promised to
+            // leave to the copy, and answers EFAULT where none are writable.
             unsafe { libc::pread64(self.descriptor(), target, size - done, at) }
         })
     }
@@ -163,7 +165,8 @@ pub(crate) fn in_use(gpu: Option<u32>) -> u64 {
             *known = size.max(*known);
         }
     };
-    // Processes end while this looks at them, and some belong to other users; what cannot be read has no memory of this tag.
+    // Processes end while this looks at them, and some belong to other users; what cannot be read has no memory of this
+    // tag.
     for process in fs::read_dir("/proc").into_iter().flatten().flatten() {
         if !process.file_name().as_encoded_bytes().iter().all(u8::is_ascii_digit) {
             continue;

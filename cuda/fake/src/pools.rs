@@ -1,7 +1,7 @@
 //! Memory pools. Each allocation is memory of its own; a pool is what its allocations have in common: GPU and access.
 //!
-//! A pool goes to another process as a descriptor, and its allocations as 64 bytes, which reach the memory while the exporting process
-//! has it.
+//! A pool goes to another process as a descriptor, and its allocations as 64 bytes, which reach the memory while the
+//! exporting process has it.
 #![allow(unsafe_code)]
 
 use std::collections::BTreeMap;

@@ -57,7 +57,8 @@ impl RemoteFile {
         [u64::from(self.pid) << 32 | u64::from(self.descriptor), self.inode]
     }
 
-    /// Opens the memfd, with an open file description of its own, if its process still has it open and its name starts so.
+    /// Opens the memfd, with an open file description of its own, if its process still has it open and its name starts
+    /// so.
     pub(crate) fn open(self, name: &str) -> Option<OwnedFd> {
         let path = format!("/proc/{}/fd/{}", self.pid, self.descriptor);
         let link = fs::read_link(&path).ok()?;

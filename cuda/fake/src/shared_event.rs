@@ -1,9 +1,10 @@
 //! Events that processes share: a memfd with a counter of recordings and a ring with the state of the latest ones.
 //!
-//! A process that records holds a lock on the byte of the recording's place in the ring until the recording is complete. The lock belongs to
-//! an open file description that only this process has, so the kernel releases it when the process dies; a recording that is neither
-//! complete nor locked counts as complete. (A forked child has the description too: as long as it lives, the recording seems to go on.)
-//! A place that is still in use fails the recording that would need it.
+//! A process that records holds a lock on the byte of the recording's place in the ring until the recording is
+//! complete. The lock belongs to an open file description that only this process has, so the kernel releases it when
+//! the process dies; a recording that is neither complete nor locked counts as complete. (A forked child has the
+//! description too: as long as it lives, the recording seems to go on.) A place that is still in use fails the
+//! recording that would need it.
 #![allow(unsafe_code)]
 
 use std::collections::BTreeSet;
@@ -87,8 +88,8 @@ impl SharedEvent {
     }
 
     fn shared(&self) -> &Shared {
-        // SAFETY: the mapping has the size of `Shared`, which the seals keep, starts at a page, and lives as long as this value; all
-        // processes use it as atomics.
+        // SAFETY: the mapping has the size of `Shared`, which the seals keep, starts at a page, and lives as long as
+        // this value; all processes use it as atomics.
         unsafe { &*self.shared }
     }
 
@@ -149,7 +150,8 @@ impl SharedEvent {
         self.place(record).fetch_max(record, Ordering::SeqCst);
         let mut mine = locked(&self.mine);
         mine.remove(&record);
-        let _ = self.lock(record, libc::F_UNLCK); // fails only if the kernel has no memory for it; the recording is complete anyway
+        // Fails only if the kernel has no memory for it; the recording is complete anyway.
+        let _ = self.lock(record, libc::F_UNLCK);
     }
 
     /// Whether a recording is complete, or its process is dead.
@@ -203,7 +205,8 @@ impl Drop for SharedEvent {
     fn drop(&mut self) {
         let start = self.shared.cast_mut().cast();
         // SAFETY: the mapping belongs to this value, which ends.
-        let _ = unsafe { rustix::mm::munmap(start, size_of::<Shared>()) }; // fails only without memory; the mapping then stays
+        // Fails only without memory; the mapping then stays.
+        let _ = unsafe { rustix::mm::munmap(start, size_of::<Shared>()) };
     }
 }
 

@@ -1,8 +1,8 @@
 //! Streams: queues of work. Each one that has work to wait for has a thread, until its queue is empty.
 //!
-//! Work is numbered by its stream. It may have to wait for work of other streams, which was submitted before, so that no circle arises: for
-//! an event, and, as in the driver, for the context's NULL stream or, in the NULL stream, for the context's blocking streams. The NULL
-//! stream has the number of its context.
+//! Work is numbered by its stream. It may have to wait for work of other streams, which was submitted before, so that
+//! no circle arises: for an event, and, as in the driver, for the context's NULL stream or, in the NULL stream, for the
+//! context's blocking streams. The NULL stream has the number of its context.
 #![allow(unsafe_code)]
 
 use std::cell::Cell;
@@ -269,7 +269,8 @@ fn perform(work: Work) -> Option<CUresult> {
         }
         Action::Host(function, data) => {
             IN_HOST_FUNCTION.set(true);
-            // SAFETY: the caller of `cuLaunchHostFunc` promises that the function may be called with this argument in this thread.
+            // SAFETY: the caller of `cuLaunchHostFunc` promises that the function may be called with this argument in
+            // this thread.
             unsafe { function(std::ptr::with_exposed_provenance_mut(data)) };
             IN_HOST_FUNCTION.set(false);
             Ok(())

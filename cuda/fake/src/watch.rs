@@ -1,6 +1,7 @@
 //! Functions for tests: what the program called, what it has, and what it did wrong.
 //!
-//! They work in every process, also before `cuInit`; in a forked child only [`fakeCudaMemoryInUse`] and [`fakeCudaCalls`] are reliable.
+//! They work in every process, also before `cuInit`; in a forked child only [`fakeCudaMemoryInUse`] and
+//! [`fakeCudaCalls`] are reliable.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, CString, c_char, c_int};
@@ -10,7 +11,8 @@ use crate::calls::{Text, find, locked};
 use crate::regions::Kind;
 use crate::{contexts, events, host, memory, physical, pools, regions, streams};
 
-/// What was done that a driver answers with undefined behaviour. Texts stay where they are, for the caller of C functions.
+/// What was done that a driver answers with undefined behaviour. Texts stay where they are, for the caller of C
+/// functions.
 static VIOLATIONS: Mutex<Vec<CString>> = Mutex::new(Vec::new());
 
 /// Counts a violation.
@@ -48,8 +50,9 @@ extern "C" fn fakeCudaFail(call: Text, n: u64, code: c_int) {
     }
 }
 
-/// Number of live objects of a kind in this process: "physical", "reservation", "mapping", "event", "stream", "context", "registered",
-/// "allocation", "opened", "pool", "pooled" (memory of pools) or "host". The largest number if there is no such kind.
+/// Number of live objects of a kind in this process: "physical", "reservation", "mapping", "event", "stream",
+/// "context", "registered", "allocation", "opened", "pool", "pooled" (memory of pools) or "host". The largest number if
+/// there is no such kind.
 // SAFETY: no other library has a function of this name.
 #[unsafe(no_mangle)]
 #[allow(non_snake_case)]

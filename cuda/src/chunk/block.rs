@@ -33,7 +33,8 @@ pub struct DeviceBlock<T, D> {
 
 /// What one receiver needs to get one block: some hundred bytes for any message, as any format of serde writes them.
 ///
-/// It can be received once. Until then it keeps the block's memory, unless its producer [revokes](super::Chunk::revoke) it or ends.
+/// It can be received once. Until then it keeps the block's memory, unless its producer [revokes](super::Chunk::revoke)
+/// it or ends.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BlockTicket {
     pub(super) loan: CounterHandle,
@@ -72,8 +73,8 @@ impl<T: Element, D: Dimension> DeviceBlock<T, D> {
         &self.layout
     }
 
-    /// Makes a ticket for one receiver that has the chunk. Work that still [writes](Self::written_on) to the block is named in it, and the
-    /// receiver waits for it on its GPU.
+    /// Makes a ticket for one receiver that has the chunk. Work that still [writes](Self::written_on) to the block is
+    /// named in it, and the receiver waits for it on its GPU.
     ///
     /// # Errors
     ///
@@ -137,8 +138,8 @@ impl<T: Element, D: Dimension> DeviceBlock<T, D> {
         reading.wait_on(stream)
     }
 
-    /// Says that the work that the stream has now writes to the block. Copies to the host, receivers of later tickets, and the next block in
-    /// the same room wait for it.
+    /// Says that the work that the stream has now writes to the block. Copies to the host, receivers of later tickets,
+    /// and the next block in the same room wait for it.
     ///
     /// # Errors
     ///
@@ -147,7 +148,8 @@ impl<T: Element, D: Dimension> DeviceBlock<T, D> {
         self.range.pending()?.add(stream).map(drop)
     }
 
-    /// Waits until everything that was said to write to the block is done. A ticket that is made after that names no work.
+    /// Waits until everything that was said to write to the block is done. A ticket that is made after that names no
+    /// work.
     ///
     /// # Errors
     ///
@@ -196,7 +198,8 @@ impl<T: Element, D: Dimension> DeviceBlock<T, D> {
         T::DTYPE
     }
 
-    /// Returns the address of the first element on the GPU, for kernels and other libraries. It is valid while this value lives.
+    /// Returns the address of the first element on the GPU, for kernels and other libraries. It is valid while this
+    /// value lives.
     pub fn device_pointer(&self) -> u64 {
         self.chunk.mapping.start() + self.range.start as u64
     }

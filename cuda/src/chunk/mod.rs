@@ -1,7 +1,7 @@
 //! Blocks inside one large allocation, which is shared once: `Chunk`, its producer's end.
 //!
-//! Which ranges are free is known to the producer alone. A sent block is a loan of the core's [`Counters`]: the kernel's locks show which
-//! receivers live, and the [`Limbo`] keeps a dropped block until they are done with it.
+//! Which ranges are free is known to the producer alone. A sent block is a loan of the core's [`Counters`]: the
+//! kernel's locks show which receivers live, and the [`Limbo`] keeps a dropped block until they are done with it.
 
 mod block;
 mod received;
@@ -50,16 +50,19 @@ struct ChunkNote {
 
 /// One large allocation of a GPU, from which its producer sends many arrays: its *blocks*.
 ///
-/// The allocation is [sent](Self::parcel) once to each receiver. A block is then sent as a [ticket](DeviceBlock::send), in any message. When the producer
-/// has dropped a block, and each receiver has dropped it or died, its room is used again. The kernel shows which receivers live.
+/// The allocation is [sent](Self::parcel) once to each receiver. A block is then sent as a [ticket](DeviceBlock::send),
+/// in any message. When the producer has dropped a block, and each receiver has dropped it or died, its room is used
+/// again. The kernel shows which receivers live.
 ///
-/// Blocks begin at multiples of 256 bytes. The file of counts has room for 65,536 loans at one time, to at most 45 receiving processes.
+/// Blocks begin at multiples of 256 bytes. The file of counts has room for 65,536 loans at one time, to at most 45
+/// receiving processes.
 ///
-/// If the producer ends, receivers keep the memory and the blocks that they hold; tickets that were not received are void. A ticket that was
-/// lost, such as one sent to a process that was killed before it read it, keeps its block until it is [revoked](Self::revoke).
+/// If the producer ends, receivers keep the memory and the blocks that they hold; tickets that were not received are
+/// void. A ticket that was lost, such as one sent to a process that was killed before it read it, keeps its block until
+/// it is [revoked](Self::revoke).
 ///
-/// A producer must live until receivers have seen the end of the work that a ticket names. [`DeviceBlock::synchronize`] before
-/// [`DeviceBlock::send`] frees it from that.
+/// A producer must live until receivers have seen the end of the work that a ticket names. [`DeviceBlock::synchronize`]
+/// before [`DeviceBlock::send`] frees it from that.
 ///
 /// ```no_run
 /// use ndarray::{Ix1, array};
@@ -102,8 +105,8 @@ impl ChunkState {
 
 impl Drop for ChunkState {
     fn drop(&mut self) {
-        // Blocks that receivers hold are in the limbo for ever, with the work that writes to them. The memory must not be unmapped under it. A
-        // failure is one of that work.
+        // Blocks that receivers hold are in the limbo for ever, with the work that writes to them. The memory must not
+        // be unmapped under it. A failure is one of that work.
         if functions_in_drop().is_some() {
             let device = self.mapping.device();
             let _ = ended(device.context(), device.synchronize());
@@ -124,7 +127,8 @@ struct BlockRange {
 }
 
 impl BlockRange {
-    /// Returns the work of this process that writes to it. Fails in a forked child, for which a thread of the parent may hold the lock for ever.
+    /// Returns the work of this process that writes to it. Fails in a forked child, for which a thread of the parent
+    /// may hold the lock for ever.
     fn pending(&self) -> Result<MutexGuard<'_, Pending>> {
         functions()?;
         Ok(self.pending.lock().unwrap_or_else(PoisonError::into_inner))
@@ -161,7 +165,8 @@ impl Chunk {
     ///
     /// # Errors
     ///
-    /// - [`NoSpace`](Error::NoSpace), [`Unsupported`](Error::Unsupported), [`ForkedChild`](Error::ForkedChild), and failures of the driver.
+    /// - [`NoSpace`](Error::NoSpace), [`Unsupported`](Error::Unsupported), [`ForkedChild`](Error::ForkedChild), and
+    ///   failures of the driver.
     /// - [`Host`](Error::Host): those of [`Counters::create`].
     pub fn create(device: Device, bytes: usize, location: impl IntoLocation) -> Result<Self> {
         let mapping = DeviceMapping::create(device, bytes)?;
@@ -170,7 +175,8 @@ impl Chunk {
         Ok(Self { state: Arc::new(ChunkState { mapping, room }), limbo: Limbo::new(&counters), counters })
     }
 
-    /// Packs the chunk for a message of a [`Channel`](ndarray_shm::counted::Channel). A receiver needs it once, before its first ticket.
+    /// Packs the chunk for a message of a [`Channel`](ndarray_shm::counted::Channel). A receiver needs it once, before
+    /// its first ticket.
     ///
     /// The parcel keeps the memory until it is dropped, and can be sent any number of times.
     ///
@@ -190,7 +196,8 @@ impl Chunk {
     ///
     /// # Errors
     ///
-    /// - [`ChunkFull`](Error::ChunkFull): no free range is long enough, not even after what dead receivers held was reclaimed.
+    /// - [`ChunkFull`](Error::ChunkFull): no free range is long enough, not even after what dead receivers held was
+    ///   reclaimed.
     /// - [`TooLarge`](Error::TooLarge), [`ForkedChild`](Error::ForkedChild), and failures of the driver.
     pub fn zeroed<T: Element, D: Dimension>(&self, shape: impl ShapeBuilder<Dim = D>) -> Result<DeviceBlock<T, D>> {
         let block = self.undefined(DeviceLayout::new::<T>(shape)?)?;
@@ -198,7 +205,8 @@ impl Chunk {
         Ok(block)
     }
 
-    /// Makes a block that is a copy of an array of the host. Fortran order is kept; every other order of axes becomes C.
+    /// Makes a block that is a copy of an array of the host. Fortran order is kept; every other order of axes becomes
+    /// C.
     ///
     /// # Errors
     ///
@@ -233,8 +241,8 @@ impl Chunk {
         Error::ChunkFull { bytes, free, longest, waiting: self.limbo.bytes() }
     }
 
-    /// Takes back a ticket that was not delivered, also of a block that was dropped. Returns `Ok(false)` if it was received, or is not one of
-    /// this chunk.
+    /// Takes back a ticket that was not delivered, also of a block that was dropped. Returns `Ok(false)` if it was
+    /// received, or is not one of this chunk.
     ///
     /// # Errors
     ///
@@ -256,7 +264,8 @@ impl Chunk {
         Ok(self.limbo.reclaim()?)
     }
 
-    /// Returns how many bytes are free; 0 in a forked child. Those of dropped blocks that receivers still hold are not free.
+    /// Returns how many bytes are free; 0 in a forked child. Those of dropped blocks that receivers still hold are not
+    /// free.
     pub fn free_bytes(&self) -> usize {
         functions().map_or(0, |_| self.state.room().free())
     }

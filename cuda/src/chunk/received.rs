@@ -34,7 +34,8 @@ struct ReceivedState {
 
 impl Drop for ReceivedState {
     fn drop(&mut self) {
-        // Streams may still read blocks that were dropped. The memory must not be unmapped under them. A failure is one of that work.
+        // Streams may still read blocks that were dropped. The memory must not be unmapped under them. A failure is one
+        // of that work.
         if functions_in_drop().is_some() {
             let device = self.mapping.device();
             let _ = ended(device.context(), device.synchronize());
@@ -116,10 +117,11 @@ impl fmt::Debug for ReceivedChunk {
     }
 }
 
-/// A block of another process's chunk. The producer keeps its memory as it is until this value is dropped or this process ends.
+/// A block of another process's chunk. The producer keeps its memory as it is until this value is dropped or this
+/// process ends.
 ///
-/// Dropping it does not wait, unless it is the last that has the chunk. If work was said to [use](Self::used_on) the block, the producer
-/// gets it back once that work is done.
+/// Dropping it does not wait, unless it is the last that has the chunk. If work was said to [use](Self::used_on) the
+/// block, the producer gets it back once that work is done.
 pub struct ReceivedBlock<T, D> {
     /// Released when this value is dropped and no stream keeps it any more.
     loan: Arc<ReceivedLoan>,
@@ -136,7 +138,8 @@ impl<T: Element, D: Dimension> ReceivedBlock<T, D> {
     ///
     /// # Errors
     ///
-    /// [`SenderGone`](Error::SenderGone): the producer ended before this process saw that its GPU had finished the block. Also failures of the driver.
+    /// [`SenderGone`](Error::SenderGone): the producer ended before this process saw that its GPU had finished the
+    /// block. Also failures of the driver.
     pub fn to_host(&self) -> Result<Array<T, D>> {
         let (device, writes) = (self.device(), self.unfinished()?);
         writes.before_copy(device.stream())?;
@@ -157,8 +160,8 @@ impl<T: Element, D: Dimension> ReceivedBlock<T, D> {
         writes.wait_on(stream)
     }
 
-    /// Returns the producer's work that writes to the block. The work of a process that is killed ends in the middle and counts as done; so it is
-    /// taken for done only if the producer still lives afterwards.
+    /// Returns the producer's work that writes to the block. The work of a process that is killed ends in the middle
+    /// and counts as done; so it is taken for done only if the producer still lives afterwards.
     fn unfinished(&self) -> Result<Unfinished> {
         functions()?; // a forked child must not take the lock
         let mut writes = self.writes.lock().unwrap_or_else(PoisonError::into_inner);
@@ -211,7 +214,8 @@ impl<T: Element, D: Dimension> ReceivedBlock<T, D> {
         T::DTYPE
     }
 
-    /// Returns the address of the first element on the GPU, for kernels and other libraries. It is valid while this value lives.
+    /// Returns the address of the first element on the GPU, for kernels and other libraries. It is valid while this
+    /// value lives.
     ///
     /// Code that uses it must [wait](Self::wait_on) first, and [say](Self::used_on) afterwards what it has enqueued.
     pub fn device_pointer(&self) -> u64 {

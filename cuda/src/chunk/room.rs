@@ -21,7 +21,8 @@ impl FreeRanges {
         room
     }
 
-    /// Takes a range of this length, a multiple of the alignment, from the shortest free range that is long enough. Returns its start.
+    /// Takes a range of this length, a multiple of the alignment, from the shortest free range that is long enough.
+    /// Returns its start.
     pub(super) fn take(&mut self, length: usize) -> Option<usize> {
         if length == 0 {
             return Some(0);

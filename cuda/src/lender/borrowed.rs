@@ -24,8 +24,8 @@ use crate::stream::{EventNote, PROCESS, Stream};
 
 /// Attaches what a [`Lender`](super::Lender) of another process has lent. Cloning is cheap.
 ///
-/// Each process that borrows takes one of the 46 places in the lender's file of counts, until the last clone and the last [`Borrowed`] are
-/// dropped.
+/// Each process that borrows takes one of the 46 places in the lender's file of counts, until the last clone and the
+/// last [`Borrowed`] are dropped.
 #[derive(Debug, Clone)]
 pub struct Borrower {
     counters: Counters,
@@ -55,8 +55,8 @@ impl Borrower {
     /// - [`DeviceNotVisible`](Error::DeviceNotVisible): `CUDA_VISIBLE_DEVICES` hides its GPU from this process.
     /// - [`Host`](Error::Host): the parcel was attached or revoked, or is one of another lender.
     /// - [`LenderGone`](Error::LenderGone), [`SenderGone`](Error::SenderGone): the lender has ended.
-    /// - [`Unsupported`](Error::Unsupported): the driver or system does not let this process open the memory, or this is the process that
-    ///   lends it.
+    /// - [`Unsupported`](Error::Unsupported): the driver or system does not let this process open the memory, or this
+    ///   is the process that lends it.
     /// - [`ForkedChild`](Error::ForkedChild), and failures of the driver.
     pub fn attach<T: Element, D: Dimension>(&self, parcel: &Foreign) -> Result<Borrowed<T, D>> {
         functions()?;
@@ -85,10 +85,11 @@ impl Borrower {
     }
 }
 
-/// A typed n-dimensional array in memory that another process lends. The lender keeps the memory until this value is dropped or its
-/// process has ended.
+/// A typed n-dimensional array in memory that another process lends. The lender keeps the memory until this value is
+/// dropped or its process has ended.
 ///
-/// Dropping it waits for the work that was said to [use](Self::used_on) it. [`Lender`](super::Lender) says how, and what this memory cannot do.
+/// Dropping it waits for the work that was said to [use](Self::used_on) it. [`Lender`](super::Lender) says how, and
+/// what this memory cannot do.
 pub struct Borrowed<T, D> {
     // Dropped in this order: the memory is closed before the lender may free it.
     source: BorrowedSource,
@@ -173,15 +174,17 @@ impl<T: Element, D: Dimension> Borrowed<T, D> {
         T::DTYPE
     }
 
-    /// Returns the address of the first element on the GPU, for kernels and other libraries. It is valid while this value lives.
+    /// Returns the address of the first element on the GPU, for kernels and other libraries. It is valid while this
+    /// value lives.
     ///
-    /// Code that uses it must [wait](Self::wait_on) first, and [say](Self::used_on) afterwards what it has enqueued. What it writes, the lender
-    /// sees.
+    /// Code that uses it must [wait](Self::wait_on) first, and [say](Self::used_on) afterwards what it has enqueued.
+    /// What it writes, the lender sees.
     pub fn device_pointer(&self) -> u64 {
         self.start
     }
 
-    /// Returns whether the lender still lives, or the memory does not need it to. The answer can be outdated when it arrives.
+    /// Returns whether the lender still lives, or the memory does not need it to. The answer can be outdated when it
+    /// arrives.
     ///
     /// # Errors
     ///
@@ -198,7 +201,8 @@ impl<T: Element, D: Dimension> Borrowed<T, D> {
     ///
     /// # Errors
     ///
-    /// [`LenderGone`](Error::LenderGone): the lender has ended, and the memory does not outlive it or was not finished. Also failures of the driver.
+    /// [`LenderGone`](Error::LenderGone): the lender has ended, and the memory does not outlive it or was not finished.
+    /// Also failures of the driver.
     pub fn to_host(&self) -> Result<Array<T, D>> {
         let writes = self.unfinished()?;
         writes.before_copy(self.device.stream())?;
@@ -209,8 +213,9 @@ impl<T: Element, D: Dimension> Borrowed<T, D> {
         Ok(copy)
     }
 
-    /// Returns the lender's work that writes to the array, if the lender still lives where it must. The work of a process that is killed ends in
-    /// the middle and counts as done; so it is taken for done only if the lender still lives afterwards.
+    /// Returns the lender's work that writes to the array, if the lender still lives where it must. The work of a
+    /// process that is killed ends in the middle and counts as done; so it is taken for done only if the lender still
+    /// lives afterwards.
     fn unfinished(&self) -> Result<Unfinished> {
         if !self.is_backed()? {
             return Err(Error::LenderGone);
@@ -226,7 +231,8 @@ impl<T: Element, D: Dimension> Borrowed<T, D> {
         Ok(writes.events())
     }
 
-    /// Lets the work that is enqueued on the stream from now on wait for the work that the lender has named as writing to the array.
+    /// Lets the work that is enqueued on the stream from now on wait for the work that the lender has named as writing
+    /// to the array.
     ///
     /// # Errors
     ///

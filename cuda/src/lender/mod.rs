@@ -1,4 +1,5 @@
-//! GPU memory that other libraries own, lent to other processes: `Lender`, its loans, and what a message says about one.
+//! GPU memory that other libraries own, lent to other processes: `Lender`, its loans, and what a message says about
+//! one.
 
 #![allow(unsafe_code)]
 
@@ -54,16 +55,16 @@ const VERSION: u32 = 1;
 
 /// Lends memory of a GPU that another library owns, such as torch or `CuPy`, to other processes.
 ///
-/// The lender keeps an *owner* of the memory, such as a tensor, until every receiver has released its loan or has died. The kernel shows which
-/// receivers live, so a killed one keeps nothing. A [`Borrower`] attaches what was lent.
+/// The lender keeps an *owner* of the memory, such as a tensor, until every receiver has released its loan or has died.
+/// The kernel shows which receivers live, so a killed one keeps nothing. A [`Borrower`] attaches what was lent.
 ///
-/// A [`DeviceArray`](crate::DeviceArray) needs no lender, and other libraries can use one through its address. Prefer it where you choose how
-/// memory is allocated.
+/// A [`DeviceArray`](crate::DeviceArray) needs no lender, and other libraries can use one through its address. Prefer
+/// it where you choose how memory is allocated.
 ///
 /// # How memory travels
 ///
-/// The driver is asked what the memory is. Receivers see the same type for all of it; a parcel always has one descriptor, of `/dev/null` where
-/// none is needed.
+/// The driver is asked what the memory is. Receivers see the same type for all of it; a parcel always has one
+/// descriptor, of `/dev/null` where none is needed.
 ///
 /// | memory | travels as | weaknesses |
 /// |---|---|---|
@@ -72,16 +73,18 @@ const VERSION: u32 = 1;
 /// | `cudaMalloc` (torch's and `CuPy`'s default) | 64 bytes | as pools; see below |
 /// | anything else, such as the default pool of `cudaMallocAsync` | not at all: [`Unsupported`](Error::Unsupported) | |
 ///
-/// - **The lender must outlive its borrowers**, except for virtual memory. When its process ends, the driver defines what a receiver still
-///   reads; [`Borrowed::to_host`] and [`Borrowed::wait_on`] answer [`LenderGone`](Error::LenderGone) from then on.
-/// - **`cudaMalloc`** needs processes that share an IPC namespace (containers: `--ipc=host`) and see the GPU. A receiver can open each allocation
-///   once: this crate counts its own uses, but another library that opens the same allocation in the same process makes that fail.
-/// - **More than the array is shared.** A receiver can reach the whole allocation around it: with torch, a block of 2 MiB or more that holds other
-///   tensors; with virtual memory, a piece of a segment.
+/// - **The lender must outlive its borrowers**, except for virtual memory. When its process ends, the driver defines
+///   what a receiver still reads; [`Borrowed::to_host`] and [`Borrowed::wait_on`] answer
+///   [`LenderGone`](Error::LenderGone) from then on.
+/// - **`cudaMalloc`** needs processes that share an IPC namespace (containers: `--ipc=host`) and see the GPU. A
+///   receiver can open each allocation once: this crate counts its own uses, but another library that opens the same
+///   allocation in the same process makes that fail.
+/// - **More than the array is shared.** A receiver can reach the whole allocation around it: with torch, a block of 2
+///   MiB or more that holds other tensors; with virtual memory, a piece of a segment.
 /// - **Pools**: a driver of 2025 (580) is reported to end a receiver that opens an allocation of more than 5 GiB.
 /// - A receiver can write, with a kernel, and the lender sees that.
-/// - A loan that was sent and never received keeps the memory until it is [revoked](Lent::revoke). Received memory cannot be lent on,
-///   except virtual memory.
+/// - A loan that was sent and never received keeps the memory until it is [revoked](Lent::revoke). Received memory
+///   cannot be lent on, except virtual memory.
 ///
 /// ```no_run
 /// use ndarray_shm::counted::Channel;
@@ -116,7 +119,8 @@ struct Owner {
     bytes: u64,
     /// Work that still writes to it. Receivers can wait for the events only while these live.
     pending: Mutex<Pending>,
-    /// Never locked: it makes a value that is only `Send` one that threads can share. Dropped by this type's `Drop`, after the work.
+    /// Never locked: it makes a value that is only `Send` one that threads can share. Dropped by this type's `Drop`,
+    /// after the work.
     memory: ManuallyDrop<Mutex<Box<dyn Send>>>,
 }
 
@@ -144,8 +148,8 @@ impl Memory for Owner {
 }
 
 impl Lender {
-    /// Creates a lender of memory of one GPU, and a file for its counts under a name that must be free. At most 10,000 loans can be
-    /// out at one time, to at most 45 processes.
+    /// Creates a lender of memory of one GPU, and a file for its counts under a name that must be free. At most 10,000
+    /// loans can be out at one time, to at most 45 processes.
     ///
     /// # Errors
     ///
@@ -156,8 +160,8 @@ impl Lender {
         Ok(Self { device, limbo: Limbo::new(&counters), counters })
     }
 
-    /// Lends an array, contiguous in the shape's order. The owner is dropped after the returned value, once no receiver is left: by the next
-    /// call that lends, by [`reclaim`](Self::reclaim), or when another [`Lent`] is dropped.
+    /// Lends an array, contiguous in the shape's order. The owner is dropped after the returned value, once no receiver
+    /// is left: by the next call that lends, by [`reclaim`](Self::reclaim), or when another [`Lent`] is dropped.
     ///
     /// An owner is never dropped if its receivers outlive the lender and all its [`Lent`] values.
     ///
@@ -170,11 +174,12 @@ impl Lender {
     ///
     /// # Safety
     ///
-    /// - `pointer` is the address of elements of this type, shape and order, in memory of this GPU, until the owner is dropped. Nothing frees the
-    ///   memory before. A shape without elements has no memory, and any address will do.
+    /// - `pointer` is the address of elements of this type, shape and order, in memory of this GPU, until the owner is
+    ///   dropped. Nothing frees the memory before. A shape without elements has no memory, and any address will do.
     /// - The owner may be dropped in any thread that uses this lender.
-    /// - Nothing writes to the elements while receivers can read them, except work that [`written_on`](Lent::written_on) has named before
-    ///   [`parcel`](Lent::parcel) was called. That includes the allocation itself, where a stream does it.
+    /// - Nothing writes to the elements while receivers can read them, except work that
+    ///   [`written_on`](Lent::written_on) has named before [`parcel`](Lent::parcel) was called. That includes the
+    ///   allocation itself, where a stream does it.
     pub unsafe fn lend<T: Element, D: Dimension>(
         &self,
         pointer: u64,
@@ -238,8 +243,8 @@ pub struct Lent<T, D> {
 impl<T: Element, D: Dimension> Lent<T, D> {
     /// Packs a loan for one receiver, to be sent in a message of a [`Channel`](ndarray_shm::counted::Channel).
     ///
-    /// Each receiver needs a parcel of its own, and can attach it once. The memory is kept from now on, until that receiver is
-    /// done; if it never comes, until the parcel is [revoked](Self::revoke).
+    /// Each receiver needs a parcel of its own, and can attach it once. The memory is kept from now on, until that
+    /// receiver is done; if it never comes, until the parcel is [revoked](Self::revoke).
     ///
     /// # Errors
     ///
@@ -268,8 +273,8 @@ impl<T: Element, D: Dimension> Lent<T, D> {
         })
     }
 
-    /// Takes a loan back that was not received, for a parcel that could not be sent or that its receiver did not attach before it died. Returns
-    /// `Ok(false)` if it was received, or is not one of this memory.
+    /// Takes a loan back that was not received, for a parcel that could not be sent or that its receiver did not attach
+    /// before it died. Returns `Ok(false)` if it was received, or is not one of this memory.
     ///
     /// # Errors
     ///
@@ -290,8 +295,8 @@ impl<T: Element, D: Dimension> Lent<T, D> {
         Ok(self.memory.count()?)
     }
 
-    /// Says that the work that the stream has now writes to the array. Receivers of later [parcels](Self::parcel) wait for it, and the owner is
-    /// dropped only after it.
+    /// Says that the work that the stream has now writes to the array. Receivers of later [parcels](Self::parcel) wait
+    /// for it, and the owner is dropped only after it.
     ///
     /// # Errors
     ///

@@ -1,7 +1,9 @@
-//! Memory of other processes that this process has opened by 64 bytes of the driver: each allocation once, however many arrays use it.
+//! Memory of other processes that this process has opened by 64 bytes of the driver: each allocation once, however many
+//! arrays use it.
 //!
-//! A process can open an allocation of `cudaMalloc` once. An allocation of a pool can be imported twice, but some drivers then end both with the
-//! first that is freed. So one table of the process counts the users, and the last one closes.
+//! A process can open an allocation of `cudaMalloc` once. An allocation of a pool can be imported twice, but some
+//! drivers then end both with the first that is freed. So one table of the process counts the users, and the last one
+//! closes.
 
 #![allow(unsafe_code)]
 

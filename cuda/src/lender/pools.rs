@@ -29,8 +29,9 @@ pub(super) struct SharedPool {
 
 /// The pools that memory is lent of.
 ///
-/// Lent memory keeps its pool's entry here, and drops that before the memory. A pool with memory still has its handle, so an entry does not stand
-/// for a later pool. If a driver gave the handle away, receivers would get the wrong pool, which refuses the memory's 64 bytes.
+/// Lent memory keeps its pool's entry here, and drops that before the memory. A pool with memory still has its handle,
+/// so an entry does not stand for a later pool. If a driver gave the handle away, receivers would get the wrong pool,
+/// which refuses the memory's 64 bytes.
 static SHARED: Mutex<Vec<Weak<SharedPool>>> = Mutex::new(Vec::new());
 
 impl SharedPool {
@@ -45,7 +46,8 @@ impl SharedPool {
         }
         let mut number: c_int = -1;
         let to = (&raw mut number).cast::<c_void>();
-        // SAFETY: for this type of handle the driver writes an int; it has just named this pool as the one of lent memory.
+        // SAFETY: for this type of handle the driver writes an int; it has just named this pool as the one of lent
+        // memory.
         unsafe { call!(functions()?, cuMemPoolExportToShareableHandle(to, pool, DESCRIPTOR, 0)) }?;
         // SAFETY: the driver has opened this descriptor for the caller.
         let descriptor = unsafe { OwnedFd::from_raw_fd(number) };
@@ -54,8 +56,8 @@ impl SharedPool {
         Ok(pool)
     }
 
-    /// Returns the bytes by which a process that has imported the pool finds an allocation of it. The driver gives them only after the pool was
-    /// exported.
+    /// Returns the bytes by which a process that has imported the pool finds an allocation of it. The driver gives them
+    /// only after the pool was exported.
     #[allow(clippy::unused_self)] // that the pool was exported is what `self` proves
     pub(super) fn export_pointer(&self, base: CUdeviceptr) -> Result<Bytes64> {
         let mut data = CUmemPoolPtrExportData { reserved: [0; 64] };

@@ -37,7 +37,8 @@ pub(super) enum WayNote {
     Physical {
         bytes: usize,
     },
-    /// The descriptor is one of the pool with this number in the lender's process; the driver's 64 bytes lead to the allocation.
+    /// The descriptor is one of the pool with this number in the lender's process; the driver's 64 bytes lead to the
+    /// allocation.
     Pooled {
         pool: u64,
         pointer: Vec<u8>,
@@ -101,7 +102,8 @@ impl LendingWay {
     /// Returns what a message says, and the descriptor that it carries.
     pub(super) fn describe(&self, device: Device) -> Result<(WayNote, File)> {
         Ok(match self {
-            // A message of a channel carries a descriptor with everything that is no array of the host. One form is less to learn than two.
+            // A message of a channel carries a descriptor with everything that is no array of the host. One form is
+            // less to learn than two.
             Self::Nothing => (WayNote::Nothing, no_descriptor()?),
             Self::Legacy { handle } => (WayNote::Legacy { handle: handle.to_vec() }, no_descriptor()?),
             Self::Physical { memory, bytes } => {

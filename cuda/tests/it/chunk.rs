@@ -101,15 +101,16 @@ fn chunk_of(channel: &Channel) -> ReceivedChunk {
     ReceivedChunk::attach(&received.arrays.remove(0).foreign(CHUNK_KIND).expect("a parcel")).expect("a chunk")
 }
 
-/// Kibibytes of memory of this process that are not of a file: pages of a program that was just built would count as written.
+/// Kibibytes of memory of this process that are not of a file: pages of a program that was just built would count as
+/// written.
 fn private_memory() -> u64 {
     let text = fs::read_to_string("/proc/self/smaps_rollup").expect("/proc");
     let line = text.lines().find(|line| line.starts_with("Anonymous:")).expect("a line");
     line.split_whitespace().nth(1).expect("a number").parse().expect("a number")
 }
 
-/// Adds up the elements of all blocks until the empty list, and answers with the sum, and its memory and descriptors after a tenth of the
-/// blocks and at the end.
+/// Adds up the elements of all blocks until the empty list, and answers with the sum, and its memory and descriptors
+/// after a tenth of the blocks and at the end.
 fn sum_blocks(channel: Channel) {
     let chunk = chunk_of(&channel);
     let (mut sum, mut seen, mut first) = (0u64, 0, None);
@@ -290,7 +291,8 @@ fn receiver_reads_after_the_producer_has_written() {
     maker.tell("end");
     maker.join();
     drop((chunk, parcel));
-    let _ = unlink(location.as_str()); // the last member removes it, unless a reader of /proc still keeps the other's lock
+    // The last member removes it, unless a reader of /proc still keeps the other's lock.
+    let _ = unlink(location.as_str());
 }
 
 /// Copies a block to memory of its own in a slow stream, drops the block at once, and answers with what it has copied.
@@ -512,7 +514,8 @@ fn forked_chunk(channel: Channel) {
     let (receiver, _parcel) = attached(&chunk);
     let block = chunk.from_host(&array![1u8, 2]).expect("a block");
     let ticket = block.send().expect("a ticket");
-    // SAFETY: the child uses no lock that another thread may hold: it calls this crate, which refuses at once, and ends.
+    // SAFETY: the child uses no lock that another thread may hold: it calls this crate, which refuses at once, and
+    // ends.
     match unsafe { libc::fork() } {
         0 => {
             let refused = [

@@ -1,4 +1,5 @@
-//! A producer sends blocks of a chunk without end, and a consumer holds some of them, until one or both are killed at a random moment.
+//! A producer sends blocks of a chunk without end, and a consumer holds some of them, until one or both are killed at a
+//! random moment.
 //!
 //! The number of rounds is that of `NDSHM_CUDA_KILLS` (60); `NDSHM_CUDA_SEED` repeats a run.
 
@@ -73,8 +74,8 @@ fn chunk_director(channel: Channel) {
             consumer.join();
         }
         assert!(is_real() || double::memory_in_use() == 0, "round {round}: memory is left");
-        // Only if both were killed, the name waits for `ndshm gc`. A killed process of a real GPU takes 50 ms to end, and has its locks until then:
-        // a survivor that leaves meanwhile is not the last.
+        // Only if both were killed, the name waits for `ndshm gc`. A killed process of a real GPU takes 50 ms to end,
+        // and has its locks until then: a survivor that leaves meanwhile is not the last.
         let is_left = unlink(name.as_str()).expect("no error");
         assert!(!is_left || victims == 3 || is_real(), "round {round}: the last member has left the name");
     }

@@ -61,7 +61,8 @@ fn files() -> u64 {
     descriptors() as u64 - double::live("event")
 }
 
-/// Runs a scenario with each call of the driver failing, at each of its occurrences. Returns how many failures were seen.
+/// Runs a scenario with each call of the driver failing, at each of its occurrences. Returns how many failures were
+/// seen.
 pub fn fail_every_call(scenario: impl Fn() -> Result<()>) -> u64 {
     fail_every_call_but(&[], scenario)
 }

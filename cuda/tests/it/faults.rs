@@ -1,5 +1,6 @@
-//! Memory under work that has not ended: errors of the driver while the crate waits, senders that are killed in the middle, and names that lead to
-//! something else by now. With the double only: every operation of a stream takes 20 ms, or longer.
+//! Memory under work that has not ended: errors of the driver while the crate waits, senders that are killed in the
+//! middle, and names that lead to something else by now. With the double only: every operation of a stream takes 20 ms,
+//! or longer.
 
 use std::hint::black_box;
 use std::time::{Duration, Instant};

@@ -1,4 +1,5 @@
-//! Several GPUs, which processes see under different numbers, and forked children. With the driver of a machine, these need two GPUs.
+//! Several GPUs, which processes see under different numbers, and forked children. With the driver of a machine, these
+//! need two GPUs.
 
 use libtest_mimic::Trial;
 use ndarray::{Ix1, array};
@@ -96,7 +97,8 @@ fn gpu_without_peer_access_is_an_error() {
 
 fn forked(channel: Channel) {
     let array = DeviceArray::from_host(Device::new(0).expect("a GPU"), &array![1u8, 2, 3]).expect("an array");
-    // SAFETY: the child uses no lock that another thread may hold: it calls this crate, which refuses at once, and ends.
+    // SAFETY: the child uses no lock that another thread may hold: it calls this crate, which refuses at once, and
+    // ends.
     match unsafe { libc::fork() } {
         0 => {
             let refused = [

@@ -1,6 +1,8 @@
-//! Chains of three processes that pass an array on, of which random ones are killed at random moments: A makes it, B passes it on, C reads it.
+//! Chains of three processes that pass an array on, of which random ones are killed at random moments: A makes it, B
+//! passes it on, C reads it.
 //!
-//! The number of rounds is that of `NDSHM_CUDA_KILLS` for each director (250 for each of four, with the driver of a machine 100 for one); `NDSHM_CUDA_SEED` repeats a run.
+//! The number of rounds is that of `NDSHM_CUDA_KILLS` for each director (250 for each of four, with the driver of a
+//! machine 100 for one); `NDSHM_CUDA_SEED` repeats a run.
 
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
@@ -41,7 +43,8 @@ enum State {
 }
 
 fn killed_links_leave_no_memory_and_live_ones_read_right_data() {
-    // In processes with tags of their own, which see the memory of their own children only. Several at once: each waits most of the time.
+    // In processes with tags of their own, which see the memory of their own children only. Several at once: each waits
+    // most of the time.
     let director = |number: u32| {
         let tag = format!("kills-{}-{number}", std::process::id());
         Actor::start_with("director", &[("FAKE_CUDA_TAG", &tag)])

@@ -62,8 +62,8 @@ pub struct Scene {
     _name: Name,
 }
 
-/// The name of a lender's counts, which this process removes at the end. The last member removes it too, unless the kernel still has the memory
-/// of an ended one, because a program looks through /proc.
+/// The name of a lender's counts, which this process removes at the end. The last member removes it too, unless the
+/// kernel still has the memory of an ended one, because a program looks through /proc.
 struct Name(String, u32);
 
 impl Name {

@@ -1,5 +1,5 @@
-//! Lent memory where something is refused: forged parcels, memory that cannot be lent, calls that a system refuses or that fail once, and
-//! forked children.
+//! Lent memory where something is refused: forged parcels, memory that cannot be lent, calls that a system refuses or
+//! that fail once, and forked children.
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -301,7 +301,8 @@ fn forked_lender_and_borrower(_: Channel) {
     });
     let borrowed = parcels.each_ref().map(|parcel| attach(&opened, parcel).expect("an array"));
     let sent = lent.each_ref().map(|lent| lent.parcel().expect("a parcel"));
-    // SAFETY: the child uses no lock that another thread may hold: it calls this crate, which refuses at once, and ends.
+    // SAFETY: the child uses no lock that another thread may hold: it calls this crate, which refuses at once, and
+    // ends.
     match unsafe { libc::fork() } {
         0 => {
             let mut refused = vec![

@@ -1,8 +1,9 @@
-//! The tests of the crate, with real processes, in one program. They run against the test double of the driver (`cuda/fake`), or, with
-//! `NDSHM_CUDA_DRIVER=real`, against the driver of this machine.
+//! The tests of the crate, with real processes, in one program. They run against the test double of the driver
+//! (`cuda/fake`), or, with `NDSHM_CUDA_DRIVER=real`, against the driver of this machine.
 //!
-//! With `NDSHM_CUDA_ROLE` set, the program runs no tests: it is a child that plays that role, and its standard input is a channel to the
-//! test. What a driver or a sandboxed kernel refuses is printed as REFUSED; with the double, that is a failure.
+//! With `NDSHM_CUDA_ROLE` set, the program runs no tests: it is a child that plays that role, and its standard input is
+//! a channel to the test. What a driver or a sandboxed kernel refuses is printed as REFUSED; with the double, that is a
+//! failure.
 
 #![allow(unreachable_pub)] // a program has no public interface
 #![allow(unsafe_code)]

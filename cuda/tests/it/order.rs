@@ -1,4 +1,5 @@
-//! The order of work between streams and processes: with the double, every operation of a stream takes 20 ms; a GPU gets much to do first.
+//! The order of work between streams and processes: with the double, every operation of a stream takes 20 ms; a GPU
+//! gets much to do first.
 
 use cudarc::driver::sys;
 use libtest_mimic::Trial;

@@ -455,8 +455,8 @@ fn each_call_fails_once_without_a_leak(_: Channel) {
 
 /// Forks. Fails unless the child, which inherits everything, returns true.
 fn in_forked_child(act: impl FnOnce() -> bool) {
-    // SAFETY: this process has one thread, apart from streams of the double that are idle; the child ends without running anything of
-    // the parent's.
+    // SAFETY: this process has one thread, apart from streams of the double that are idle; the child ends without
+    // running anything of the parent's.
     match unsafe { libc::fork() } {
         0 => {
             let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(act)).unwrap_or(false);

@@ -1,5 +1,5 @@
-//! The cases by which torch tests CUDA tensors that processes share (`test/test_multiprocessing.py`), with arrays of this crate. The comment
-//! of each test names the case.
+//! The cases by which torch tests CUDA tensors that processes share (`test/test_multiprocessing.py`), with arrays of
+//! this crate. The comment of each test names the case.
 
 use libtest_mimic::Trial;
 use ndarray::{Array1, ArrayD, Ix1, IxDyn, array};

@@ -1,5 +1,5 @@
-//! Copies that go on while the program does other things: what they own, wait for, and leave when they are dropped or forgotten. With the
-//! double, every operation of a stream takes 50 ms in some of them.
+//! Copies that go on while the program does other things: what they own, wait for, and leave when they are dropped or
+//! forgotten. With the double, every operation of a stream takes 50 ms in some of them.
 
 use libtest_mimic::Trial;
 use ndarray::{Array1, Array2, Ix1, ShapeBuilder};

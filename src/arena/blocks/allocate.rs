@@ -1,4 +1,5 @@
-//! Finding a free block: first where this process found free blocks before (`hints.rs`), then in a free span, then everywhere.
+//! Finding a free block: first where this process found free blocks before (`hints.rs`), then in a free span, then
+//! everywhere.
 //!
 //! A process that waits for memory polls: a block is freed by one exchange or by a death, and neither wakes a process.
 
@@ -19,13 +20,13 @@ const TRIES: u32 = 64;
 /// How many remembered areas are searched for a free block before another span is cut.
 const LOOKS: usize = 8;
 
-/// Pauses between two searches: the first, and the longest after short searches. Searching a large arena that is full takes
-/// milliseconds, and makes the pause longer.
+/// Pauses between two searches: the first, and the longest after short searches. Searching a large arena that is full
+/// takes milliseconds, and makes the pause longer.
 const FIRST_PAUSE: Duration = Duration::from_micros(20);
 const LONGEST_PAUSE: Duration = Duration::from_millis(5);
 
-/// How long each search of a waiting process waits for locks of the arena (RECOVER, SPANS). If a member is stopped while it holds
-/// one, blocks can become free all the same, and the next search finds them.
+/// How long each search of a waiting process waits for locks of the arena (RECOVER, SPANS). If a member is stopped
+/// while it holds one, blocks can become free all the same, and the next search finds them.
 const TURN_IN_WAIT: Duration = Duration::from_millis(100);
 
 /// A block that this member has taken exclusively.
@@ -42,8 +43,8 @@ impl ArenaHeader {
     ///
     /// # Errors
     ///
-    /// [`Error::NoSpace`]: no block is free, not even after reclaiming the holds of dead members. [`Error::TimedOut`]: a member was
-    /// stopped while it held a lock that was needed.
+    /// [`Error::NoSpace`]: no block is free, not even after reclaiming the holds of dead members. [`Error::TimedOut`]:
+    /// a member was stopped while it held a lock that was needed.
     pub(crate) fn allocate(&self, bytes: u64) -> Result<Taken> {
         let size = self.size_that_fits(bytes)?;
         self.end_sent();
@@ -58,16 +59,16 @@ impl ArenaHeader {
         if let Some(taken) = self.find(size, until)? {
             return Ok(taken);
         }
-        // Frees blocks of dead members. If that fails because a member is stopped while it reclaims, the search goes on: spans that
-        // members have left are found without it.
+        // Frees blocks of dead members. If that fails because a member is stopped while it reclaims, the search goes
+        // on: spans that members have left are found without it.
         let refused = match self.reclaim_dead(until) {
             Ok(_) => None,
             Err(error) if error.is_timed_out() => Some(error),
             Err(error) => return Err(error),
         };
         for _ in 0..TRIES {
-            // Another process in this loop holds free blocks for a moment, or cuts the spans that this one has freed. Then spans
-            // have changed, and another search may succeed.
+            // Another process in this loop holds free blocks for a moment, or cuts the spans that this one has freed.
+            // Then spans have changed, and another search may succeed.
             let before = self.span_changes();
             self.free_unused_spans(until)?; // they may be cut into blocks of another size
             if let Some(taken) = self.find(size, until)? {
@@ -140,7 +141,8 @@ impl ArenaHeader {
 
     /// Makes an area of free spans and takes a block of it. If no spans are free, searches all areas for a free block.
     ///
-    /// Waits for SPANS until the deadline, if a run is needed. Without SPANS it finds only runs that exist and are free.
+    /// Waits for SPANS until the deadline, if a run is needed. Without SPANS it finds only runs that exist and are
+    /// free.
     fn find(&self, size: Size, until: Deadline) -> Result<Option<Taken>> {
         // Before the hints are locked: another thread, perhaps with less time, may wait for them.
         let (turn, refused) = match size {
@@ -159,7 +161,8 @@ impl ArenaHeader {
             };
             let Some(area) = made else { break None };
             hints.cursor = area.span + if let Size::Run(spans) = size { spans } else { 1 };
-            // Another process may have found the new area and taken all of its blocks, or freed it again: make another area.
+            // Another process may have found the new area and taken all of its blocks, or freed it again: make another
+            // area.
             if let Some(block) = self.take_block(area, 0) {
                 break Some((area, block));
             }
@@ -184,7 +187,8 @@ impl ArenaHeader {
         }
     }
 
-    /// Locates the block of a slot that this process holds. `None` if the span has no such block: its bytes are damaged.
+    /// Locates the block of a slot that this process holds. `None` if the span has no such block: its bytes are
+    /// damaged.
     pub(crate) fn locate(&self, slot: u32) -> Option<Taken> {
         let (span, block) = (slot / SLOTS_OF_SPAN, slot % SLOTS_OF_SPAN);
         let word = self.span(span)?;

@@ -106,7 +106,8 @@ impl Block {
         Ok((block, described))
     }
 
-    /// Returns the address of the elements: a multiple of 64, valid for the bytes of the array as long as this value lives.
+    /// Returns the address of the elements: a multiple of 64, valid for the bytes of the array as long as this value
+    /// lives.
     ///
     /// # Panics
     ///

@@ -1,12 +1,13 @@
 //! Spans: free spans, spans that are cut into blocks, and runs of spans that are one block.
 //!
-//! A free span is cut by one exchange, without a lock. Everything else is done under SPANS. To join a run, a process makes each
-//! span a part, then the first part the head: that exchange completes the run. It takes a run apart in the reverse order. So parts
-//! without a head were left by a killed process, and the next process that holds SPANS frees them.
+//! A free span is cut by one exchange, without a lock. Everything else is done under SPANS. To join a run, a process
+//! makes each span a part, then the first part the head: that exchange completes the run. It takes a run apart in the
+//! reverse order. So parts without a head were left by a killed process, and the next process that holds SPANS frees
+//! them.
 //!
-//! A process frees a span only while it holds every block of it. A process that takes a block loads the span's word again
-//! afterwards. If one process takes a block while another frees its span, either the second finds the block held, or the first
-//! finds that the span has changed. So a held block keeps its span as it is.
+//! A process frees a span only while it holds every block of it. A process that takes a block loads the span's word
+//! again afterwards. If one process takes a block while another frees its span, either the second finds the block held,
+//! or the first finds that the span has changed. So a held block keeps its span as it is.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -40,8 +41,9 @@ impl ArenaHeader {
         let slots = self.slots();
         let first = Self::first_slot(area.span);
         let block = around(count, from).find(|block| slots.allocate(first + block))?;
-        // Between the first check and the exchange in `allocate`, another process may have freed the span, and cut or joined it
-        // again: then this slot belongs to another block. The held block keeps the span as it is, so this second check is final.
+        // Between the first check and the exchange in `allocate`, another process may have freed the span, and cut or
+        // joined it again: then this slot belongs to another block. The held block keeps the span as it is, so this
+        // second check is final.
         if self.span(area.span) == Some(area.word) && self.is_whole(area) {
             return Some(block);
         }
@@ -138,8 +140,8 @@ impl ArenaHeader {
         let mut freed = 0;
         for span in 0..self.touched() {
             let Some((word, size)) = self.span(span).and_then(|word| Some((word, word.size()?))) else { continue };
-            // First the head of a run becomes a part. If this process is killed after that, it leaves parts without a head, and the
-            // next process that holds SPANS frees them.
+            // First the head of a run becomes a part. If this process is killed after that, it leaves parts without a
+            // head, and the next process that holds SPANS frees them.
             let (count, next) = match size {
                 Size::Small(_) => (1, FREE),
                 Size::Run(spans) => (spans as usize, PART),
@@ -194,8 +196,8 @@ impl ArenaHeader {
         self.spans().iter().fold(0, |sum: u64, word| sum.wrapping_add(word.load(Ordering::Acquire) >> 32))
     }
 
-    /// Returns the bytes of the spans that are free now, or that a search for memory would free: no member holds a block of them, except
-    /// members with a bit in `dead`.
+    /// Returns the bytes of the spans that are free now, or that a search for memory would free: no member holds a
+    /// block of them, except members with a bit in `dead`.
     pub(crate) fn unused(&self, dead: u64) -> u64 {
         let table = self.slot_table();
         let (mut unused, mut covered) = (0, 0);

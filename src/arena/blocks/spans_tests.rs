@@ -95,7 +95,8 @@ fn loose_spans_of_killed_member_are_freed() {
 fn span_of_killed_member_is_freed_after_reclaim() {
     let (_directory, one, two) = members();
     let area = one.cut_span(26, 0).expect("a free span");
-    // The second member has taken one of two blocks, as if it were killed while freeing the span. Its seat is reclaimed below.
+    // The second member has taken one of two blocks, as if it were killed while freeing the span. Its seat is reclaimed
+    // below.
     assert_eq!(two.take_block(area, 0), Some(0));
     assert_eq!(one.free_unused_spans(soon()).expect("a turn"), 0);
     let turn = one.turn(RECOVER, soon()).expect("a turn");

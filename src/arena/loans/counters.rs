@@ -1,8 +1,8 @@
 //! Counters: an arena's slots without data, for memory that lies elsewhere and belongs to its producer.
 //!
-//! A loan to one receiver is one slot. The producer's bit keeps the slot from being used for another loan until the producer has
-//! seen that this one is over. FLIGHT stands for the receiver until it receives the handle, then its own bit does. So every loan
-//! ends exactly once: when its receiver releases it or dies, or the producer revokes it.
+//! A loan to one receiver is one slot. The producer's bit keeps the slot from being used for another loan until the
+//! producer has seen that this one is over. FLIGHT stands for the receiver until it receives the handle, then its own
+//! bit does. So every loan ends exactly once: when its receiver releases it or dies, or the producer revokes it.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -24,10 +24,10 @@ use crate::segment::footer::Kind;
 
 /// Thousands of reference counters in one file, for up to 46 processes.
 ///
-/// Memory that only its producer can free (GPU memory, a pinned buffer, a private mapping) is [lent](super::Limbo): each loan is a
-/// handle that one receiver takes over, holds, and releases. A count stays right when a process dies: the file has bits for what
-/// each process holds or has lent, and the next process that reclaims clears the bits of dead processes. The last process
-/// that leaves removes the file's name.
+/// Memory that only its producer can free (GPU memory, a pinned buffer, a private mapping) is [lent](super::Limbo):
+/// each loan is a handle that one receiver takes over, holds, and releases. A count stays right when a process dies:
+/// the file has bits for what each process holds or has lent, and the next process that reclaims clears the bits of
+/// dead processes. The last process that leaves removes the file's name.
 ///
 /// Cloning is cheap, and clones are the same member.
 #[derive(Clone)]
@@ -41,8 +41,8 @@ struct CountersState {
     cursor: AtomicU32,
     /// Slots that this process has freed: hints for the next loans.
     free: Mutex<Vec<u32>>,
-    /// Handles that this process has received and not released. A process that receives its own loan has two holds on the slot, so
-    /// the slot alone does not tell whether it may release one as a receiver.
+    /// Handles that this process has received and not released. A process that receives its own loan has two holds on
+    /// the slot, so the slot alone does not tell whether it may release one as a receiver.
     received: Mutex<HashSet<CounterHandle>>,
 }
 
@@ -112,7 +112,8 @@ impl Counters {
         &self.header().home.location
     }
 
-    /// Returns the random number of the file, which all its handles carry. Another file that gets the same name later has another number.
+    /// Returns the random number of the file, which all its handles carry. Another file that gets the same name later
+    /// has another number.
     pub fn number(&self) -> u64 {
         self.header().tag()
     }
@@ -126,9 +127,9 @@ impl Counters {
     ///
     /// # Errors
     ///
-    /// [`HandleSpent`](Error::HandleSpent): the handle was received already or revoked, or its producer has left or died.
-    /// [`InvalidSetting`](Error::InvalidSetting): the handle is of other counters. [`Unsupported`](Error::Unsupported): this is a
-    /// forked child.
+    /// [`HandleSpent`](Error::HandleSpent): the handle was received already or revoked, or its producer has left or
+    /// died. [`InvalidSetting`](Error::InvalidSetting): the handle is of other counters.
+    /// [`Unsupported`](Error::Unsupported): this is a forked child.
     pub fn receive(&self, handle: &CounterHandle) -> Result<ReceivedLoan> {
         self.check(handle)?;
         if !self.header().slots().receive(handle.slot, handle.serial) {
@@ -142,7 +143,8 @@ impl Counters {
     ///
     /// # Errors
     ///
-    /// [`HandleSpent`](Error::HandleSpent): this process has not received the handle, or has released it. No count changes.
+    /// [`HandleSpent`](Error::HandleSpent): this process has not received the handle, or has released it. No count
+    /// changes.
     pub fn release(&self, handle: &CounterHandle) -> Result<()> {
         self.check(handle)?;
         if !self.received().remove(handle) {
@@ -151,7 +153,8 @@ impl Counters {
         self.header().release(handle.slot)
     }
 
-    /// Returns how many receivers hold a loan or have its handle in flight: 0 or 1. Reclaims what dead processes held first.
+    /// Returns how many receivers hold a loan or have its handle in flight: 0 or 1. Reclaims what dead processes held
+    /// first.
     ///
     /// # Errors
     ///
@@ -212,7 +215,8 @@ impl Counters {
         Some(found)
     }
 
-    /// Ends a loan of this process if it is over: its receiver has released it, or has died and was reclaimed. Returns `true` then.
+    /// Ends a loan of this process if it is over: its receiver has released it, or has died and was reclaimed. Returns
+    /// `true` then.
     pub(super) fn end_if_over(&self, handle: &CounterHandle) -> bool {
         let slots = self.header().slots();
         let is_over = slots.is_held_by_us_alone(handle.slot);
@@ -256,8 +260,8 @@ impl ReceivedLoan {
         self.handle
     }
 
-    /// Returns whether the producer still has its part in the loan: `false` once it has died or left the counters. Reclaims what dead
-    /// processes held first.
+    /// Returns whether the producer still has its part in the loan: `false` once it has died or left the counters.
+    /// Reclaims what dead processes held first.
     ///
     /// For memory that does not outlive its producer. The answer can be outdated when it arrives.
     ///

@@ -1,8 +1,9 @@
 //! The limbo: memory that its producer has dropped while receivers still use it.
 //!
-//! The design follows how torch shares CUDA tensors between processes (`torch/multiprocessing/cuda_multiprocessing.md`). The
-//! producer keeps sent memory until its reference count, in a file of counters, falls to zero. It checks the counts of memory in
-//! the limbo whenever it lends or drops memory, and when it reclaims.
+//! The design follows how torch shares CUDA tensors between processes
+//! (`torch/multiprocessing/cuda_multiprocessing.md`). The producer keeps sent memory until its reference count, in a
+//! file of counters, falls to zero. It checks the counts of memory in the limbo whenever it lends or drops memory, and
+//! when it reclaims.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -39,8 +40,8 @@ impl<T: Memory + ?Sized> Memory for Box<T> {
 
 /// Lends memory to other processes, and keeps dropped memory until they have released it.
 ///
-/// When the limbo and all [`LentMemory`] are dropped, memory that receivers still hold is leaked, not freed: `Drop` of the
-/// [`Memory`] is not called. Handles that were not received are void then.
+/// When the limbo and all [`LentMemory`] are dropped, memory that receivers still hold is leaked, not freed: `Drop` of
+/// the [`Memory`] is not called. Handles that were not received are void then.
 ///
 /// ```
 /// use ndarray_shm::arena::loans::{Counters, Limbo, Memory};
@@ -73,7 +74,8 @@ pub struct Limbo<M: Memory> {
 struct LimboState<M: Memory> {
     counters: Counters,
     waiting: Mutex<VecDeque<Waiting<M>>>,
-    /// The loans of all memory, in use or in the limbo. Locked for moments only, and never together with the lists in it.
+    /// The loans of all memory, in use or in the limbo. Locked for moments only, and never together with the lists in
+    /// it.
     lists: Mutex<Lists>,
     limit: AtomicUsize,
     warned: AtomicBool,
@@ -81,7 +83,8 @@ struct LimboState<M: Memory> {
 
 struct Waiting<M> {
     memory: M,
-    /// Size of the memory, computed once: `Memory::bytes` is foreign code, which must not run while `waiting` is locked.
+    /// Size of the memory, computed once: `Memory::bytes` is foreign code, which must not run while `waiting` is
+    /// locked.
     bytes: u64,
     loans: Arc<Loans>,
 }
@@ -142,13 +145,13 @@ impl<M: Memory> Limbo<M> {
 
     /// Takes a buffer that can then be sent to receivers.
     ///
-    /// Also checks some of the buffers in the limbo. If there are more than the [limit](Self::warn_above), checks all of them, and
-    /// reclaims what dead receivers held.
+    /// Also checks some of the buffers in the limbo. If there are more than the [limit](Self::warn_above), checks all
+    /// of them, and reclaims what dead receivers held.
     ///
     /// # Errors
     ///
-    /// The error gives the memory back. [`Unsupported`](Error::Unsupported): this is a forked child, which is not a member of the
-    /// counters. Otherwise those of [`reclaim`](Self::reclaim).
+    /// The error gives the memory back. [`Unsupported`](Error::Unsupported): this is a forked child, which is not a
+    /// member of the counters. Otherwise those of [`reclaim`](Self::reclaim).
     pub fn lend(&self, memory: M) -> Result<LentMemory<M>, IntoError<M>> {
         let is_too_much = self.len() > self.inner.limit.load(Ordering::Relaxed);
         let looks = if is_too_much { self.reclaim() } else { self.inner.free_released(LOOKS) };
@@ -160,10 +163,11 @@ impl<M: Memory> Limbo<M> {
         Ok(LentMemory { memory: Some(memory), loans, inner: Arc::clone(&self.inner) })
     }
 
-    /// Revokes a handle that was not delivered, also of memory that was dropped. Returns `Ok(false)` if it was received, is over, or
-    /// is not one of this limbo.
+    /// Revokes a handle that was not delivered, also of memory that was dropped. Returns `Ok(false)` if it was
+    /// received, is over, or is not one of this limbo.
     ///
-    /// A handle that is lost, such as one in a message to a process that was killed before it read it, keeps its memory until then.
+    /// A handle that is lost, such as one in a message to a process that was killed before it read it, keeps its memory
+    /// until then.
     ///
     /// # Errors
     ///
@@ -206,8 +210,8 @@ impl<M: Memory> Limbo<M> {
 }
 
 impl<M: Memory> LimboState<M> {
-    /// Locks the buffers in the limbo. Fails in a forked child: a lock that a thread of the parent held at the fork stays locked
-    /// there for ever.
+    /// Locks the buffers in the limbo. Fails in a forked child: a lock that a thread of the parent held at the fork
+    /// stays locked there for ever.
     fn waiting(&self) -> Result<MutexGuard<'_, VecDeque<Waiting<M>>>> {
         self.counters.header().check_process()?;
         Ok(self.waiting.lock().unwrap_or_else(PoisonError::into_inner))
@@ -223,8 +227,8 @@ impl<M: Memory> LimboState<M> {
         Ok(self.lists().lists.iter().filter_map(Weak::upgrade).collect())
     }
 
-    /// Takes a counter. If none is free, ends the loans of all buffers that are over: each keeps a counter until its producer has
-    /// noticed.
+    /// Takes a counter. If none is free, ends the loans of all buffers that are over: each keeps a counter until its
+    /// producer has noticed.
     fn take_counter(&self) -> Result<CounterHandle> {
         match self.counters.lend() {
             Err(Error::TooManyHandles { .. }) => {
@@ -249,7 +253,8 @@ impl<M: Memory> LimboState<M> {
                 free.push(one.memory);
             }
         }
-        // `free` is dropped after the lock is released: the buffers' `Drop` is foreign code, which may lend or drop memory itself.
+        // `free` is dropped after the lock is released: the buffers' `Drop` is foreign code, which may lend or drop
+        // memory itself.
         drop(waiting);
         Ok(free.len())
     }
@@ -275,10 +280,12 @@ impl<M: Memory> Drop for LimboState<M> {
     fn drop(&mut self) {
         let _ = self.free_released(usize::MAX); // in a forked child nothing is freed
         if self.waiting().is_ok_and(|waiting| !waiting.is_empty()) {
-            let _ = self.counters.header().reclaim_dead(Deadline::after(DROP_WAIT)); // fails while another process reclaims
+            // Fails while another process reclaims.
+            let _ = self.counters.header().reclaim_dead(Deadline::after(DROP_WAIT));
             let _ = self.free_released(usize::MAX);
         }
-        // Without locking: in a forked child, a thread of the parent may have held the lock at the fork, and it is never released.
+        // Without locking: in a forked child, a thread of the parent may have held the lock at the fork, and it is
+        // never released.
         let left = std::mem::take(self.waiting.get_mut().unwrap_or_else(PoisonError::into_inner));
         if left.is_empty() {
             return;
@@ -297,7 +304,8 @@ impl<M: Memory> fmt::Debug for Limbo<M> {
     }
 }
 
-/// Lent memory. [`send`](Self::send) returns handles to it. If it is dropped while receivers hold it, the limbo keeps it.
+/// Lent memory. [`send`](Self::send) returns handles to it. If it is dropped while receivers hold it, the limbo keeps
+/// it.
 ///
 /// [`Limbo`] has an example.
 pub struct LentMemory<M: Memory> {
@@ -311,8 +319,8 @@ impl<M: Memory> LentMemory<M> {
     ///
     /// # Errors
     ///
-    /// [`TooManyHandles`](Error::TooManyHandles): the file has no free counter. [`Unsupported`](Error::Unsupported): this is a
-    /// forked child.
+    /// [`TooManyHandles`](Error::TooManyHandles): the file has no free counter. [`Unsupported`](Error::Unsupported):
+    /// this is a forked child.
     pub fn send(&self) -> Result<CounterHandle> {
         let counters = &self.inner.counters;
         counters.header().check_process()?;
@@ -353,8 +361,8 @@ impl<M: Memory> LentMemory<M> {
     ///
     /// # Errors
     ///
-    /// The error gives this value back. [`WouldBlock`](Error::WouldBlock): a receiver holds it, or a handle is in flight. As
-    /// [`count`](Self::count).
+    /// The error gives this value back. [`WouldBlock`](Error::WouldBlock): a receiver holds it, or a handle is in
+    /// flight. As [`count`](Self::count).
     pub fn into_memory(mut self) -> Result<M, IntoError<Self>> {
         let memory = self.count().and_then(|count| {
             let memory = if count == 0 { self.memory.take() } else { None };
@@ -376,8 +384,8 @@ impl<M: Memory> Deref for LentMemory<M> {
 impl<M: Memory> Drop for LentMemory<M> {
     fn drop(&mut self) {
         let Some(memory) = self.memory.take() else { return };
-        // A forked child does not know what its parent has lent, and must not free it. Nor may it take a lock that a thread of its
-        // parent may have held at the fork.
+        // A forked child does not know what its parent has lent, and must not free it. Nor may it take a lock that a
+        // thread of its parent may have held at the fork.
         if !self.inner.counters.header().is_own_process() {
             std::mem::forget(memory);
             return;

@@ -1,7 +1,7 @@
 //! Loans of memory that only its producer can free: GPU memory, a pinned buffer, a private mapping.
 //!
-//! [`Counters`] are thousands of reference counts in one file, without data. A [`Limbo`] lends memory and counts the loans there.
-//! It keeps memory that the producer has dropped until the last receiver has released it or died.
+//! [`Counters`] are thousands of reference counts in one file, without data. A [`Limbo`] lends memory and counts the
+//! loans there. It keeps memory that the producer has dropped until the last receiver has released it or died.
 //!
 //! ```
 //! use ndarray_shm::arena::loans::{Counters, Limbo, Memory};
@@ -21,8 +21,8 @@
 //! # Ok::<(), ndarray_shm::Error>(())
 //! ```
 //!
-//! Not for elements that an [`Arena`](crate::Arena) or a [`RefcountedArray`](crate::RefcountedArray) can hold: those do not need
-//! the producer to stay alive.
+//! Not for elements that an [`Arena`](crate::Arena) or a [`RefcountedArray`](crate::RefcountedArray) can hold: those do
+//! not need the producer to stay alive.
 
 mod counters;
 mod limbo;

@@ -1,8 +1,9 @@
 //! How a process waits for another one: it spins for some microseconds, then it sleeps.
 //!
-//! Waking a thread takes microseconds on the same CPU, and tens of microseconds on an idle CPU that has to wake up first. Spinning
-//! is cheaper if the wait is shorter than that. The time to spin is learnt from earlier waits: a short wait sets it to the maximum,
-//! a long one halves it. On a single CPU the other process cannot run while this one spins, so this one does not spin.
+//! Waking a thread takes microseconds on the same CPU, and tens of microseconds on an idle CPU that has to wake up
+//! first. Spinning is cheaper if the wait is shorter than that. The time to spin is learnt from earlier waits: a short
+//! wait sets it to the maximum, a long one halves it. On a single CPU the other process cannot run while this one
+//! spins, so this one does not spin.
 
 use std::hint;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -18,8 +19,8 @@ const LONGEST_LOOK: Duration = Duration::from_micros(50);
 const SHORT: Duration = Duration::from_micros(100);
 /// How many attempts are made between two readings of the clock.
 const LOOKS: u32 = 16;
-/// The longest sleep without an attempt. A waker wakes one sleeper. If that sleeper is killed before its attempt, another sleeper
-/// has to find the message by itself.
+/// The longest sleep without an attempt. A waker wakes one sleeper. If that sleeper is killed before its attempt,
+/// another sleeper has to find the message by itself.
 const LONGEST_SLEEP: Duration = Duration::from_millis(100);
 
 /// How long to spin, as learnt from earlier waits for the same event.
@@ -34,7 +35,8 @@ impl Patience {
         Self { look: AtomicU32::new(LONGEST_LOOK.subsec_nanos()) }
     }
 
-    /// Calls `attempt` until it returns a result, at least once. Returns `None` after `limit`. Calls `between` after every sleep.
+    /// Calls `attempt` until it returns a result, at least once. Returns `None` after `limit`. Calls `between` after
+    /// every sleep.
     pub(super) fn wait<R>(
         &self,
         event: &Event<'_>,
@@ -61,7 +63,8 @@ impl Patience {
         }
         let result = loop {
             let seen = event.prepare();
-            // The event may have happened before `prepare`, when its waker found no flag and woke no sleeper: see `event.rs`.
+            // The event may have happened before `prepare`, when its waker found no flag and woke no sleeper: see
+            // `event.rs`.
             if let Some(result) = attempt() {
                 break Some(result);
             }

@@ -1,6 +1,7 @@
 //! Queues of arrays between the members of an arena. A message is one word, whatever the size of the array.
 //!
-//! The protocol is in `ring.rs`. Until a message is received, its sender holds the block (`sent.rs`). Waiting is in `patience.rs`.
+//! The protocol is in `ring.rs`. Until a message is received, its sender holds the block (`sent.rs`). Waiting is in
+//! `patience.rs`.
 
 use std::fmt;
 use std::sync::{Arc, Mutex};
@@ -22,8 +23,8 @@ use crate::error::{Error, IntoError, Result};
 
 /// Interval at which a waiting process checks whether members have died.
 const CHECK: Duration = Duration::from_secs(1);
-/// Shortest interval at which a receiver checks whether registered senders are alive. It is shorter than the longest sleep, so a
-/// receiver checks after each full sleep.
+/// Shortest interval at which a receiver checks whether registered senders are alive. It is shorter than the longest
+/// sleep, so a receiver checks after each full sleep.
 const ASK: Duration = Duration::from_millis(20);
 
 /// Error of receiving an array of one type. Gives the array back if it is of another type.
@@ -31,17 +32,17 @@ pub type ReceiveError = IntoError<Option<ArenaMessage>>;
 
 /// A queue of arrays between the members of an arena, for any number of senders and receivers.
 ///
-/// Every message is received once, by one receiver, and the messages of one sender arrive in order. Sending does not copy: the
-/// message is one word, and the receiver holds the same block. Until the message is received, the sender's process holds the block,
-/// even if the array is dropped. It releases the blocks of received messages whenever it sends, allocates, drops an array, or
-/// [reclaims](Arena::reclaim).
+/// Every message is received once, by one receiver, and the messages of one sender arrive in order. Sending does not
+/// copy: the message is one word, and the receiver holds the same block. Until the message is received, the sender's
+/// process holds the block, even if the array is dropped. It releases the blocks of received messages whenever it
+/// sends, allocates, drops an array, or [reclaims](Arena::reclaim).
 ///
-/// Any process may be killed at any moment, and no other process waits for it. The messages that it has sent arrive, the arrays
-/// that it has received are released, and the next receiver gets the next message. Receivers end when the queue is
-/// [closed](Self::close), or when the last [registered sender](Self::sender) has left or died.
+/// Any process may be killed at any moment, and no other process waits for it. The messages that it has sent arrive,
+/// the arrays that it has received are released, and the next receiver gets the next message. Receivers end when the
+/// queue is [closed](Self::close), or when the last [registered sender](Self::sender) has left or died.
 ///
-/// A process that has to wait spins for some microseconds if there is more than one CPU, and then sleeps. On Linux a message wakes
-/// it. Elsewhere it polls, at least every 2 ms.
+/// A process that has to wait spins for some microseconds if there is more than one CPU, and then sleeps. On Linux a
+/// message wakes it. Elsewhere it polls, at least every 2 ms.
 ///
 /// ```
 /// use ndarray::Ix1;
@@ -95,8 +96,8 @@ impl Queue {
         Self { header, index, for_messages, for_room, checked, asked, keep_waiting: false }
     }
 
-    /// Sets whether receivers go on waiting when all [registered senders](Self::sender) have left or died. The default is `false`:
-    /// receiving ends.
+    /// Sets whether receivers go on waiting when all [registered senders](Self::sender) have left or died. The default
+    /// is `false`: receiving ends.
     ///
     /// With `true`, receivers wait for a sender that registers later, such as a producer that is started again.
     ///
@@ -137,13 +138,14 @@ impl Queue {
 
     /// Sends an array. Waits for room.
     ///
-    /// Takes an [`ArenaArray`], a received [message](ArenaMessage), or a reference to one of them, which the caller keeps.
+    /// Takes an [`ArenaArray`], a received [message](ArenaMessage), or a reference to one of them, which the caller
+    /// keeps.
     ///
     /// # Errors
     ///
-    /// The error gives the array back, if it was not a reference. [`Closed`](Error::Closed): the queue was closed. [`InvalidSetting`](Error::InvalidSetting):
-    /// the array is of another arena. [`Unsupported`](Error::Unsupported): this is a forked child. [`Trailer`](Error::Trailer): the
-    /// queue's bytes are damaged.
+    /// The error gives the array back, if it was not a reference. [`Closed`](Error::Closed): the queue was closed.
+    /// [`InvalidSetting`](Error::InvalidSetting): the array is of another arena. [`Unsupported`](Error::Unsupported):
+    /// this is a forked child. [`Trailer`](Error::Trailer): the queue's bytes are damaged.
     pub fn send<A: Sendable>(&self, array: A) -> Result<(), IntoError<A::GivenBack>> {
         self.send_within(array, None)
     }
@@ -211,8 +213,8 @@ impl Queue {
     ///
     /// - [`Closed`](Error::Closed): every message has been received, and the queue was closed or all
     ///   [registered senders](Self::sender) have left or died.
-    /// - [`DTypeMismatch`](Error::DTypeMismatch), [`ShapeMismatch`](Error::ShapeMismatch): the array is of another type. The error
-    ///   gives it back; dropping the error releases it.
+    /// - [`DTypeMismatch`](Error::DTypeMismatch), [`ShapeMismatch`](Error::ShapeMismatch): the array is of another
+    ///   type. The error gives it back; dropping the error releases it.
     /// - [`Unsupported`](Error::Unsupported): this is a forked child.
     /// - [`Trailer`](Error::Trailer): bytes of the queue or the array are damaged.
     pub fn recv<T: Element, D: Dimension>(&self) -> Result<ArenaArray<T, D>, ReceiveError> {
@@ -323,17 +325,19 @@ impl Queue {
     /// Closes the queue for ever. Sending fails from now on; receivers get the messages that were sent before, and then
     /// [`Closed`](Error::Closed).
     ///
-    /// Returns whether the queue was open. Closing takes effect in one step: a message that is sent at the same time is either
-    /// received or refused.
+    /// Returns whether the queue was open. Closing takes effect in one step: a message that is sent at the same time is
+    /// either received or refused.
     ///
     /// # Errors
     ///
-    /// [`Unsupported`](Error::Unsupported): this is a forked child. [`Trailer`](Error::Trailer): the queue's bytes are damaged.
+    /// [`Unsupported`](Error::Unsupported): this is a forked child. [`Trailer`](Error::Trailer): the queue's bytes are
+    /// damaged.
     pub fn close(&self) -> Result<bool> {
         self.header.check_process()?;
         let words = self.words()?;
         let was_open = words.ring.close().map_err(|refused| self.error(refused))?;
-        // Wakes also if the queue was closed already: the process that closed it may have been killed before it woke the sleepers.
+        // Wakes also if the queue was closed already: the process that closed it may have been killed before it woke
+        // the sleepers.
         words.filled.notify_all();
         words.emptied.notify_all();
         Ok(was_open)
@@ -348,7 +352,8 @@ impl Queue {
         self.header.queue_words(self.index).ok_or_else(|| self.error(RingRefusal::Damaged))
     }
 
-    /// Reclaims the holds of dead members, at most once per [`CHECK`]. The process that this one waits for may need their memory.
+    /// Reclaims the holds of dead members, at most once per [`CHECK`]. The process that this one waits for may need
+    /// their memory.
     fn check(&self) {
         self.notice_deaths();
         // If it is locked, another thread is checking.
@@ -433,7 +438,8 @@ impl ArenaMessage {
     ///
     /// # Errors
     ///
-    /// The error gives the message back. [`DTypeMismatch`](Error::DTypeMismatch), [`ShapeMismatch`](Error::ShapeMismatch).
+    /// The error gives the message back. [`DTypeMismatch`](Error::DTypeMismatch),
+    /// [`ShapeMismatch`](Error::ShapeMismatch).
     pub fn into_array<T: Element, D: Dimension>(self) -> Result<ArenaArray<T, D>, IntoError<Self>> {
         let Self { block, serial, description } = self;
         let array = ArenaArray::of_block(block, serial, &description);
@@ -451,8 +457,8 @@ fn nothing(error: Error) -> ReceiveError {
 
 /// A value that a [`Queue`] sends: an [`ArenaArray`], an [`ArenaMessage`], or a reference to one.
 pub trait Sendable: sealed::HoldsBlock {
-    /// What the error gives back if the value could not be sent: the value. `()` for a reference, as the caller has the value: so `?`
-    /// can convert the error to a `Box<dyn Error>`.
+    /// What the error gives back if the value could not be sent: the value. `()` for a reference, as the caller has the
+    /// value: so `?` can convert the error to a `Box<dyn Error>`.
     type GivenBack;
 
     /// Returns what the error gives back.

@@ -1,6 +1,7 @@
 //! Registered senders of a queue: its receivers end when all of them have left or died.
 //!
-//! The word of registrations is in `tables/senders.rs`. The kernel knows which of their processes are alive (`members.rs`).
+//! The word of registrations is in `tables/senders.rs`. The kernel knows which of their processes are alive
+//! (`members.rs`).
 
 use std::fmt;
 use std::time::Duration;
@@ -10,12 +11,12 @@ use crate::error::{IntoError, Result};
 
 /// A registered sender of a [`Queue`].
 ///
-/// Once a sender has registered, receiving ends when every registered sender has been dropped, or its process has died, and every
-/// message has been received. Then it fails with [`Closed`](crate::Error::Closed). A receiver that sleeps notices a death within
-/// 100 ms. The queue stays open: when another sender registers, receiving goes on.
+/// Once a sender has registered, receiving ends when every registered sender has been dropped, or its process has died,
+/// and every message has been received. Then it fails with [`Closed`](crate::Error::Closed). A receiver that sleeps
+/// notices a death within 100 ms. The queue stays open: when another sender registers, receiving goes on.
 ///
-/// If several processes send, one may leave before the next has registered, and receivers would end in between. To prevent that,
-/// the process that starts them keeps a sender of its own until all have registered, or receivers
+/// If several processes send, one may leave before the next has registered, and receivers would end in between. To
+/// prevent that, the process that starts them keeps a sender of its own until all have registered, or receivers
 /// [keep waiting](Queue::keep_waiting).
 ///
 /// Each clone is registered separately. A forked child has none of its parent's senders.
@@ -41,7 +42,8 @@ pub struct Sender {
 impl Queue {
     /// Registers a sender: receiving ends when all registered senders have left or died, and no message is left.
     ///
-    /// [`send`](Self::send) needs no registration. A queue on which no sender was ever registered ends only when it is closed.
+    /// [`send`](Self::send) needs no registration. A queue on which no sender was ever registered ends only when it is
+    /// closed.
     ///
     /// # Errors
     ///

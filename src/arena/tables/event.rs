@@ -1,24 +1,28 @@
-//! Events: sleeping on a word of shared memory (a futex) until another process wakes the sleepers. Any process may be killed.
+//! Events: sleeping on a word of shared memory (a futex) until another process wakes the sleepers. Any process may be
+//! killed.
 //!
 //! ```text
 //! | turns: 31 bits | a process may sleep: 1 |
 //! ```
 //!
-//! The *waiter* sets the flag and adds a turn, checks the condition again, and sleeps while the word has this value. The *waker*
-//! makes the condition true. If the flag is set, it adds a turn and wakes. The flag stays set until a waker finds no sleeper.
+//! The *waiter* sets the flag and adds a turn, checks the condition again, and sleeps while the word has this value.
+//! The *waker* makes the condition true. If the flag is set, it adds a turn and wakes. The flag stays set until a waker
+//! finds no sleeper.
 //!
 //! Sleepers are not counted, because a killed sleeper would stay counted. Three interleavings shape the protocol:
 //!
-//! - **The waiter checks while the waker acts.** The waiter sets the flag and then loads the condition; the waker stores the
-//!   condition and then loads the flag. Each has a fence between its two steps, so at least one of them sees the store of the
-//!   other. Without the fences both could miss it, and the waiter would sleep through the event.
-//! - **The waker wakes before the waiter sleeps.** The waiter has checked and is about to sleep; the waker finds no sleeper to
-//!   wake. The waker's turn has changed the word, so the kernel does not put the waiter to sleep.
-//! - **Another waiter arrives while the waker clears the flag.** The waker has found no sleeper. A second waiter sets the flag,
-//!   finds the condition false and sleeps. Its turn has changed the word, so the waker's exchange fails and the flag stays.
+//! - **The waiter checks while the waker acts.** The waiter sets the flag and then loads the condition; the waker
+//!   stores the condition and then loads the flag. Each has a fence between its two steps, so at least one of them sees
+//!   the store of the other. Without the fences both could miss it, and the waiter would sleep through the event.
+//! - **The waker wakes before the waiter sleeps.** The waiter has checked and is about to sleep; the waker finds no
+//!   sleeper to wake. The waker's turn has changed the word, so the kernel does not put the waiter to sleep.
+//! - **Another waiter arrives while the waker clears the flag.** The waker has found no sleeper. A second waiter sets
+//!   the flag, finds the condition false and sleeps. Its turn has changed the word, so the waker's exchange fails and
+//!   the flag stays.
 //!
-//! Two cases are not covered. The woken process may be killed before it has checked the condition: the other sleepers sleep on. And
-//! 2^31 turns may pass while a waiter is stopped before it sleeps. Therefore callers sleep for a limited time and check again.
+//! Two cases are not covered. The woken process may be killed before it has checked the condition: the other sleepers
+//! sleep on. And 2^31 turns may pass while a waiter is stopped before it sleeps. Therefore callers sleep for a limited
+//! time and check again.
 
 use std::sync::atomic::{AtomicU32, Ordering, fence};
 use std::time::Duration;
@@ -77,7 +81,8 @@ impl<'a, B: Bed> Event<'a, B> {
         Self(word)
     }
 
-    /// Sets the flag before sleeping. Then the caller checks the condition again, and [sleeps](Self::sleep) if it is still false.
+    /// Sets the flag before sleeping. Then the caller checks the condition again, and [sleeps](Self::sleep) if it is
+    /// still false.
     pub(crate) fn prepare(&self) -> Seen {
         let mut word = self.0.load();
         loop {
@@ -94,8 +99,8 @@ impl<'a, B: Bed> Event<'a, B> {
         }
     }
 
-    /// Sleeps until the event, or for `limit`. May return early without a reason. Returns at once if a turn was added since
-    /// `prepare`.
+    /// Sleeps until the event, or for `limit`. May return early without a reason. Returns at once if a turn was added
+    /// since `prepare`.
     pub(crate) fn sleep(&self, seen: Seen, limit: Duration) {
         self.0.sleep(seen.0, limit);
     }
@@ -114,8 +119,8 @@ impl<'a, B: Bed> Event<'a, B> {
         // Between the caller's change and the load of the flag. Pairs with the fence in `prepare`.
         B::fence();
         let mut word = self.0.load();
-        // Without the flag there is no sleeper to wake. A waiter that sets it later also checks the condition later, and finds it
-        // true.
+        // Without the flag there is no sleeper to wake. A waiter that sets it later also checks the condition later,
+        // and finds it true.
         while word & SLEEPER != 0 {
             let turned = word.wrapping_add(TURN);
             match self.0.exchange(word, turned) {
@@ -126,8 +131,8 @@ impl<'a, B: Bed> Event<'a, B> {
                     }
                     return;
                 }
-                // A waiter has added a turn and may sleep by now, or another waker has. If the flag is clear now, the waker found
-                // no sleeper.
+                // A waiter has added a turn and may sleep by now, or another waker has. If the flag is clear now, the
+                // waker found no sleeper.
                 Err(now) => word = now,
             }
         }

@@ -9,8 +9,8 @@ use loom::thread;
 
 use super::{Bed, Event, SLEEPER};
 
-/// A word on which threads sleep as on a futex: comparing and going to sleep is one step. There is no time limit, so a thread that
-/// misses its event sleeps for ever, which loom reports as a deadlock.
+/// A word on which threads sleep as on a futex: comparing and going to sleep is one step. There is no time limit, so a
+/// thread that misses its event sleeps for ever, which loom reports as a deadlock.
 struct Word {
     value: AtomicU32,
     /// How many threads sleep, and how many were woken and have not returned yet.
@@ -95,8 +95,8 @@ impl Box {
     }
 }
 
-/// Runs a test in every order with at most two preemptions, or with as many as `LOOM_MAX_PREEMPTIONS` says. Two preemptions are
-/// enough for the tests to fail without either fence, and without the turns.
+/// Runs a test in every order with at most two preemptions, or with as many as `LOOM_MAX_PREEMPTIONS` says. Two
+/// preemptions are enough for the tests to fail without either fence, and without the turns.
 fn model(test: impl Fn() + Sync + Send + 'static) {
     let mut builder = Builder::new();
     builder.preemption_bound = builder.preemption_bound.or(Some(2));

@@ -168,8 +168,8 @@ mod tests {
             let mut record = SAMPLE.to_record();
             record[bit / 8] ^= 1 << (bit % 8);
             let read = Geometry::of_record(Kind::Arena, &record, SAMPLE.payload());
-            // The flag `sparse` and the creator's number may have any value: no offset depends on them. A few cells more or less can be
-            // lost in rounding; they fit into the file in any case.
+            // The flag `sparse` and the creator's number may have any value: no offset depends on them. A few cells
+            // more or less can be lost in rounding; they fit into the file in any case.
             let told = bit == 32 || bit >= 24 * 8;
             let hidden =
                 (16 * 8..24 * 8).contains(&bit) && read.as_ref().is_ok_and(|read| read.payload() == SAMPLE.payload());

@@ -1,5 +1,5 @@
-//! The queue under loom: every interleaving of two or three threads. Receivers hold and release blocks. In some tests one thread is
-//! killed, after each possible step.
+//! The queue under loom: every interleaving of two or three threads. Receivers hold and release blocks. In some tests
+//! one thread is killed, after each possible step.
 
 use std::cell::Cell as Plain;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -12,8 +12,8 @@ use loom::thread;
 use super::*;
 use crate::arena::tables::senders::SenderWord;
 
-/// Unit of the upper 16 bits of a block's word, which count how often the block was freed. The lower bits are the members that keep
-/// it.
+/// Unit of the upper 16 bits of a block's word, which count how often the block was freed. The lower bits are the
+/// members that keep it.
 const LIFE: u64 = 1 << 48;
 
 type Shared = Arc<Memory<AtomicU64>>;
@@ -204,7 +204,8 @@ fn receiver_keeps_block_that_sender_releases() {
     }
 }
 
-/// With one cell every message is in another lap. Sender and block are the same, so without laps the words would be equal (ABA).
+/// With one cell every message is in another lap. Sender and block are the same, so without laps the words would be
+/// equal (ABA).
 #[test]
 fn laps_distinguish_messages_with_the_same_block() {
     model(3, || {
@@ -220,7 +221,8 @@ fn laps_distinguish_messages_with_the_same_block() {
     });
 }
 
-/// A sender is killed at any step, also between its exchange of the cell and that of the tail. The other sender advances the tail.
+/// A sender is killed at any step, also between its exchange of the cell and that of the tail. The other sender
+/// advances the tail.
 #[test]
 fn killed_sender_has_sent_or_not_and_blocks_no_process() {
     for cells in [1, 2] {
@@ -246,8 +248,8 @@ fn killed_sender_has_sent_or_not_and_blocks_no_process() {
     }
 }
 
-/// A receiver is killed at any step, also between its exchange of the cell and that of the head. The other receiver advances the
-/// head.
+/// A receiver is killed at any step, also between its exchange of the cell and that of the head. The other receiver
+/// advances the head.
 #[test]
 fn killed_receiver_loses_only_what_it_took() {
     for steps in 0..9 {
@@ -273,8 +275,8 @@ fn killed_receiver_loses_only_what_it_took() {
     }
 }
 
-/// A receiver takes the first message while another process orphans it. That process is killed at any step, and the next one
-/// repeats its work.
+/// A receiver takes the first message while another process orphans it. That process is killed at any step, and the
+/// next one repeats its work.
 #[test]
 fn block_is_kept_while_its_message_is_orphaned() {
     for steps in [u32::MAX, 0, 1, 2, 3, 4, 5, 6] {
@@ -309,7 +311,8 @@ fn block_is_kept_while_its_message_is_orphaned() {
     }
 }
 
-/// Sender and closing process exchange the same cell, also when the queue is full and the closed cell still has a message.
+/// Sender and closing process exchange the same cell, also when the queue is full and the closed cell still has a
+/// message.
 #[test]
 fn message_sent_during_close_is_received_or_refused() {
     for cells in [1, 2] {

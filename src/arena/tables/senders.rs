@@ -5,13 +5,14 @@
 //! bits 45..0   one for each member: its process has registered senders
 //! ```
 //!
-//! A member sets its bit before its first message as a sender and clears it after its last one. The bit of a killed member is
-//! cleared by any process that finds its seat free. How many senders a process has is known to that process only.
+//! A member sets its bit before its first message as a sender and clears it after its last one. The bit of a killed
+//! member is cleared by any process that finds its seat free. How many senders a process has is known to that process
+//! only.
 //!
-//! The end of a queue is a moment at which no bit is set and no message is left. A receiver loads the word, tries to receive, and
-//! loads the word again. If the word is the same, no sender has registered in between. (If the receiver is stopped between the two
-//! loads while a multiple of 2^18 - 1 registrations is made, it misses them and reports the end too early. The next call receives
-//! again.)
+//! The end of a queue is a moment at which no bit is set and no message is left. A receiver loads the word, tries to
+//! receive, and loads the word again. If the word is the same, no sender has registered in between. (If the receiver is
+//! stopped between the two loads while a multiple of 2^18 - 1 registrations is made, it misses them and reports the end
+//! too early. The next call receives again.)
 
 use std::sync::atomic::AtomicU64;
 
@@ -88,14 +89,14 @@ impl<'a, W: Word> SenderWord<'a, W> {
 
     /// Ends all registrations, unless any has changed since `seen` was loaded. The caller has found their members dead.
     ///
-    /// After the caller has asked the kernel, another process may take the seat of a dead member and register. That changes the
-    /// number, so the exchange fails and the new sender stays registered.
+    /// After the caller has asked the kernel, another process may take the seat of a dead member and register. That
+    /// changes the number, so the exchange fails and the new sender stays registered.
     pub(crate) fn forget(&self, seen: Registrations) -> bool {
         self.0.exchange(seen.0, seen.without(MEMBERS).0).is_ok()
     }
 
-    /// Receives. Fails with [`Deserted`](RingRefusal::Deserted) if the queue has ended, and with [`Empty`](RingRefusal::Empty) if
-    /// it is only empty.
+    /// Receives. Fails with [`Deserted`](RingRefusal::Deserted) if the queue has ended, and with
+    /// [`Empty`](RingRefusal::Empty) if it is only empty.
     pub(crate) fn receive<R>(&self, mut receive: impl FnMut() -> Result<R, RingRefusal>) -> Result<R, RingRefusal> {
         match receive() {
             Err(RingRefusal::Empty) => {}
@@ -105,9 +106,9 @@ impl<'a, W: Word> SenderWord<'a, W> {
         if !seen.are_over() {
             return Err(RingRefusal::Empty);
         }
-        // The last sender may have sent its last message and left between the first `receive` and the load: receive again. If there
-        // is still no message, a new sender may have registered since the load, and its messages may even have been received. Then
-        // the word has changed, and the queue is empty but has not ended.
+        // The last sender may have sent its last message and left between the first `receive` and the load: receive
+        // again. If there is still no message, a new sender may have registered since the load, and its messages may
+        // even have been received. Then the word has changed, and the queue is empty but has not ended.
         match receive() {
             Err(RingRefusal::Empty) if self.load() == seen => Err(RingRefusal::Deserted),
             other => other,

@@ -1,7 +1,8 @@
 //! Sizes of blocks: equal parts of a span, or runs of whole spans.
 //!
-//! A size class is the number of equal blocks in a span, so little is lost at the end of the span. The numbers are chosen so that a
-//! header of 64 bytes and elements of 256, 512, 1024, .. bytes fit well, with about four classes per doubling.
+//! A size class is the number of equal blocks in a span, so little is lost at the end of the span. The numbers are
+//! chosen so that a header of 64 bytes and elements of 256, 512, 1024, .. bytes fit well, with about four classes per
+//! doubling.
 
 use crate::arena::tables::geometry::{SLOTS_OF_SPAN, SPAN};
 

@@ -7,27 +7,30 @@
 //! bits 45..0   one for each member: it holds the block, once or many times
 //! ```
 //!
-//! A block is free when bits 0 to 47 are zero. There is no free list: the exchange that clears the last of these bits frees the
-//! block. Setting or clearing a bit twice has the effect of doing it once, so reclaiming a dead member's holds may be
-//! interrupted and repeated.
+//! A block is free when bits 0 to 47 are zero. There is no free list: the exchange that clears the last of these bits
+//! frees the block. Setting or clearing a bit twice has the effect of doing it once, so reclaiming a dead member's
+//! holds may be interrupted and repeated.
 //!
-//! Beside the word is the *serial*, which never repeats. A handle leads to its block only while the low 16 bits of the serial
-//! are the generation. Taking a block changes the generation, so no handle leads to a draft. Storing the new serial shares it.
+//! Beside the word is the *serial*, which never repeats. A handle leads to its block only while the low 16 bits of the
+//! serial are the generation. Taking a block changes the generation, so no handle leads to a draft. Storing the new
+//! serial shares it.
 //!
-//! The word has one bit per member. How many holds a member has is counted in its own process (`held`). The highest bit of that
-//! count is a lock: while a thread sets or clears the member's bit, the other threads of the process wait.
+//! The word has one bit per member. How many holds a member has is counted in its own process (`held`). The highest bit
+//! of that count is a lock: while a thread sets or clears the member's bit, the other threads of the process wait.
 //!
 //! # Memory order
 //!
-//! Every exchange acquires and releases, every load acquires and every store releases. Two pairs matter for the elements:
+//! Every exchange acquires and releases, every load acquires and every store releases. Two pairs matter for the
+//! elements:
 //!
-//! - The exchange that clears a reader's bit releases; the exchange that takes the free block acquires. So all reads of the old
-//!   elements come before the first write of the new ones.
-//! - The store of the serial in [`Slots::share`] releases; the load in [`Slots::hold`] acquires. So a process that gets the block
-//!   by its handle sees all elements. (A receiver gets this order from the message's cell instead, see `ring.rs`.)
+//! - The exchange that clears a reader's bit releases; the exchange that takes the free block acquires. So all reads of
+//!   the old elements come before the first write of the new ones.
+//! - The store of the serial in [`Slots::share`] releases; the load in [`Slots::hold`] acquires. So a process that gets
+//!   the block by its handle sees all elements. (A receiver gets this order from the message's cell instead, see
+//!   `ring.rs`.)
 //!
-//! Threads of one process are ordered by `held`: a thread that gives up its hold releases there, and the thread that gives up
-//! the last one acquires before it clears the bit.
+//! Threads of one process are ordered by `held`: a thread that gives up its hold releases there, and the thread that
+//! gives up the last one acquires before it clears the bit.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
@@ -154,8 +157,8 @@ impl<'a, W: Word, H: Holds> Slots<'a, W, H> {
         self.take_free(index, 0)
     }
 
-    /// Takes a free block for this member and for one receiver. Once the block is shared, the receiver takes over FLIGHT with the
-    /// handle.
+    /// Takes a free block for this member and for one receiver. Once the block is shared, the receiver takes over
+    /// FLIGHT with the handle.
     pub(crate) fn allocate_in_flight(&self, index: u32) -> bool {
         self.take_free(index, FLIGHT)
     }
@@ -169,12 +172,12 @@ impl<'a, W: Word, H: Holds> Slots<'a, W, H> {
         let new = next_generation(word, slot.serial.load());
         // If two members found the same free word, the exchange of only one succeeds.
         let taken = slot.word.exchange(word, new << GENERATION | self.bit | also).is_ok();
-        // The generation has 16 bits. While this thread was stopped between its loads and its exchange, other members may have
-        // taken and freed the block 2^16 times: the word is the same again, but the serial is not, and its low bits may be the
-        // generation chosen above. An old handle would lead to this draft. While this member holds the block, the serial cannot
-        // change, so this second check is final. An old handle that is used between exchange and check, or before the seat of a member
-        // killed there is reclaimed, shows bytes of a later draft, but harms none: this member writes only after the check, and no
-        // other can take the block while it is held.
+        // The generation has 16 bits. While this thread was stopped between its loads and its exchange, other members
+        // may have taken and freed the block 2^16 times: the word is the same again, but the serial is not, and its low
+        // bits may be the generation chosen above. An old handle would lead to this draft. While this member holds the
+        // block, the serial cannot change, so this second check is final. An old handle that is used between exchange
+        // and check, or before the seat of a member killed there is reclaimed, shows bytes of a later draft, but harms
+        // none: this member writes only after the check, and no other can take the block while it is held.
         if taken && low(slot.serial.load()) == new {
             slot.change(|word| Some(word & !(self.bit | also)));
             held.store(0);
@@ -205,8 +208,8 @@ impl<'a, W: Word, H: Holds> Slots<'a, W, H> {
         }
         let word = slot.word.load();
         let new = next_generation(word, slot.serial.load()) << GENERATION | self.bit;
-        // A member that uses the handle at the same time exchanges the same word. If its exchange is first, this one fails. If
-        // this one is first, the other member finds another generation and is refused.
+        // A member that uses the handle at the same time exchanges the same word. If its exchange is first, this one
+        // fails. If this one is first, the other member finds another generation and is refused.
         let taken = holders(word) == self.bit && slot.word.exchange(word, new).is_ok();
         held.store(1);
         taken
@@ -217,12 +220,14 @@ impl<'a, W: Word, H: Holds> Slots<'a, W, H> {
         self.hold_if(index, 0, |_| true)
     }
 
-    /// Holds the block that a handle leads to. Returns `false` if the block is not shared under this serial, or was freed.
+    /// Holds the block that a handle leads to. Returns `false` if the block is not shared under this serial, or was
+    /// freed.
     pub(crate) fn hold(&self, index: u32, serial: u64) -> bool {
         self.hold_shared(index, serial, 0)
     }
 
-    /// Takes over the block that a handle in flight leads to. Returns `false` if the handle was received before, or is void.
+    /// Takes over the block that a handle in flight leads to. Returns `false` if the handle was received before, or is
+    /// void.
     pub(crate) fn receive(&self, index: u32, serial: u64) -> bool {
         self.hold_shared(index, serial, FLIGHT)
     }
@@ -232,9 +237,12 @@ impl<'a, W: Word, H: Holds> Slots<'a, W, H> {
         if slot.serial.load() != serial || !self.hold_if(index, over, |word| generation(word) == low(serial)) {
             return false;
         }
-        // Now that this member holds the block, neither serial nor generation can change, so check again. The block is another one
-        // - if all holders released it after the first check, and it went through 2^16 generations until this one came again;
-        // - if this process has the block as a draft: then `hold_if` counted one more hold without checking the generation.
+        // Now that this member holds the block, neither serial nor generation can change, so check again. The block is
+        // another one
+        // - if all holders released it after the first check, and it went through 2^16 generations until this one came
+        //   again;
+        // - if this process has the block as a draft: then `hold_if` counted one more hold without checking the
+        //   generation.
         if self.is_shared_as(index, serial) {
             return true;
         }
@@ -261,7 +269,8 @@ impl<'a, W: Word, H: Holds> Slots<'a, W, H> {
 
     /// Adds one hold. With `over`, clears that bit of the word in the same step.
     ///
-    /// `may` decides whether the word allows it. It is not called if this process holds the block already and `over` is 0.
+    /// `may` decides whether the word allows it. It is not called if this process holds the block already and
+    /// `over` is 0.
     fn hold_if(&self, index: u32, over: u64, may: impl Fn(u64) -> bool) -> bool {
         let Some((slot, held)) = self.at(index) else { return false };
         loop {
@@ -270,8 +279,8 @@ impl<'a, W: Word, H: Holds> Slots<'a, W, H> {
                 return false;
             }
             if before > 0 && over == 0 {
-                // The member's bit is set, and stays set as long as this number is not 0. The exchange fails if another thread
-                // has given up or added a hold since the load.
+                // The member's bit is set, and stays set as long as this number is not 0. The exchange fails if another
+                // thread has given up or added a hold since the load.
                 if held.exchange(before, before + 1) {
                     return true;
                 }
@@ -366,7 +375,8 @@ impl<W: Word> Slot<W> {
 
     /// Changes the word in one exchange, and returns the new word. `None` if `step` refuses the current one.
     ///
-    /// An exchange fails if another process or thread has changed the word. Then `step` decides again, about the new word.
+    /// An exchange fails if another process or thread has changed the word. Then `step` decides again, about the new
+    /// word.
     fn change(&self, step: impl Fn(u64) -> Option<u64>) -> Option<u64> {
         let mut current = self.word.load();
         loop {
@@ -380,7 +390,8 @@ impl<W: Word> Slot<W> {
 
     /// Keeps a block for an orphaned message until the message is received. Returns `false` if the block is free.
     ///
-    /// The caller has locked RECOVER. The sender's bit is cleared only after this, so the block is never free in between.
+    /// The caller has locked RECOVER. The sender's bit is cleared only after this, so the block is never free in
+    /// between.
     pub(crate) fn orphan(&self) -> bool {
         self.change(|word| (holders(word) != 0).then_some(word | ORPHAN)).is_some()
     }

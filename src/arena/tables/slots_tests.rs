@@ -421,8 +421,8 @@ mod model {
         });
     }
 
-    /// Holds are reclaimed twice, as if the first reclaiming process had been killed before it set the seat's state. Meanwhile
-    /// another member gets the block by its handle, and allocates it when it is free.
+    /// Holds are reclaimed twice, as if the first reclaiming process had been killed before it set the seat's state.
+    /// Meanwhile another member gets the block by its handle, and allocates it when it is free.
     #[test]
     fn holds_are_reclaimed_again_while_block_is_used() {
         loom::model(|| {

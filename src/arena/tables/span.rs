@@ -6,8 +6,8 @@
 //! bits 27..0   of a cut span: its class; of a head: the number of spans of its run
 //! ```
 //!
-//! The epoch prevents ABA. A process may load a word and be stopped while other processes free the span and cut it in the same way
-//! again. With the epoch its exchange fails, or it sees that the area is another one.
+//! The epoch prevents ABA. A process may load a word and be stopped while other processes free the span and cut it in
+//! the same way again. With the epoch its exchange fails, or it sees that the area is another one.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -54,7 +54,8 @@ impl Span {
     }
 }
 
-/// A span or run that has blocks. The word, with its epoch, distinguishes it from earlier and later areas in the same spans.
+/// A span or run that has blocks. The word, with its epoch, distinguishes it from earlier and later areas in the same
+/// spans.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Area {
     pub(crate) span: u32,

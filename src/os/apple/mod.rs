@@ -54,8 +54,8 @@ pub(crate) fn reopen(file: &File, write: bool) -> io::Result<File> {
 
 /// Allocates the first `length` bytes. Bytes already written stay.
 ///
-/// An empty file gets room beyond its end, and the caller sets its length afterwards. Where the file system cannot fill holes
-/// by itself, a file that no other process can see (`exclusive`) is written from end to end.
+/// An empty file gets room beyond its end, and the caller sets its length afterwards. Where the file system cannot fill
+/// holes by itself, a file that no other process can see (`exclusive`) is written from end to end.
 pub(crate) fn reserve(file: &File, length: u64, exclusive: bool) -> io::Result<()> {
     if length == 0 {
         return Ok(());
@@ -64,8 +64,8 @@ pub(crate) fn reserve(file: &File, length: u64, exclusive: bool) -> io::Result<(
     if now.length >= length && now.allocated >= length {
         return Ok(());
     }
-    // `F_PREALLOCATE` allocates all or nothing. It counts from the end of the file's room, which for an empty file is its
-    // beginning. What it does about holes of other files is not documented.
+    // `F_PREALLOCATE` allocates all or nothing. It counts from the end of the file's room, which for an empty file is
+    // its beginning. What it does about holes of other files is not documented.
     if now.length == 0 {
         match retry_on_intr(|| fs::fallocate(file, FallocateFlags::empty(), 0, length)) {
             Ok(()) if facts(file)?.allocated >= length => return Ok(()),

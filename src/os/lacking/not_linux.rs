@@ -46,8 +46,8 @@ answers! {
     /// Returns false: files are on disks.
     fn is_lost_at_boot(&File) -> bool = false;
 
-    /// Returns `None`: the system does not report how much memory this process could allocate. Files take room on the disk, which
-    /// `available` returns.
+    /// Returns `None`: the system does not report how much memory this process could allocate. Files take room on the
+    /// disk, which `available` returns.
     fn available_memory() -> Option<Room> = None;
 
     /// Returns false. Nothing depends on it here, because every attachment keeps its descriptor.
@@ -83,13 +83,14 @@ impl Mapping {
         Ok(Self(if write { options.map_raw(file)? } else { options.map_raw_read_only(file)? }))
     }
 
-    /// Maps `length` bytes, at least one, from `offset` on, so that writing changes a copy of the page that only this process has.
+    /// Maps `length` bytes, at least one, from `offset` on, so that writing changes a copy of the page that only this
+    /// process has.
     #[allow(unsafe_code)]
     pub(crate) fn copy_on_write(file: &File, offset: u64, length: usize) -> io::Result<Self> {
         let mut options = MmapOptions::new();
         options.offset(offset).len(length);
-        // SAFETY: memmap2 asks for care because a slice of the mapping could change under its reader. The mapping becomes a raw
-        // one at once, and each access to its bytes has a proof of its own, as for a shared mapping.
+        // SAFETY: memmap2 asks for care because a slice of the mapping could change under its reader. The mapping
+        // becomes a raw one at once, and each access to its bytes has a proof of its own, as for a shared mapping.
         Ok(Self(unsafe { options.map_copy(file) }?.into()))
     }
 

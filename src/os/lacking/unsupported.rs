@@ -1,9 +1,9 @@
 //! Systems where nothing can be shared. The crate compiles, and every operation fails.
 //!
-//! wasm32-unknown-unknown has no files. FreeBSD and its relatives have no range locks that belong to the open file, and their
-//! other locks do not suffice. The older locks of fcntl(2) belong to the process: its threads would not exclude one another, and
-//! closing any descriptor of the file would drop the locks of every guard. Locks of flock(2) belong to the open file, but have
-//! no ranges. illumos has the commands, for whole files only.
+//! wasm32-unknown-unknown has no files. FreeBSD and its relatives have no range locks that belong to the open file, and
+//! their other locks do not suffice. The older locks of fcntl(2) belong to the process: its threads would not exclude
+//! one another, and closing any descriptor of the file would drop the locks of every guard. Locks of flock(2) belong to
+//! the open file, but have no ranges. illumos has the commands, for whole files only.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;

@@ -32,14 +32,14 @@ pub(crate) fn create_report() -> io::Result<(File, OsString)> {
 
 /// Lets a child inherit the report, and has it killed when the thread that starts it ends.
 ///
-/// By SIGKILL, because the child could ignore other signals, and no process is left to repeat them. The child's own children, if
-/// they were started like this, are killed then too.
+/// By SIGKILL, because the child could ignore other signals, and no process is left to repeat them. The child's own
+/// children, if they were started like this, are killed then too.
 pub(crate) fn prepare_child(command: &mut Command, report: Option<Arc<File>>) {
     let parent = process::getpid();
     before_exec(command, report, move || {
         process::set_parent_process_death_signal(Some(Signal::KILL))?;
-        // If the parent died before that call, no signal comes, but the child has another parent by now. A parent in another pid
-        // namespace has no number here.
+        // If the parent died before that call, no signal comes, but the child has another parent by now. A parent in
+        // another pid namespace has no number here.
         if process::getppid().is_some_and(|now| now != parent) {
             process::kill_process(process::getpid(), Signal::KILL)?;
         }

@@ -1,5 +1,6 @@
-//! Linux: functions for a background process that serves other processes. It waits for several sockets and for the death of the
-//! processes at their other ends, trusts no other user, and depends on no process that may end before it does.
+//! Linux: functions for a background process that serves other processes. It waits for several sockets and for the
+//! death of the processes at their other ends, trusts no other user, and depends on no process that may end before it
+//! does.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -53,9 +54,9 @@ impl Process {
     fn by_number(socket: &Socket) -> io::Result<Option<Self>> {
         let process = socket.peer()?.process.and_then(number);
         match pidfd_open(process.ok_or(io::ErrorKind::Unsupported)?, PidfdFlags::empty()) {
-            // The pidfd may be of a later process with the same number. But a number is reused only after the death of its
-            // process, which closes the connection, unless a forked child has it too. So the connection is checked after the
-            // pidfd was opened.
+            // The pidfd may be of a later process with the same number. But a number is reused only after the death of
+            // its process, which closes the connection, unless a forked child has it too. So the connection is checked
+            // after the pidfd was opened.
             Ok(_) if is_hung_up(socket)? => Ok(None),
             Ok(process) => Ok(Some(Self(process))),
             Err(Errno::SRCH) => Ok(None),
@@ -94,8 +95,8 @@ impl AsFd for Source<'_> {
     }
 }
 
-/// Waits until something happens at one of the sources, or the time is over, or a signal arrives. Returns for each source whether
-/// something happened.
+/// Waits until something happens at one of the sources, or the time is over, or a signal arrives. Returns for each
+/// source whether something happened.
 pub(crate) fn wait(sources: &[Source<'_>], limit: Option<Duration>) -> io::Result<Vec<bool>> {
     // A limit that does not fit the type is none.
     let limit = limit.and_then(|limit| Timespec::try_from(limit).ok());
@@ -117,7 +118,8 @@ pub(crate) fn is_trusted_like(path: &Path, model: &Path) -> bool {
     [file, link.uid()].iter().all(|owner| [user_id(), 0, model].contains(owner))
 }
 
-/// Whether the process has rights that its caller lacks (set-user-ID). Then it must not run a program that the caller names.
+/// Whether the process has rights that its caller lacks (set-user-ID). Then it must not run a program that the caller
+/// names.
 pub(crate) fn has_borrowed_rights() -> bool {
     use rustix::process::{getegid, geteuid, getgid, getuid};
     getuid() != geteuid() || getgid() != getegid()
@@ -138,8 +140,8 @@ pub(crate) fn leave_session() -> io::Result<()> {
 #[allow(unsafe_code)]
 pub(crate) fn keep_descriptors() {
     const CLOSE_RANGE_CLOEXEC: libc::c_uint = 4;
-    // SAFETY: nothing is closed; descriptors get the flag that closes them in a program that is started. On kernels that
-    // do not know the call (before 5.11) nothing happens.
+    // SAFETY: nothing is closed; descriptors get the flag that closes them in a program that is started. On kernels
+    // that do not know the call (before 5.11) nothing happens.
     let _ = unsafe { libc::syscall(libc::SYS_close_range, 3 as libc::c_uint, libc::c_uint::MAX, CLOSE_RANGE_CLOEXEC) };
 }
 

@@ -1,8 +1,9 @@
 //! Holes: pages of a file without room.
 //!
-//! The count of allocated bytes (`st_blocks`) tells them only in memory. On disks it includes the blocks of attributes and extents, which can
-//! stand for missing pages. `SEEK_HOLE` does not tell them: it takes room that was reserved and not yet written for a hole. Calling
-//! fallocate(2) to be sure is no way either: XFS refuses it on a file that has all its room, if the disk has no more of that size.
+//! The count of allocated bytes (`st_blocks`) tells them only in memory. On disks it includes the blocks of attributes
+//! and extents, which can stand for missing pages. `SEEK_HOLE` does not tell them: it takes room that was reserved and
+//! not yet written for a hole. Calling fallocate(2) to be sure is no way either: XFS refuses it on a file that has all
+//! its room, if the disk has no more of that size.
 
 use std::fs::File;
 
@@ -52,13 +53,14 @@ struct Extents {
     list: [Extent; EXTENTS as usize],
 }
 
-/// Returns whether a file has holes, or `None` where the file system does not tell. The facts must be those of the file.
+/// Returns whether a file has holes, or `None` where the file system does not tell. The facts must be those of the
+/// file.
 pub(crate) fn has_holes(file: &File, facts: &Facts) -> Option<bool> {
     if !is_in_memory(file) {
         return lacks_extents(file, facts.length);
     }
-    // There only pages count. Those beyond the end of the file count too: another program may have reserved them, or a huge page reaches
-    // there. Each of them can stand for a missing page.
+    // There only pages count. Those beyond the end of the file count too: another program may have reserved them, or a
+    // huge page reaches there. Each of them can stand for a missing page.
     let page = rustix::param::page_size() as u64;
     let needed = facts.length.checked_next_multiple_of(page)?;
     match facts.allocated {
@@ -68,16 +70,19 @@ pub(crate) fn has_holes(file: &File, facts: &Facts) -> Option<bool> {
     }
 }
 
-/// Returns whether the extents of a file leave out any of its first `length` bytes, or `None` where the file system has no list of them.
+/// Returns whether the extents of a file leave out any of its first `length` bytes, or `None` where the file system has
+/// no list of them.
 ///
-/// See <https://docs.kernel.org/filesystems/fiemap.html>. An extent that has no place on the disk yet has its room all the same.
+/// See <https://docs.kernel.org/filesystems/fiemap.html>. An extent that has no place on the disk yet has its room all
+/// the same.
 #[allow(unsafe_code)]
 fn lacks_extents(file: &File, length: u64) -> Option<bool> {
     let mut end = 0;
     while end < length {
         let request = Request { start: end, length: length - end, room: EXTENTS, ..Request::default() };
         let mut extents = Extents { request, list: [Extent::default(); EXTENTS as usize] };
-        // SAFETY: the number is that of FS_IOC_FIEMAP, which gets a `struct fiemap` with as many extents behind it as it says.
+        // SAFETY: the number is that of FS_IOC_FIEMAP, which gets a `struct fiemap` with as many extents behind it as
+        // it says.
         let call = unsafe { Updater::<FIEMAP, Extents>::new(&mut extents) };
         // SAFETY: the call reads and writes the memory that `call` borrows, and changes nothing else.
         unsafe { ioctl(file, call) }.ok()?;

@@ -1,7 +1,8 @@
 //! Linux: huge pages for files in memory, whatever their file system was mounted with.
 //!
-//! A window is a range as large and as aligned as a huge page. `MADV_COLLAPSE` of madvise(2) (Linux 6.1) moves the pages of a
-//! window onto a huge page, with zeros where there were none. It refuses an empty window, and needs no privilege.
+//! A window is a range as large and as aligned as a huge page. `MADV_COLLAPSE` of madvise(2) (Linux 6.1) moves the
+//! pages of a window onto a huge page, with zeros where there were none. It refuses an empty window, and needs no
+//! privilege.
 
 use std::fs::File;
 use std::io;
@@ -39,8 +40,8 @@ pub(crate) struct HugeWindows<'a> {
 }
 
 impl<'a> HugeWindows<'a> {
-    /// Finds the windows in the first `length` bytes of a file. A shorter file gets this length. Returns `None` if there is no
-    /// whole window, or if the file is not in memory.
+    /// Finds the windows in the first `length` bytes of a file. A shorter file gets this length. Returns `None` if
+    /// there is no whole window, or if the file is not in memory.
     pub(crate) fn of(file: &'a File, length: u64) -> io::Result<Option<Self>> {
         let size = huge_page_size();
         let Ok(length) = usize::try_from(length) else { return Ok(None) };
@@ -81,16 +82,17 @@ impl<'a> HugeWindows<'a> {
     ///
     /// # Errors
     ///
-    /// At least one window is not on a huge page. Windows on huge pages stay there. `InvalidInput`: the window never will be (an
-    /// older kernel, or forbidden to the process or the machine), or it is empty, or the file system has no room for all of it.
+    /// At least one window is not on a huge page. Windows on huge pages stay there. `InvalidInput`: the window never
+    /// will be (an older kernel, or forbidden to the process or the machine), or it is empty, or the file system has no
+    /// room for all of it.
     #[allow(unsafe_code)]
     pub(crate) fn collapse(&self, windows: Range<usize>) -> io::Result<()> {
         if windows.is_empty() || windows.end > self.count {
             return Err(io::ErrorKind::InvalidInput.into());
         }
         let start = self.map.as_mut_ptr().wrapping_add(windows.start * self.size);
-        // SAFETY: the range is inside of this mapping, as was just checked, and the advice changes no byte that any code can
-        // read.
+        // SAFETY: the range is inside of this mapping, as was just checked, and the advice changes no byte that any
+        // code can read.
         let answer = unsafe { libc::madvise(start.cast(), windows.len() * self.size, MADV_COLLAPSE) };
         if answer == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
     }

@@ -1,7 +1,8 @@
 //! Linux: files in memory, at addresses where huge pages can be mapped as such.
 //!
-//! A huge page of a file is mapped as one only where address and offset agree modulo its size. Elsewhere it is mapped as 512
-//! small ones, each with a fault of its own. No flag of mmap(2) requests such an address, so one is searched for first.
+//! A huge page of a file is mapped as one only where address and offset agree modulo its size. Elsewhere it is mapped
+//! as 512 small ones, each with a fault of its own. No flag of mmap(2) requests such an address, so one is searched for
+//! first.
 
 #![allow(unsafe_code)]
 
@@ -42,7 +43,8 @@ impl Mapping {
         Self::mapped(file, offset, length, protection, MapFlags::SHARED)
     }
 
-    /// Maps `length` bytes, at least one, from `offset` on, so that writing changes a copy of the page that only this process has.
+    /// Maps `length` bytes, at least one, from `offset` on, so that writing changes a copy of the page that only this
+    /// process has.
     pub(crate) fn copy_on_write(file: &File, offset: u64, length: usize) -> io::Result<Self> {
         // Nothing is reserved: few pages are ever copied, and the file may be larger than the memory.
         let sharing = MapFlags::PRIVATE | MapFlags::NORESERVE;
@@ -58,7 +60,8 @@ impl Mapping {
         Ok(Self { start, length, ahead })
     }
 
-    /// Maps one byte beyond the end of an empty file, so that the mapping can hold its lock. The byte is never accessed.
+    /// Maps one byte beyond the end of an empty file, so that the mapping can hold its lock. The byte is never
+    /// accessed.
     pub(crate) fn of_empty(file: &File, write: bool) -> io::Result<Self> {
         Self::new(file, 0, 1, write)
     }
@@ -68,29 +71,29 @@ impl Mapping {
         self.start.as_ptr().cast::<u8>().wrapping_add(self.ahead)
     }
 
-    /// Leaves the mapping out of forked children, so that a lock that it holds ends with this process. The bytes must never be
-    /// read.
+    /// Leaves the mapping out of forked children, so that a lock that it holds ends with this process. The bytes must
+    /// never be read.
     pub(crate) fn keep_from_children(&self) -> io::Result<()> {
         // SAFETY: the range is this mapping, and its bytes are never accessed, not in a forked child either.
         Ok(unsafe { mm::madvise(self.start.as_ptr(), self.length, Advice::LinuxDontFork) }?)
     }
 
-    /// Makes the pages that begin in the first `end` bytes read-only, apart from a last one that goes beyond `end`. A write to one
-    /// kills the process.
+    /// Makes the pages that begin in the first `end` bytes read-only, apart from a last one that goes beyond `end`. A
+    /// write to one kills the process.
     ///
     /// For a mapping made for writing, without bytes ahead.
     pub(crate) fn forbid_writing(&self, end: usize) -> io::Result<()> {
         let end = end.min(self.length);
         let whole = end - end % rustix::param::page_size();
-        // SAFETY: the range is in this mapping. The caller's proofs end every safe write to these bytes before the call, and a write
-        // that they do not cover is stopped by the kernel.
+        // SAFETY: the range is in this mapping. The caller's proofs end every safe write to these bytes before the
+        // call, and a write that they do not cover is stopped by the kernel.
         Ok(unsafe { mm::mprotect(self.start.as_ptr(), whole, MprotectFlags::READ) }?)
     }
 
     /// Returns how many of the mapped bytes are mapped by huge pages.
     ///
-    /// The kernel counts only pages that are mapped already. So one page of every window with memory is mapped first. Then all
-    /// mappings of the process are read (`/proc/self/smaps`), in a time that grows with their pages.
+    /// The kernel counts only pages that are mapped already. So one page of every window with memory is mapped first.
+    /// Then all mappings of the process are read (`/proc/self/smaps`), in a time that grows with their pages.
     pub(crate) fn huge_bytes(&self) -> io::Result<u64> {
         if self.length < SMALLEST_HUGE_PAGE {
             return Ok(0);
@@ -110,8 +113,8 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: the range is the one that was mapped for `self`, no other code unmaps it, and every use of its bytes borrows or
-        // owns `self`.
+        // SAFETY: the range is the one that was mapped for `self`, no other code unmaps it, and every use of its bytes
+        // borrows or owns `self`.
         let _ = unsafe { mm::munmap(self.start.as_ptr(), self.length) };
     }
 }
@@ -144,8 +147,8 @@ fn place(
 
 /// Finds free addresses of this length that agree with an offset modulo the size of a huge page.
 ///
-/// The range is unmapped before it is returned, so another thread may map it first. (Mapping over a reserved range would need no
-/// retry. But if that fails, it is unknown whether the range is still reserved and may be unmapped.)
+/// The range is unmapped before it is returned, so another thread may map it first. (Mapping over a reserved range
+/// would need no retry. But if that fails, it is unknown whether the range is still reserved and may be unmapped.)
 fn free_place(length: usize, size: usize, offset: u64) -> Option<*mut c_void> {
     let reserved = length.checked_add(size)?;
     let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
@@ -177,8 +180,8 @@ fn unmap(start: *mut c_void, length: usize) -> io::Result<()> {
     Ok(unsafe { mm::munmap(start, length) }?)
 }
 
-/// Whether a page of a mapping has memory. Mapping it would allocate some. If the process may not query, the kernel returns that it
-/// has memory.
+/// Whether a page of a mapping has memory. Mapping it would allocate some. If the process may not query, the kernel
+/// returns that it has memory.
 fn is_in_memory(page: *mut c_void) -> bool {
     let mut answer = 0;
     // SAFETY: for a length of one byte one byte is written, to `answer`. The page itself is not accessed.

@@ -1,4 +1,5 @@
-//! Linux: nameless files that get their name when they are ready, memory that can be sealed, room that is really allocated.
+//! Linux: nameless files that get their name when they are ready, memory that can be sealed, room that is really
+//! allocated.
 
 mod bell;
 mod children;
@@ -34,8 +35,8 @@ pub(crate) use super::posix::*;
 use super::{Fact, PerProcess, is_user};
 use crate::interrupt;
 
-/// fallocate(2) is called for at most this many bytes at a time, so that a signal interrupts little and little is done twice, and the
-/// caller's callback is asked often enough.
+/// fallocate(2) is called for at most this many bytes at a time, so that a signal interrupts little and little is done
+/// twice, and the caller's callback is asked often enough.
 const RESERVE_STEP: u64 = 1 << 26;
 
 /// But for no less than this, however many signals arrive.
@@ -106,8 +107,8 @@ fn descriptor_path(file: &File) -> PathBuf {
     format!("/proc/self/fd/{}", file.as_fd().as_raw_fd()).into()
 }
 
-/// Whether an open file is in the file system of a directory. Device numbers do not suffice: an overlay can have the number of
-/// the file system below it.
+/// Whether an open file is in the file system of a directory. Device numbers do not suffice: an overlay can have the
+/// number of the file system below it.
 pub(crate) fn is_in_file_system_of(file: &File, directory: &Path) -> bool {
     let (Ok(own), Ok(other)) = (fs::fstat(file), fs::stat(directory)) else { return false };
     let (Ok(kind), Ok(other_kind)) = (fs::fstatfs(file), fs::statfs(directory)) else { return false };
@@ -116,8 +117,8 @@ pub(crate) fn is_in_file_system_of(file: &File, directory: &Path) -> bool {
 
 /// Allocates the first `length` bytes. Bytes already written stay. A shorter file gets this length.
 ///
-/// Where the file system cannot allocate ahead, a file without holes is accepted, and a file that no other process can see
-/// (`exclusive`) is written from end to end.
+/// Where the file system cannot allocate ahead, a file without holes is accepted, and a file that no other process can
+/// see (`exclusive`) is written from end to end.
 pub(crate) fn reserve(file: &File, length: u64, exclusive: bool) -> io::Result<()> {
     let mut interrupted = Ok(());
     let allocated = in_steps(length, |at, step| {
@@ -135,10 +136,11 @@ pub(crate) fn reserve(file: &File, length: u64, exclusive: bool) -> io::Result<(
     }
 }
 
-/// Calls `allocate` for one step after the other, with its offset and length, and repeats steps that signals have interrupted.
+/// Calls `allocate` for one step after the other, with its offset and length, and repeats steps that signals have
+/// interrupted.
 ///
-/// tmpfs of older kernels gives up at any signal, and frees what the call has allocated. Where signals arrive faster than a call
-/// takes, only shorter calls end.
+/// tmpfs of older kernels gives up at any signal, and frees what the call has allocated. Where signals arrive faster
+/// than a call takes, only shorter calls end.
 fn in_steps(length: u64, mut allocate: impl FnMut(u64, u64) -> rustix::io::Result<()>) -> rustix::io::Result<()> {
     let (mut at, mut longest) = (0, RESERVE_STEP);
     while at < length {
@@ -184,14 +186,14 @@ pub(crate) fn is_surely_user(owner: u32) -> bool {
     is_user(owner) && !stands_for_many(owner, "uid")
 }
 
-/// Whether a user is a member of a group, according to the user data of this machine. `None`: they do not know the user, or a number is
-/// not that of one user or one group.
+/// Whether a user is a member of a group, according to the user data of this machine. `None`: they do not know the
+/// user, or a number is not that of one user or one group.
 pub(crate) fn is_member(user: u32, group: u32) -> io::Result<Option<bool>> {
     if stands_for_many(user, "uid") || stands_for_many(group, "gid") { Ok(None) } else { is_listed_member(user, group) }
 }
 
-/// Whether the number of a user (`uid`) or a group (`gid`) stands for all that have none in this user namespace: they are shown with the
-/// overflow id.
+/// Whether the number of a user (`uid`) or a group (`gid`) stands for all that have none in this user namespace: they
+/// are shown with the overflow id.
 fn stands_for_many(number: u32, kind: &str) -> bool {
     let read = |path: String| std::fs::read_to_string(path).unwrap_or_default();
     let is_overflow = number == read(format!("/proc/sys/kernel/overflow{kind}")).trim().parse().unwrap_or(65534);
@@ -200,8 +202,8 @@ fn stands_for_many(number: u32, kind: &str) -> bool {
     is_overflow && lengths(read(format!("/proc/self/{kind}_map"))) != u64::from(u32::MAX)
 }
 
-/// Returns how long ago this boot was, sleep included, by the clock of the first time namespace. `None`: this process cannot tell how
-/// much the clock of its own namespace differs from that.
+/// Returns how long ago this boot was, sleep included, by the clock of the first time namespace. `None`: this process
+/// cannot tell how much the clock of its own namespace differs from that.
 ///
 /// The difference is looked up once: a process changes its namespace only by setns(2), before it has threads.
 pub(crate) fn since_boot() -> Option<Duration> {
@@ -225,7 +227,8 @@ fn find_offset() -> Option<i128> {
     if own == Path::new(FIRST) {
         return Some(0);
     }
-    // The offsets are those that children get. A process that has called unshare(2), and no exec(2) since, is not in that namespace.
+    // The offsets are those that children get. A process that has called unshare(2), and no exec(2) since, is not in
+    // that namespace.
     let of_children = std::fs::read_link("/proc/self/ns/time_for_children").ok()?;
     (own == of_children)
         .then(|| std::fs::read_to_string("/proc/self/timens_offsets").ok())
@@ -242,8 +245,8 @@ fn boot_offset(text: &str) -> Option<i128> {
     Some(i128::from(seconds) * 1_000_000_000 + i128::from(nanoseconds))
 }
 
-/// Reads the kernel's random number for this boot. `None` if the file is not the kernel's: some containers mount one with a number of their
-/// own over it, and what they share with other processes is still of one boot.
+/// Reads the kernel's random number for this boot. `None` if the file is not the kernel's: some containers mount one
+/// with a number of their own over it, and what they share with other processes is still of one boot.
 pub(super) fn find_boot_id() -> Option<[u8; 16]> {
     let mut file = File::open("/proc/sys/kernel/random/boot_id").ok().filter(is_of_the_kernel)?;
     let mut text = Vec::new();

@@ -88,7 +88,8 @@ fn machine() -> Option<u64> {
     Some((field("MemAvailable")? + field("SwapFree").unwrap_or(0)) * 1024)
 }
 
-/// A memory control group: its directory, and whether it is of the second version, where one hierarchy is for all controllers.
+/// A memory control group: its directory, and whether it is of the second version, where one hierarchy is for all
+/// controllers.
 #[derive(Debug)]
 struct Group {
     directory: PathBuf,

@@ -19,7 +19,8 @@ use crate::os::Stop;
 /// The first descriptor after the standard ones, which are replaced in a child.
 const FIRST_FREE: i32 = 3;
 
-/// Returns a descriptor of the file that no child's standard streams replace, and the argument by which a child finds it.
+/// Returns a descriptor of the file that no child's standard streams replace, and the argument by which a child finds
+/// it.
 pub(in crate::os) fn for_children(file: &File) -> io::Result<(File, OsString)> {
     let file = File::from(rustix::io::fcntl_dupfd_cloexec(file, FIRST_FREE)?);
     let name = file.as_raw_fd().to_string().into();
@@ -28,18 +29,18 @@ pub(in crate::os) fn for_children(file: &File) -> io::Result<(File, OsString)> {
 
 /// In a child: returns the file that [`for_children`] described, and keeps it from the child's own children.
 ///
-/// The argument comes from the command line, which any program may have written. So the descriptor is never closed, and only a
-/// file without a name is accepted.
+/// The argument comes from the command line, which any program may have written. So the descriptor is never closed, and
+/// only a file without a name is accepted.
 #[allow(unsafe_code)]
 pub(crate) fn inherited_report(name: &OsStr) -> io::Result<ManuallyDrop<File>> {
     let number = name.to_str().and_then(|name| name.parse().ok()).filter(|number| *number >= FIRST_FREE);
     let number: i32 = number.ok_or(io::ErrorKind::InvalidInput)?;
-    // SAFETY: fcntl(2) with F_GETFD refuses a number that is not open, and changes nothing. The borrowed descriptor is used
-    // for nothing else.
+    // SAFETY: fcntl(2) with F_GETFD refuses a number that is not open, and changes nothing. The borrowed descriptor is
+    // used for nothing else.
     let descriptor = unsafe { BorrowedFd::borrow_raw(number) };
     rustix::io::fcntl_getfd(descriptor)?;
-    // SAFETY: the descriptor is open, as the call before has shown, and the parent opened it for this process alone. It is
-    // not closed here, whatever value owns it.
+    // SAFETY: the descriptor is open, as the call before has shown, and the parent opened it for this process alone. It
+    // is not closed here, whatever value owns it.
     let file = ManuallyDrop::new(unsafe { File::from_raw_fd(number) });
     let facts = facts(&file)?;
     if facts.links > 0 || facts.other.is_some() {
@@ -51,8 +52,8 @@ pub(crate) fn inherited_report(name: &OsStr) -> io::Result<ManuallyDrop<File>> {
 
 /// Lets a child inherit the report's descriptor, and run `also` before it executes its program.
 ///
-/// `also` runs in the forked child of a process that may have other threads. It may make system calls, but neither allocate nor
-/// lock: see signal-safety(7).
+/// `also` runs in the forked child of a process that may have other threads. It may make system calls, but neither
+/// allocate nor lock: see signal-safety(7).
 #[allow(unsafe_code)]
 pub(in crate::os) fn before_exec(
     command: &mut Command,
@@ -66,9 +67,9 @@ pub(in crate::os) fn before_exec(
         }
         Ok(())
     };
-    // SAFETY: the hook only makes system calls, which touch neither memory nor locks of the process it was copied from. An
-    // error that it returns is a number, so nothing is allocated for it. It owns the file, so the descriptor is open in the
-    // child.
+    // SAFETY: the hook only makes system calls, which touch neither memory nor locks of the process it was copied from.
+    // An error that it returns is a number, so nothing is allocated for it. It owns the file, so the descriptor is open
+    // in the child.
     unsafe { command.pre_exec(hook) };
 }
 

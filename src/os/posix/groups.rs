@@ -1,4 +1,5 @@
-//! The groups of a user, as the machine's user data have them: files, or a directory service. No system call returns them.
+//! The groups of a user, as the machine's user data have them: files, or a directory service. No system call returns
+//! them.
 
 use std::ffi::{c_char, c_int};
 use std::io;
@@ -12,11 +13,13 @@ const LONGEST_RECORD: usize = 1 << 20;
 const GROUPS: usize = 1 << 6;
 const MOST_GROUPS: usize = 1 << 16;
 
-/// Returns whether a user is a member of a group, its primary group included. `None`: the user data do not know the user.
+/// Returns whether a user is a member of a group, its primary group included. `None`: the user data do not know the
+/// user.
 ///
 /// This may ask a server, and take as long as that takes.
 ///
-/// See <https://man7.org/linux/man-pages/man3/getpwnam_r.3p.html> and <https://man7.org/linux/man-pages/man3/getgrouplist.3.html>.
+/// See <https://man7.org/linux/man-pages/man3/getpwnam_r.3p.html> and
+/// <https://man7.org/linux/man-pages/man3/getgrouplist.3.html>.
 #[allow(unsafe_code)]
 pub(crate) fn is_listed_member(user: u32, group: u32) -> io::Result<Option<bool>> {
     let mut texts: Vec<c_char> = vec![0; RECORD];
@@ -24,11 +27,13 @@ pub(crate) fn is_listed_member(user: u32, group: u32) -> io::Result<Option<bool>
         let mut record = MaybeUninit::<libc::passwd>::uninit();
         let mut found = std::ptr::null_mut();
         let (to, length) = (texts.as_mut_ptr(), texts.len());
-        // SAFETY: the function writes one record, at most `length` bytes of texts, and where the record is. All three may be written.
+        // SAFETY: the function writes one record, at most `length` bytes of texts, and where the record is. All three
+        // may be written.
         match unsafe { libc::getpwuid_r(user, record.as_mut_ptr(), to, length, &raw mut found) } {
             0 if found.is_null() => return Ok(None),
             0 => {
-                // SAFETY: a user was found, so the record is complete. Its name points into `texts`, which is not changed any more.
+                // SAFETY: a user was found, so the record is complete. Its name points into `texts`, which is not
+                // changed any more.
                 let record = unsafe { record.assume_init_ref() };
                 return groups_contain(record, group).map(Some);
             }
@@ -49,7 +54,8 @@ fn groups_contain(record: &libc::passwd, group: u32) -> io::Result<bool> {
     loop {
         let (primary, to) = (record.pw_gid as _, groups.as_mut_ptr());
         let mut count = c_int::try_from(groups.len()).unwrap_or(0);
-        // SAFETY: the name ends with NUL and lives as long as the record's texts; `count` says how many groups may be written.
+        // SAFETY: the name ends with NUL and lives as long as the record's texts; `count` says how many groups may be
+        // written.
         let done = unsafe { libc::getgrouplist(record.pw_name, primary, to, &raw mut count) };
         if done >= 0 {
             let count = usize::try_from(count).unwrap_or(0);

@@ -1,7 +1,8 @@
 //! Descriptors that a forked child gives up before it runs: those of locks.
 //!
-//! A lock lasts as long as any process has its open file description. A child has copies of all descriptors, so it would keep the locks of a
-//! parent that is killed. It must not unlock them either, because the parent shares them. So it only gives up its copies.
+//! A lock lasts as long as any process has its open file description. A child has copies of all descriptors, so it
+//! would keep the locks of a parent that is killed. It must not unlock them either, because the parent shares them. So
+//! it only gives up its copies.
 
 #![allow(unsafe_code)]
 
@@ -18,8 +19,8 @@ const BLOCKS: usize = 1024;
 
 type Block = [AtomicU64; BLOCK / 64];
 
-/// A bit for each listed descriptor. Neither a mutex nor memory that may be freed, because a forked child reads it while locks of other
-/// threads may be held for ever.
+/// A bit for each listed descriptor. Neither a mutex nor memory that may be freed, because a forked child reads it
+/// while locks of other threads may be held for ever.
 static TABLE: [AtomicPtr<Block>; BLOCKS] = [const { AtomicPtr::new(ptr::null_mut()) }; BLOCKS];
 
 /// Returns the word and the bit of a descriptor.
@@ -52,9 +53,11 @@ pub(crate) fn no_longer_keep_from_children(file: &File) {
     }
 }
 
-/// In a forked child: puts an idle socket in the place of every listed descriptor. A copy of the parent's value still owns its number here.
+/// In a forked child: puts an idle socket in the place of every listed descriptor. A copy of the parent's value still
+/// owns its number here.
 ///
-/// Only loads and stores atomics and makes system calls that are async-signal-safe: other threads of the parent may hold any lock.
+/// Only loads and stores atomics and makes system calls that are async-signal-safe: other threads of the parent may
+/// hold any lock.
 pub(super) fn give_up() {
     let mut idle = None;
     for (number, block) in TABLE.iter().enumerate() {
@@ -78,8 +81,8 @@ pub(super) fn give_up() {
     }
 }
 
-/// Closes a descriptor and gives its number to a duplicate of `idle`. Where no descriptor is left for `idle`, a standard stream takes its
-/// place; if there is none either, the lock stays.
+/// Closes a descriptor and gives its number to a duplicate of `idle`. Where no descriptor is left for `idle`, a
+/// standard stream takes its place; if there is none either, the lock stays.
 fn replace(idle: RawFd, descriptor: usize) {
     let Ok(descriptor) = RawFd::try_from(descriptor) else { return };
     let mut sources = [idle, libc::STDIN_FILENO, libc::STDOUT_FILENO, libc::STDERR_FILENO].into_iter();

@@ -201,8 +201,8 @@ pub(crate) fn lock(file: &File, kind: LockKind, range: LockRange) -> io::Result<
     }
 }
 
-/// Takes a lock of the whole file by flock(2), or returns `Ok(false)` if there is one. It needs no right to write, and does not
-/// conflict with range locks.
+/// Takes a lock of the whole file by flock(2), or returns `Ok(false)` if there is one. It needs no right to write, and
+/// does not conflict with range locks.
 pub(crate) fn try_lock_whole(file: &File) -> io::Result<bool> {
     match fs::flock(file, fs::FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => Ok(true),
@@ -240,12 +240,14 @@ fn lock_type(kind: LockKind) -> libc::c_int {
 
 cfg_if::cfg_if! {
     if #[cfg(all(target_os = "linux", target_env = "gnu", target_pointer_width = "32"))] {
-        // With 32-bit file offsets the C library's fcntl would take the short structure, in which these ranges do not fit.
+        // With 32-bit file offsets the C library's fcntl would take the short structure, in which these ranges do not
+        // fit.
         use libc::flock64 as Flock;
 
         #[allow(unsafe_code)]
         unsafe fn fcntl(descriptor: libc::c_int, command: libc::c_int, lock: *mut Flock) -> libc::c_long {
-            // SAFETY: the caller keeps the contract of fcntl. fcntl64 takes the same arguments, with the long structure.
+            // SAFETY: the caller keeps the contract of fcntl. fcntl64 takes the same arguments, with the long
+            // structure.
             unsafe { libc::syscall(libc::SYS_fcntl64, descriptor, command, lock) }
         }
     } else {
@@ -302,11 +304,13 @@ extern "C" fn begin_child() {
 #[allow(unsafe_code)]
 pub(crate) fn fork_generation() -> u64 {
     static REGISTERED: AtomicBool = AtomicBool::new(false);
-    // Not a `Once`: a child forked while another thread is in it would wait for ever. Two threads may register the handlers
-    // twice, which does no harm.
+    // Not a `Once`: a child forked while another thread is in it would wait for ever. Two threads may register the
+    // handlers twice, which does no harm.
     if !REGISTERED.load(Ordering::Acquire) {
-        // SAFETY: the functions only change atomics and make system calls, which is async-signal-safe, and live as long as the program.
-        let _ = unsafe { libc::pthread_atfork(Some(begin_fork), Some(end_fork), Some(begin_child)) }; // fails if out of memory
+        // SAFETY: the functions only change atomics and make system calls, which is async-signal-safe, and live as long
+        // as the program.
+        // Fails if out of memory.
+        let _ = unsafe { libc::pthread_atfork(Some(begin_fork), Some(end_fork), Some(begin_child)) };
         REGISTERED.store(true, Ordering::Release);
     }
     GENERATION.load(Ordering::Relaxed)
@@ -314,12 +318,12 @@ pub(crate) fn fork_generation() -> u64 {
 
 /// Returns how many forks this process has begun, or `None` while one is under way.
 ///
-/// If two calls return the same number, no child was forked between them that has a copy of a descriptor open between them.
-/// Spawned children do not count, because they keep no descriptor.
+/// If two calls return the same number, no child was forked between them that has a copy of a descriptor open between
+/// them. Spawned children do not count, because they keep no descriptor.
 pub(crate) fn forks() -> Option<u64> {
     fork_generation(); // registers the handlers
-    // `ENDED` is loaded first. Otherwise, with fork A under way at the load of `BEGUN`, A could end and B begin before the load of
-    // `ENDED`: the numbers would be equal although B is under way.
+    // `ENDED` is loaded first. Otherwise, with fork A under way at the load of `BEGUN`, A could end and B begin before
+    // the load of `ENDED`: the numbers would be equal although B is under way.
     let ended = ENDED.load(Ordering::SeqCst);
     let begun = BEGUN.load(Ordering::SeqCst);
     (begun == ended).then_some(begun)

@@ -43,8 +43,8 @@ cfg_if::cfg_if! {
         fn option<T: Copy>(socket: BorrowedFd<'_>, name: libc::c_int, answer: &mut T) -> io::Result<()> {
             let mut length = libc::socklen_t::try_from(size_of::<T>()).unwrap_or(0);
             let (socket, at): (_, *mut T) = (socket.as_raw_fd(), answer);
-            // SAFETY: the descriptor is open for the whole call; the kernel writes at most `length` bytes at `at`, which is a
-            // `T`, and both options that are read here write integers, for which every byte is valid.
+            // SAFETY: the descriptor is open for the whole call; the kernel writes at most `length` bytes at `at`,
+            // which is a `T`, and both options that are read here write integers, for which every byte is valid.
             let done = unsafe { libc::getsockopt(socket, libc::SOL_SOCKET, name, at.cast(), &raw mut length) };
             if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
         }

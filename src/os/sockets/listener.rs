@@ -1,8 +1,8 @@
 //! Unix: sockets that have a path, to which other processes connect.
 //!
-//! Many paths are longer than `sun_path` (a build directory, a deep TMPDIR). Linux reaches them through the open directory.
-//! [`listen`] replaces a file at the path only under a lock on its directory, and only if it is a socket of this user at which
-//! no process listens.
+//! Many paths are longer than `sun_path` (a build directory, a deep TMPDIR). Linux reaches them through the open
+//! directory. [`listen`] replaces a file at the path only under a lock on its directory, and only if it is a socket of
+//! this user at which no process listens.
 
 use std::ffi::{OsStr, OsString};
 use std::io;
@@ -34,7 +34,8 @@ const THROUGH: OFlags = OFlags::PATH;
 #[cfg(not(any(target_os = "linux", target_os = "android")))]
 const THROUGH: OFlags = OFlags::RDONLY;
 
-/// Connections that may wait to be accepted. The kernel limits them to `net.core.somaxconn`, or its counterpart elsewhere.
+/// Connections that may wait to be accepted. The kernel limits them to `net.core.somaxconn`, or its counterpart
+/// elsewhere.
 const BACKLOG: i32 = 4096;
 
 /// How long another process may keep the directory locked. A listener needs the lock for a few system calls only.
@@ -44,7 +45,8 @@ const PATIENCE: Duration = Duration::from_secs(5);
 ///
 /// # Errors
 ///
-/// `NotFound`; `ConnectionRefused` if no process listens there; `TimedOut`; `InvalidInput` if the path is too long here.
+/// `NotFound`; `ConnectionRefused` if no process listens there; `TimedOut`; `InvalidInput` if the path is too long
+/// here.
 pub(crate) fn connect(path: &Path, deadline: Option<Instant>) -> io::Result<Socket> {
     let place;
     let address = if fits(path) {
@@ -117,7 +119,8 @@ impl Listener {
         self.place.look().is_ok_and(|found| identity(&found) == self.id)
     }
 
-    /// Removes the name, so that no process connects any more, if it still leads to this socket and this process made it.
+    /// Removes the name, so that no process connects any more, if it still leads to this socket and this process made
+    /// it.
     pub(crate) fn remove_name(&self) {
         if fork_generation() == self.generation && self.has_name() {
             self.place.remove();
@@ -181,7 +184,8 @@ impl SocketName {
         may_be_replaced(&found, user_id())?;
         let probe = stream_socket()?;
         match rustix::net::connect(&probe, &self.address) {
-            // No process listens. None is between bind and listen either: both happen under the lock that this process holds.
+            // No process listens. None is between bind and listen either: both happen under the lock that this process
+            // holds.
             Err(Errno::CONNREFUSED) => {}
             Err(Errno::NOENT) => return Ok(()),
             // A process listens and its queue is full, or it is a socket of another kind.
@@ -230,8 +234,8 @@ fn open_directory(at: impl AsFd, path: &Path, access: OFlags) -> Result<OwnedFd,
     rustix::fs::openat(at, path, access | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
 }
 
-/// Returns the address of a path that is too long. It leads through the directory's descriptor, which must stay open as long as the
-/// address is used.
+/// Returns the address of a path that is too long. It leads through the directory's descriptor, which must stay open as
+/// long as the address is used.
 fn short_address(directory: &OwnedFd, name: &OsStr, path: &Path) -> io::Result<SocketAddrUnix> {
     let too_long = |what: &str, length: usize, most: usize| {
         let reason = format!("the {what} has {length} bytes, but a socket's may have at most {most} here: shorten it");

@@ -1,7 +1,7 @@
 //! Unix: connected stream sockets between processes of one machine, which carry bytes and open files.
 //!
-//! Each call says that it must not wait (`MSG_DONTWAIT`). That is not set on the open file description, which other processes may
-//! share: a Python program at one end finds its socket unchanged. Waiting is poll(2), until a deadline.
+//! Each call says that it must not wait (`MSG_DONTWAIT`). That is not set on the open file description, which other
+//! processes may share: a Python program at one end finds its socket unchanged. Waiting is poll(2), until a deadline.
 
 use std::fs::File;
 use std::io::{self, IoSlice, IoSliceMut};
@@ -21,8 +21,8 @@ use super::credentials;
 use crate::backoff::Backoff;
 use crate::os::Peer;
 
-/// Whether open files can be received without ever losing one: where peeking at a message (`MSG_PEEK`) returns copies of its
-/// files and leaves the message in the socket.
+/// Whether open files can be received without ever losing one: where peeking at a message (`MSG_PEEK`) returns copies
+/// of its files and leaves the message in the socket.
 pub(crate) const SOCKETS_CARRY_FILES: bool = cfg!(any(target_os = "linux", target_os = "android"));
 
 /// Linux's `SCM_MAX_FD`: as many files can be in one message.
@@ -83,7 +83,8 @@ pub(crate) fn pair() -> io::Result<(Socket, Socket)> {
 }
 
 impl Socket {
-    /// Fails unless the socket is a stream. Other sockets send separate messages, and reading a part of one loses the rest.
+    /// Fails unless the socket is a stream. Other sockets send separate messages, and reading a part of one loses the
+    /// rest.
     ///
     /// # Errors
     ///
@@ -102,7 +103,8 @@ impl Socket {
 
     /// Sends some of the bytes, at least one, and all the files with them. Returns how many bytes were sent.
     ///
-    /// Waits for room in the socket, and for the receivers of this user's earlier messages if too many files are in flight.
+    /// Waits for room in the socket, and for the receivers of this user's earlier messages if too many files are in
+    /// flight.
     ///
     /// # Errors
     ///
@@ -123,7 +125,8 @@ impl Socket {
         let mut crowded = Backoff::new(left(deadline).unwrap_or(Duration::MAX));
         loop {
             match when_ready(self, PollFlags::OUT, deadline, send) {
-                // unix(7): more files in flight than the user may have open. The kernel does not announce their arrival.
+                // unix(7): more files in flight than the user may have open. The kernel does not announce their
+                // arrival.
                 Err(error) if Errno::from_io_error(&error) == Some(Errno::TOOMANYREFS) => {
                     if !crowded.pause() {
                         return Err(io::ErrorKind::TimedOut.into());
@@ -134,8 +137,8 @@ impl Socket {
         }
     }
 
-    /// Receives some bytes, at least one. Returns 0 if the other end is closed and everything was read. Files that come with the
-    /// bytes are closed.
+    /// Receives some bytes, at least one. Returns 0 if the other end is closed and everything was read. Files that come
+    /// with the bytes are closed.
     ///
     /// # Errors
     ///
@@ -151,8 +154,9 @@ impl Socket {
     /// # Errors
     ///
     /// Every error leaves the message in the socket. Out of descriptors (`EMFILE`); `TimedOut`; `UnexpectedEof` or
-    /// `ConnectionReset` if the other end is closed; `InvalidData` if another number of files is there; `PermissionDenied` if the
-    /// system lets no file through; `Unsupported` where a message cannot be left in the socket.
+    /// `ConnectionReset` if the other end is closed; `InvalidData` if another number of files is there;
+    /// `PermissionDenied` if the system lets no file through; `Unsupported` where a message cannot be left in the
+    /// socket.
     pub(crate) fn receive_files(&self, count: usize, deadline: Option<Instant>) -> io::Result<Vec<File>> {
         if !SOCKETS_CARRY_FILES {
             let reason = "only Linux can receive descriptors without losing some when none are free";
@@ -181,8 +185,8 @@ impl Socket {
         Err(io::Error::new(io::ErrorKind::PermissionDenied, reason))
     }
 
-    /// Peeks at the next byte and the files that came with it. Also returns whether these are all files of the message. Returns no
-    /// byte if the other end is closed.
+    /// Peeks at the next byte and the files that came with it. Also returns whether these are all files of the message.
+    /// Returns no byte if the other end is closed.
     fn peek_files(&self, deadline: Option<Instant>) -> io::Result<(Option<u8>, Vec<File>, bool)> {
         let flags = RecvFlags::DONTWAIT | RecvFlags::PEEK;
         #[cfg(any(target_os = "linux", target_os = "android"))]
@@ -227,7 +231,8 @@ pub(super) fn left(deadline: Option<Instant>) -> Option<Duration> {
     deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()))
 }
 
-/// Repeats a call that does not wait until it returns something else than `WouldBlock`. Waits for the descriptor in between.
+/// Repeats a call that does not wait until it returns something else than `WouldBlock`. Waits for the descriptor in
+/// between.
 pub(super) fn when_ready<T, E: Into<io::Error>>(
     descriptor: &impl AsFd,
     what: PollFlags,

@@ -1,5 +1,5 @@
-//! For tests of sockets: a separate process, in which no other thread opens and closes descriptors, and a child to communicate
-//! with.
+//! For tests of sockets: a separate process, in which no other thread opens and closes descriptors, and a child to
+//! communicate with.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -39,8 +39,8 @@ fn role() -> Option<String> {
     std::env::var(ROLE).ok()
 }
 
-/// Runs the test of this name in a separate process. Returns `true` in that process, which must run the test, and `false` in this
-/// one after the test has passed.
+/// Runs the test of this name in a separate process. Returns `true` in that process, which must run the test, and
+/// `false` in this one after the test has passed.
 pub(crate) fn alone(test: &str) -> bool {
     if role().is_some() {
         return true;
@@ -77,8 +77,8 @@ pub(crate) fn open_descriptors() -> usize {
     descriptors().len()
 }
 
-/// Lets this process open exactly `room` more descriptors. The system limits their numbers, and numbers between those of open
-/// descriptors may be free.
+/// Lets this process open exactly `room` more descriptors. The system limits their numbers, and numbers between those
+/// of open descriptors may be free.
 pub(crate) fn leave_room_for(room: usize) {
     let open = descriptors();
     let first_forbidden = (0..).filter(|number| !open.contains(number)).nth(room).unwrap();

@@ -66,8 +66,8 @@ pub(super) fn vanishing(error: io::Error) -> io::Error {
     if is_one_of(&error, &[ERROR_DELETE_PENDING]) { io::ErrorKind::NotFound.into() } else { error }
 }
 
-/// Reads the identity of a file. `ReFS` numbers its files with 128 bits; elsewhere the upper half is zero. Old and foreign file
-/// systems have only 64.
+/// Reads the identity of a file. `ReFS` numbers its files with 128 bits; elsewhere the upper half is zero. Old and
+/// foreign file systems have only 64.
 fn id(file: &File, by_handle: &fs::BY_HANDLE_FILE_INFORMATION) -> FileId {
     match get::<fs::FILE_ID_INFO>(file) {
         Ok(info) => {

@@ -1,9 +1,10 @@
-//! Files: opened so that other processes can still open, rename and remove them; names that change while files are in use.
+//! Files: opened so that other processes can still open, rename and remove them; names that change while files are in
+//! use.
 //!
 //! Windows does not remove a mapped file, and while it removes a file, opening the name is refused as if a right were
-//! missing. So a name is removed in two steps. The file moves *aside*, to a hidden name that no location can have. There it is
-//! removed at once if it is not mapped, otherwise by the last process that unmaps it ([`finish_unlink`]). If all processes that map
-//! it are killed, the hidden file stays until it is reclaimed.
+//! missing. So a name is removed in two steps. The file moves *aside*, to a hidden name that no location can have.
+//! There it is removed at once if it is not mapped, otherwise by the last process that unmaps it ([`finish_unlink`]).
+//! If all processes that map it are killed, the hidden file stays until it is reclaimed.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -110,7 +111,8 @@ pub(crate) fn reopen(file: &File, write: bool) -> io::Result<File> {
     Err(io::Error::new(io::ErrorKind::Unsupported, reason))
 }
 
-/// Reopens the file on file systems (and Wine) that follow the path and not the handle: the file may have been moved aside.
+/// Reopens the file on file systems (and Wine) that follow the path and not the handle: the file may have been moved
+/// aside.
 fn reopen_by_path(file: &File, number: u64, write: bool) -> Option<File> {
     let path = path_of(file)?;
     let aside = path.with_file_name(aside_name(number));
@@ -130,8 +132,8 @@ pub(crate) fn rename_new(from: &Path, to: &Path) -> io::Result<()> {
     })
 }
 
-/// Renames `from` to `to`, and replaces the file that has this name: in one step, unless that file is mapped. Then the name is
-/// free for a moment in between.
+/// Renames `from` to `to`, and replaces the file that has this name: in one step, unless that file is mapped. Then the
+/// name is free for a moment in between.
 pub(crate) fn rename_over(from: &Path, to: &Path) -> io::Result<()> {
     match patiently(|| std::fs::rename(from, to)) {
         Err(error) if is_in_use(&error) && facts_at(to).is_ok_and(|facts| facts.other.is_none()) => {}
@@ -238,8 +240,8 @@ pub(super) fn wide(path: &Path) -> io::Result<Vec<u16>> {
 
 /// Allocates the first `length` bytes. Bytes already written stay.
 ///
-/// NTFS does so whenever the length of an ordinary file grows. Where that did not happen, a file that no other process can
-/// see (`exclusive`) is written from end to end. For other files there is no way.
+/// NTFS does so whenever the length of an ordinary file grows. Where that did not happen, a file that no other process
+/// can see (`exclusive`) is written from end to end. For other files there is no way.
 pub(crate) fn reserve(file: &File, length: u64, exclusive: bool) -> io::Result<()> {
     let now = facts(file)?;
     if now.allocated >= length {

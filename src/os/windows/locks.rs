@@ -1,8 +1,9 @@
 //! Range locks that belong to the open file, by `LockFileEx`.
 //!
-//! They are mandatory for reading and writing through handles. But all locks of this crate lie far beyond the end of the file,
-//! and mappings ignore them, so plain reads are not affected. Unlike on Unix, a second lock on the same handle conflicts with
-//! the first instead of replacing it, and only a range that was locked as a whole can be unlocked. The floors above do neither.
+//! They are mandatory for reading and writing through handles. But all locks of this crate lie far beyond the end of
+//! the file, and mappings ignore them, so plain reads are not affected. Unlike on Unix, a second lock on the same
+//! handle conflicts with the first instead of replacing it, and only a range that was locked as a whole can be
+//! unlocked. The floors above do neither.
 
 use std::fs::File;
 use std::io;
@@ -19,16 +20,16 @@ use super::{check, is_one_of};
 use crate::backoff::Backoff;
 use crate::os::{LockKind, LockRange};
 
-/// Held by a process while it queries an exclusive lock. The query takes that lock for a moment, and without this byte a second
-/// query would report it. The byte lies directly below the lock space.
+/// Held by a process while it queries an exclusive lock. The query takes that lock for a moment, and without this byte
+/// a second query would report it. The byte lies directly below the lock space.
 const QUESTION: LockRange = LockRange { start: (1 << 62) - 1, length: 1 };
 
-/// How long to wait for another process's query. A query makes three calls, and takes longer only if the process is suspended
-/// between them.
+/// How long to wait for another process's query. A query makes three calls, and takes longer only if the process is
+/// suspended between them.
 const QUESTION_WAIT: Duration = Duration::from_millis(100);
 
-/// Takes the lock, or returns `Ok(false)` if another lock conflicts. A query by another process does not conflict, unless that
-/// process is suspended.
+/// Takes the lock, or returns `Ok(false)` if another lock conflicts. A query by another process does not conflict,
+/// unless that process is suspended.
 pub(crate) fn try_lock(file: &File, kind: LockKind, range: LockRange) -> io::Result<bool> {
     let at_once = || at_once(file, kind, range);
     if at_once()? {
@@ -54,8 +55,8 @@ pub(crate) fn unlock(file: &File, range: LockRange) -> io::Result<()> {
 
 /// Queries whether a lock would refuse `kind` on the range. A lock that `file` itself holds counts too.
 ///
-/// Windows has no such query. The lock is taken and released at once. A process that requests a shared lock at that moment is
-/// refused and must try again. Shared queries do not collide, and exclusive ones take turns.
+/// Windows has no such query. The lock is taken and released at once. A process that requests a shared lock at that
+/// moment is refused and must try again. Shared queries do not collide, and exclusive ones take turns.
 ///
 /// # Errors
 ///

@@ -1,8 +1,8 @@
 //! Windows: files of the user's own directory, kept open as long as they are mapped.
 //!
-//! Each file describes how Windows differs from Unix in its subject: names in `windows/names.rs`, files in `windows/files.rs` and
-//! `windows/facts.rs`, locks in `windows/locks.rs`, rights in `windows/rights.rs`, children in `windows/children.rs`. Tested under
-//! Wine, which is not Windows.
+//! Each file describes how Windows differs from Unix in its subject: names in `windows/names.rs`, files in
+//! `windows/files.rs` and `windows/facts.rs`, locks in `windows/locks.rs`, rights in `windows/rights.rs`, children in
+//! `windows/children.rs`. Tested under Wine, which is not Windows.
 
 mod children;
 mod facts;
@@ -58,8 +58,8 @@ pub(crate) fn thread_time() -> Duration {
 
 /// Returns the time of the boot, by the clock as it was then.
 ///
-/// Setting the clock changes the boot time that the system returns, and by as much the bias that it returns too. Their difference
-/// stays.
+/// Setting the clock changes the boot time that the system returns, and by as much the bias that it returns too. Their
+/// difference stays.
 pub(super) fn find_boot_id() -> Option<[u8; 16]> {
     Some((u128::from(boot_time()?) << 64 | u128::from(u64::MAX)).to_be_bytes())
 }

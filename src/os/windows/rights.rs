@@ -23,8 +23,8 @@ use super::facts::{facts, open_as};
 use super::files::wide;
 use crate::os::PrivateDirectoryError;
 
-/// Rights with which a user could put files into a directory, remove them, turn the directory into a link to another one, or
-/// gain such a right.
+/// Rights with which a user could put files into a directory, remove them, turn the directory into a link to another
+/// one, or gain such a right.
 const WRITING: u32 = fs::FILE_ADD_FILE
     | fs::FILE_ADD_SUBDIRECTORY
     | fs::FILE_DELETE_CHILD
@@ -51,8 +51,8 @@ pub(crate) fn user_tag() -> String {
     this_user().and_then(|user| user.text()).unwrap_or_else(|_| "unknown-user".to_owned())
 }
 
-/// Makes `path` a directory that only this user, the system and administrators can write into, or returns why the existing file
-/// is not one.
+/// Makes `path` a directory that only this user, the system and administrators can write into, or returns why the
+/// existing file is not one.
 pub(crate) fn private_directory(path: &Path) -> Result<(), PrivateDirectoryError> {
     let user = this_user()?;
     create_directory(path, &user)?;
@@ -78,7 +78,8 @@ pub(crate) fn private_directory(path: &Path) -> Result<(), PrivateDirectoryError
 
 /// Makes a directory with rights for the user, the system and administrators, and inherits none from its parent.
 fn create_directory(path: &Path, user: &Sid) -> io::Result<()> {
-    // D: the access control list; P: inherits nothing; OICI: files and directories inside inherit the entry; FA: all rights.
+    // D: the access control list; P: inherits nothing; OICI: files and directories inside inherit the entry; FA: all
+    // rights.
     let text = format!("D:P(A;OICI;FA;;;{})(A;OICI;FA;;;SY)(A;OICI;FA;;;BA)", user.text()?);
     let text: Vec<u16> = text.encode_utf16().chain([0]).collect();
     let mut descriptor = Local(null_mut());

@@ -87,8 +87,8 @@ fn check(place: &Place, name: &Name, buffer: RenderBuffer<u32, ndarray::Ix2>) {
     assert_eq!(place.files_of(name), [name.as_str()]);
 }
 
-/// A child that paints free chunks and says how many it painted. A second argument is its pause in each chunk, in microseconds.
-/// With a third, it paints at most that many chunks and then hangs in the middle of another.
+/// A child that paints free chunks and says how many it painted. A second argument is its pause in each chunk, in
+/// microseconds. With a third, it paints at most that many chunks and then hangs in the middle of another.
 fn paint(arguments: &[String]) {
     let buffer = RenderBuffer::<u32, ndarray::Ix2>::open(arguments[0].as_str()).unwrap();
     let pause = Duration::from_micros(arguments.get(1).map_or(0, |text| text.parse().unwrap()));

@@ -1,6 +1,7 @@
 //! Descriptions of plain arrays: written before the name, compared on open, and never trusted for soundness.
 //!
-//! Where files have no attributes (the place `hidden`, Windows) everything else is the same, and each test checks that too.
+//! Where files have no attributes (the place `hidden`, Windows) everything else is the same, and each test checks that
+//! too.
 
 use std::sync::{Arc, Mutex};
 

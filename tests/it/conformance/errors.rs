@@ -1,4 +1,5 @@
-//! Wrong input and failing operations: every mistake has its own error, which says what to do, and nothing is left behind.
+//! Wrong input and failing operations: every mistake has its own error, which says what to do, and nothing is left
+//! behind.
 
 use std::cell::Cell;
 use std::fs::File;

@@ -123,8 +123,8 @@ impl Target {
         std::fs::write(&self.path, bytes).unwrap(); // into the same file
     }
 
-    /// Plants the bytes and runs every operation that reads a trailer. An array that opens must be sane. Returns the outcome of
-    /// opening.
+    /// Plants the bytes and runs every operation that reads a trailer. An array that opens must be sane. Returns the
+    /// outcome of opening.
     pub(super) fn attempt(&self, bytes: &[u8]) -> Result<(), Error> {
         self.plant(bytes);
         let mut payload = None;
@@ -395,7 +395,8 @@ fn count_wrongly(arguments: &[String]) {
     target.plant_as_made(&with(u64::MAX));
     assert!(open().is_err());
 
-    // Another process lowers the number below that of the living holders. It never goes below 0, and the lease keeps the name.
+    // Another process lowers the number below that of the living holders. It never goes below 0, and the lease keeps
+    // the name.
     target.plant_as_made(&with(named | 1));
     let (first, second) = (open().unwrap(), open().unwrap());
     let file = std::fs::File::options().write(true).open(&target.path).unwrap();

@@ -1,5 +1,5 @@
-//! Files that look like counted arrays but are not: plain arrays with such bytes, and copies. Also a reader that is counted
-//! while it waits.
+//! Files that look like counted arrays but are not: plain arrays with such bytes, and copies. Also a reader that is
+//! counted while it waits.
 
 use std::time::Duration;
 

@@ -144,8 +144,8 @@ fn failing_operation_leaves_nothing_behind(place: &Place) {
             clone.close()?;
             array.close()
         });
-        // The failing step may have been the unlink by the last handle. (A process that another test is spawning briefly
-        // holds a copy of the lease.)
+        // The failing step may have been the unlink by the last handle. (A process that another test is spawning
+        // briefly holds a copy of the lease.)
         eventually("it is reclaimed", || place.reclaim().attached == 0);
         assert!(!place.has(&name) && place.files_of(&name).is_empty(), "step {step}: {outcome:?}");
         assert_eq!(place.hidden_drafts(), 0, "step {step}: {outcome:?}");

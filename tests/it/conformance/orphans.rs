@@ -37,8 +37,9 @@ pub fn trials(place: &Place) -> Vec<Trial> {
 
 pub const ROLES: &[(&str, Role)] = &[("hang-before-unlink", hang_before_unlink), ("hang-reclaiming", hang_reclaiming)];
 
-// A handle that leaves while a killed one is still counted asks the kernel whether any holder lives. This process spawns other
-// processes all the time, and each briefly has copies of its descriptors. So in these tests the handles that leave are children's.
+// A handle that leaves while a killed one is still counted asks the kernel whether any holder lives. This process
+// spawns other processes all the time, and each briefly has copies of its descriptors. So in these tests the handles
+// that leave are children's.
 
 /// Makes an orphan: an array with four elements of this value, whose only holder was killed.
 fn orphan(place: &Place, name: &Name, value: u32) {

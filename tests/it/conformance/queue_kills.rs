@@ -1,10 +1,11 @@
-//! Processes that allocate, share, send, receive and release arrays are killed at random moments, again and again: nothing
-//! that was sent is lost or received twice, no element changes, and in the end no block is held.
+//! Processes that allocate, share, send, receive and release arrays are killed at random moments, again and again:
+//! nothing that was sent is lost or received twice, no element changes, and in the end no block is held.
 //!
-//! Every message has a number. The sender reports it before (`begin`) and after (`sent`) sending the message. The receiver reports
-//! that it is about to receive (`wait`) and which number it received (`got`). A killed sender may or may not have sent what it
-//! began. A receiver that was killed while it waited may have taken one message that it never reported. It then held that
-//! message's block, which the test looks up; a receiver that held no block took no message. Every other message must arrive.
+//! Every message has a number. The sender reports it before (`begin`) and after (`sent`) sending the message. The
+//! receiver reports that it is about to receive (`wait`) and which number it received (`got`). A killed sender may or
+//! may not have sent what it began. A receiver that was killed while it waited may have taken one message that it never
+//! reported. It then held that message's block, which the test looks up; a receiver that held no block took no message.
+//! Every other message must arrive.
 //!
 //! `NDSHM_TEST_KILLS` is the number of processes killed in each part; `scripts/soak` kills a thousand.
 
@@ -74,7 +75,8 @@ fn filled(arena: &Arena, number: u64) -> ArenaArray<u64, Ix1> {
     draft.share().expect("it is this process's")
 }
 
-/// A child that sends numbers from the second argument on until it is told to end. With a third argument it is registered.
+/// A child that sends numbers from the second argument on until it is told to end. With a third argument it is
+/// registered.
 fn soak_send(arguments: &[String]) {
     let arena = arena_of_child(arguments);
     let queue = arena.queue(0).expect("the first");

@@ -477,7 +477,8 @@ fn damaged_queue_yields_errors_or_shared_arrays_only(place: &Place) {
     let arena = place.arena_options().queues(1).queue_capacity(CELLS).create(name.location(), CAPACITY).unwrap();
     let queue = arena.queue(0).unwrap();
     let file = std::fs::OpenOptions::new().write(true).open(place.path(&name)).unwrap();
-    // Besides the shared array there are a draft, which only its creator may see, and free blocks, which no process may see.
+    // Besides the shared array there are a draft, which only its creator may see, and free blocks, which no process may
+    // see.
     let shared = numbered(&arena, 7);
     let draft = arena.draft::<u64, _>(1).unwrap();
     let (mut damaged, mut received) = (0, 0);
@@ -517,7 +518,8 @@ fn damaged_queue_yields_errors_or_shared_arrays_only(place: &Place) {
     assert!(damaged > 100 && received > 100, "{damaged} {received}");
     write_at(&file, &[0; 256 + 8 * CELLS as usize], QUEUES);
     drop((shared, draft));
-    // The queue is overwritten, so this process cannot tell whether its last message was received and may keep its block.
+    // The queue is overwritten, so this process cannot tell whether its last message was received and may keep its
+    // block.
     arena.reclaim().unwrap();
     assert!(arena.stats().unwrap().arrays <= 1);
 }

@@ -1,6 +1,8 @@
-//! Memory of a counted array that becomes that of the next one: only if the first has no other user, and under another number.
+//! Memory of a counted array that becomes that of the next one: only if the first has no other user, and under another
+//! number.
 //!
-//! A process that has forked since it attached recycles nothing, and other tests of this program fork. So each test is a process of its own.
+//! A process that has forked since it attached recycles nothing, and other tests of this program fork. So each test is
+//! a process of its own.
 
 use libtest_mimic::Trial;
 use ndarray::Ix1;

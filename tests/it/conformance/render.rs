@@ -1,5 +1,5 @@
-//! Renderbuffers: claims, commits, finishing, and what excludes what. `crashes.rs` kills painters, `steps/render.rs` stops and kills
-//! processes that begin, finish or discard a buffer.
+//! Renderbuffers: claims, commits, finishing, and what excludes what. `crashes.rs` kills painters, `steps/render.rs`
+//! stops and kills processes that begin, finish or discard a buffer.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -148,8 +148,8 @@ fn claim_and_write_guard_exclude_each_other(place: &Place) {
     eventually("the claim is released", || matches!(buffer.claim(0).unwrap(), Claim::Chunk(_)));
 }
 
-/// Acts once, just before the first such operation on a file with `kind` in its name. Returns the backend to use, and where the result
-/// will be.
+/// Acts once, just before the first such operation on a file with `kind` in its name. Returns the backend to use, and
+/// where the result will be.
 fn once_before<R: Send + 'static>(
     place: &Place,
     (operation, kind): (&'static str, &'static str),
@@ -189,7 +189,8 @@ fn clearing_a_stale_ledger_spares_a_concurrent_buffer(place: &Place) {
     let name = place.location("stale");
     drop(buffer(place, &name));
     let partial = place.files_of(&name).into_iter().find(|file| file.contains("part")).expect("a payload");
-    std::fs::remove_file(place.directory().join(partial)).unwrap(); // as if its creator had died before the payload had a name
+    // As if its creator had died before the payload had a name.
+    std::fs::remove_file(place.directory().join(partial)).unwrap();
     let (backend, other) = once_before(place, ("unlink", "-ledger-"), begin_and_paint_one(place, &name));
     let mine = begin(backend, name.location()).unwrap();
     let other = other.lock().unwrap().take().expect("began in between");

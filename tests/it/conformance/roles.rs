@@ -42,8 +42,8 @@ fn produce(arguments: &[String]) {
     }
 }
 
-/// A child that says which batches it has received, until the queue ends. It holds the last one while it waits for the next.
-/// The child that is to be killed receives one batch and keeps it.
+/// A child that says which batches it has received, until the queue ends. It holds the last one while it waits for the
+/// next. The child that is to be killed receives one batch and keeps it.
 fn consume(arguments: &[String]) {
     let queue = arena_of_child(arguments).queue(0).unwrap();
     say("open");

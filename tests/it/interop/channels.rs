@@ -1,5 +1,5 @@
-//! A Python process that uses only its standard library at the other end of a channel: it receives arrays by descriptor and by
-//! name, byte for byte, forwards them, and sends its own messages.
+//! A Python process that uses only its standard library at the other end of a channel: it receives arrays by descriptor
+//! and by name, byte for byte, forwards them, and sends its own messages.
 
 use std::time::Duration;
 
@@ -89,7 +89,8 @@ fn arrives<T: Sample>(
         channel.send(&T::DTYPE.to_string(), &[&array]).unwrap();
         python.expect("receive", &format!("'{}' 1", T::DTYPE));
         let about = format!("{strategy} {} {} {}", T::DTYPE, axes(array.shape()), array.order());
-        // An array without axes has an empty shape text: that leaves two spaces in a row, which the peer does not print.
+        // An array without axes has an empty shape text: that leaves two spaces in a row, which the peer does not
+        // print.
         python.expect(format!("about {index}"), &about.split_whitespace().collect::<Vec<_>>().join(" "));
         python.expect(format!("payload {index}"), &bytes_of(&array));
         *index += 1;

@@ -35,8 +35,9 @@ fn python_reads_and_writes_descriptions(place: &Place) {
     python.finish();
 }
 
-/// numpy's `mode="w+"` keeps the inode, and with it the old description. If the file now has another size, the description is
-/// ignored. If the size is the same, opening fails with an error that says what to do, and `describe` repairs the file.
+/// numpy's `mode="w+"` keeps the inode, and with it the old description. If the file now has another size, the
+/// description is ignored. If the size is the same, opening fails with an error that says what to do, and `describe`
+/// repairs the file.
 fn numpy_leaves_an_outdated_description(place: &Place) {
     let mut numpy = Peer::start(place, "numpy_peer.py");
     let name = place.location("left-over");

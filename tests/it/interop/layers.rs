@@ -1,5 +1,5 @@
-//! CloudVolume's transfers: a buffer painted by workers is uploaded to a precomputed layer, and a layer is downloaded into one of
-//! our arrays.
+//! CloudVolume's transfers: a buffer painted by workers is uploaded to a precomputed layer, and a layer is downloaded
+//! into one of our arrays.
 
 use std::time::Duration;
 
@@ -48,8 +48,8 @@ fn layer(cloudvolume: &mut Peer) -> (tempfile::TempDir, String) {
     (directory, path)
 }
 
-/// A child that paints chunks until all are painted. It claims its first chunk before the test lets it go, so that it paints at
-/// least one.
+/// A child that paints chunks until all are painted. It claims its first chunk before the test lets it go, so that it
+/// paints at least one.
 pub fn paint_layer(arguments: &[String]) {
     let seed = arguments[1].parse().unwrap();
     let buffer = RenderBuffer::<u16, Ix4>::open(arguments[0].as_str()).unwrap();

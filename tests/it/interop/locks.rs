@@ -1,4 +1,5 @@
-//! A Python process that takes our locks with fcntl: each side excludes the other, and the process's death releases its locks.
+//! A Python process that takes our locks with fcntl: each side excludes the other, and the process's death releases its
+//! locks.
 
 use std::time::Duration;
 
@@ -100,8 +101,8 @@ fn killed_python_reader_admits_a_waiting_writer(place: &Place) {
     let (array, mut python, path) = both(place, &name);
     python.expect(format!("read {path} now"), "done");
     let array = &array;
-    // The closure owns the process, so that a failed assertion kills it. Otherwise the scope would wait for the writer thread
-    // forever, and the writer thread for the process's read lock.
+    // The closure owns the process, so that a failed assertion kills it. Otherwise the scope would wait for the writer
+    // thread forever, and the writer thread for the process's read lock.
     std::thread::scope(move |scope| {
         let writer = scope.spawn(|| drop(array.write().unwrap()));
         std::thread::sleep(A_WHILE);

@@ -1,7 +1,7 @@
 //! The elements of test arrays; tests/it/python/sample.py computes the same ones.
 //!
-//! An element depends on its number in C order, whatever the order in memory, so that a transposed or shifted array is noticed.
-//! Values use all bytes of their type, so that a wrong width, sign or byte order is noticed.
+//! An element depends on its number in C order, whatever the order in memory, so that a transposed or shifted array is
+//! noticed. Values use all bytes of their type, so that a wrong width, sign or byte order is noticed.
 
 use ndarray::{ArrayD, ArrayViewMutD, Dimension, IntoDimension, IxDyn, ShapeBuilder};
 use ndarray_shm::render::ChunkClaim;

@@ -33,8 +33,8 @@ pub const ROLES: &[(&str, Role)] =
 
 const CROWD: u64 = 100_000;
 
-/// A child with few descriptors. The first one creates the arrays and writes their handles to a file; the second one attaches to
-/// them by those handles.
+/// A child with few descriptors. The first one creates the arrays and writes their handles to a file; the second one
+/// attaches to them by those handles.
 fn crowd(arguments: &[String]) {
     let arena = arena_of_child(arguments);
     let path = &arguments[1];
@@ -185,8 +185,8 @@ fn parent_death_is_noticed_despite_a_living_forked_child(place: &Place) {
     eventually("the forked child ends", || arena.reclaim().unwrap().members == 1 || arena.stats().unwrap().arrays == 0);
 }
 
-/// Tries to open an arena as another kind of array, and forks a child each time the file is open. A thread that starts a program
-/// forks at any moment too, and until the program runs, the child has a copy of every descriptor.
+/// Tries to open an arena as another kind of array, and forks a child each time the file is open. A thread that starts
+/// a program forks at any moment too, and until the program runs, the child has a copy of every descriptor.
 fn refused(arguments: &[String]) {
     static FORKS: AtomicUsize = AtomicUsize::new(0);
     let backend = meddling(&backend_of_child(), |operation, _| {

@@ -1,5 +1,5 @@
-//! Borrowers: libraries that map an array by themselves, as torch does, through a descriptor with a lease of its own. They pass it on to
-//! other processes, and close it without a word.
+//! Borrowers: libraries that map an array by themselves, as torch does, through a descriptor with a lease of its own.
+//! They pass it on to other processes, and close it without a word.
 
 use std::fs::File;
 use std::io::{IoSlice, IoSliceMut};

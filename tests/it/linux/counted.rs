@@ -1,4 +1,5 @@
-//! Counted arrays on Linux: forks, hundreds of arrays without descriptors, permission bits, links and pipes under a name.
+//! Counted arrays on Linux: forks, hundreds of arrays without descriptors, permission bits, links and pipes under a
+//! name.
 
 use std::os::unix::fs::{MetadataExt, symlink};
 use std::process::Command;

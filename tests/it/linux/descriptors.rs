@@ -38,8 +38,8 @@ pub fn trials(place: &Place) -> Vec<Trial> {
 pub const ROLES: &[(&str, Role)] =
     &[("many-arrays", many_arrays), ("fork-with-guard", fork_with_guard), ("guards-without-proc", guards_without_proc)];
 
-/// Returns how many descriptors of this process lead to the file with this inode number, whatever its name was. The place must be
-/// private: elsewhere the number may belong to another file by now.
+/// Returns how many descriptors of this process lead to the file with this inode number, whatever its name was. The
+/// place must be private: elsewhere the number may belong to another file by now.
 pub(super) fn descriptors_of(place: &Place, inode: u64) -> usize {
     let entries = std::fs::read_dir("/proc/self/fd").expect("/proc").filter_map(Result::ok).map(|entry| entry.path());
     let is_there = |path: &PathBuf| std::fs::read_link(path).is_ok_and(|file| file.starts_with(place.directory()));

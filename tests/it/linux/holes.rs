@@ -1,5 +1,5 @@
-//! Holes: pages without room, of which the count of allocated bytes says nothing. No access may end a process (SIGBUS) unless it chose
-//! that.
+//! Holes: pages without room, of which the count of allocated bytes says nothing. No access may end a process (SIGBUS)
+//! unless it chose that.
 
 use std::fs::File;
 use std::os::unix::fs::{FileExt, MetadataExt};
@@ -117,8 +117,8 @@ impl Drop for Ballast {
     }
 }
 
-/// Opens arrays of another program: the allocated bytes suffice for the length, but one page has none. `make` makes such an array; `kinds`
-/// are those of access for which the hole must be filled.
+/// Opens arrays of another program: the allocated bytes suffice for the length, but one page has none. `make` makes
+/// such an array; `kinds` are those of access for which the hole must be filled.
 fn open_with_hidden_hole(make: impl Fn(&File), length: usize, hole: usize, kinds: &[Access]) {
     let make = || {
         let file = File::create(path("holed")).unwrap();
@@ -232,7 +232,8 @@ fn room_beyond_the_end_hides_no_hole(place: &Place) {
 
 const LARGE: usize = 64 * MIB;
 
-/// A child that has little room, creates a sparse arena and a sparse buffer all the same, and has another process join them.
+/// A child that has little room, creates a sparse arena and a sparse buffer all the same, and has another process join
+/// them.
 fn create_sparse(_: &[String]) {
     let arena = ArenaOptions::new().pages(Pages::Sparse).create("arena", LARGE as u64).unwrap();
     let buffer = RenderOptions::new().pages(Pages::Sparse).create::<u8, _>("buffer", LARGE, MIB, "sparse").unwrap();

@@ -75,7 +75,8 @@ fn recycled(arguments: &[String]) {
                     array.read().map(drop).unwrap_err(),
                     array.lock_cell(3, SOON).map(drop).unwrap_err(),
                 ];
-                // Without a descriptor the guard goes by the name, which has gone. A kept one leads to the memory under any name.
+                // Without a descriptor the guard goes by the name, which has gone. A kept one leads to the memory under
+                // any name.
                 refused.iter().all(|error| if kind == "kept" { error.is_unsupported() } else { error.is_unlinked() })
             });
             drop(pooled);

@@ -96,7 +96,8 @@ pub fn small(place: &Place, options: &str) -> String {
     format!("mount -t tmpfs -o mode=0700,{options} none '{}'", place.directory().display())
 }
 
-/// A child with 16 MiB for all its arrays. It sends some of 3 MiB with reusable handles, which it gives up when there is no room.
+/// A child with 16 MiB for all its arrays. It sends some of 3 MiB with reusable handles, which it gives up when there
+/// is no room.
 fn give_up_for_room(_: &[String]) {
     static SENT: Mutex<Vec<Handle>> = Mutex::new(Vec::new());
     let send = || {
@@ -199,7 +200,8 @@ fn fill_file_system(_: &[String]) {
     let error = SharedArray::<u8, _>::create("half", 64 * MIB).unwrap_err();
     assert!(error.is_already_exists(), "a full memory does not hide that the name is taken: {error}");
 
-    // A foreign sparse file is opened only if its holes can be filled, since on tmpfs even reading a hole allocates memory.
+    // A foreign sparse file is opened only if its holes can be filled, since on tmpfs even reading a hole allocates
+    // memory.
     let path = default_backend().unwrap().path().join("sparse");
     std::fs::File::create(&path).unwrap().set_len(64 * MIB as u64).unwrap();
     assert_no_space(&SharedArray::<u8, _>::open("sparse", 64 * MIB).unwrap_err(), 64 * MIB, 6 * MIB);

@@ -1,4 +1,5 @@
-//! Processes with another clock than the others, or that cannot tell which boot it is: in a time namespace, without parts of /proc.
+//! Processes with another clock than the others, or that cannot tell which boot it is: in a time namespace, without
+//! parts of /proc.
 
 use std::time::Duration;
 
@@ -16,8 +17,8 @@ use crate::tests;
 const DAY: i64 = 24 * 3600;
 const WEEK: Duration = Duration::from_secs(7 * 24 * 3600);
 
-/// A file system at /proc that has only the processes, as systemd's `ProcSubset=pid` makes it. Where that is refused, the number of
-/// the boot alone is hidden.
+/// A file system at /proc that has only the processes, as systemd's `ProcSubset=pid` makes it. Where that is refused,
+/// the number of the boot alone is hidden.
 const WITHOUT_BOOT: &str =
     "mount -t proc -o subset=pid proc /proc 2>/dev/null || mount --bind /dev/null /proc/sys/kernel/random/boot_id";
 
@@ -115,7 +116,8 @@ fn each_sees_the_minute(place: &Place, child: &mut Child) {
 
     let name = place.location("to-child");
     send(&place.counted(), name.as_str());
-    // A process that another test is just spawning may have a copy of the mapping, and so of the lease, until its program runs.
+    // A process that another test is just spawning may have a copy of the mapping, and so of the lease, until its
+    // program runs.
     eventually("the handle alone protects it", || child.ask("look") == "0 removed, 1 in flight for 1 min");
     assert_eq!(child.ask(format!("leave {}", name.as_str())), "1 in flight");
     let found = place.inspect(&name).unwrap();

@@ -1,4 +1,5 @@
-//! Huge pages: every attached process maps them, allocated space is still guaranteed, and arrays work the same without them.
+//! Huge pages: every attached process maps them, allocated space is still guaranteed, and arrays work the same without
+//! them.
 
 use std::ops::RangeInclusive;
 use std::os::unix::fs::MetadataExt;
@@ -79,8 +80,8 @@ fn mapped_huge(address: *const u8) -> usize {
     kilobytes * 1024
 }
 
-/// Returns how many windows of 2 MiB may be on huge pages. `Pages::Auto` stops when huge pages no longer pay, so that on a busy
-/// machine only some windows have them.
+/// Returns how many windows of 2 MiB may be on huge pages. `Pages::Auto` stops when huge pages no longer pay, so that
+/// on a busy machine only some windows have them.
 fn windows(pages: Pages, length: usize) -> RangeInclusive<usize> {
     let all = length / (2 * MIB);
     match pages {
@@ -228,7 +229,8 @@ fn fill_with_huge_pages(arguments: &[String]) {
         assert_no_space(&create("more", 2 * MIB, pages).unwrap_err(), 2 * MIB, 0);
         touch(&all);
         drop(all);
-        // Each array has three windows. There is room for two arrays at a time, so that with several threads some attempts fail.
+        // Each array has three windows. There is room for two arrays at a time, so that with several threads some
+        // attempts fail.
         let attempt = |thread: usize, round: usize| match create(&format!("{thread}-{round}"), 6 * MIB, pages) {
             Ok(array) => {
                 touch(&array);

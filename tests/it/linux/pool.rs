@@ -113,12 +113,14 @@ fn fork_holds(arguments: &[String]) {
         let (reader, mut writer) = UnixStream::pair().unwrap();
         let child = fork(|| {
             let _ = (&reader).read_exact(&mut [0]); // until the parent writes, or is dead
-            // A guard through a kept descriptor reaches the file under any name. The pool's draft is locked, so that it fails.
+            // A guard through a kept descriptor reaches the file under any name. The pool's draft is locked, so that it
+            // fails.
             !keep || array.try_read().is_err()
         });
         pool.put(array).unwrap();
         let stats = pool.stats();
-        // A kept descriptor's open file description is shared, and so are its locks. Then the cell locks exclude the child.
+        // A kept descriptor's open file description is shared, and so are its locks. Then the cell locks exclude the
+        // child.
         let is_shared = keep || !backend.lock_survives_close().unwrap();
         assert_eq!((stats.idle.arrays, stats.draining.arrays), if is_shared { (1, 0) } else { (0, 1) });
         let draft = pool.take::<u32, _>(LENGTH).unwrap();
@@ -140,7 +142,8 @@ fn forked_child_keeps_its_array_from_the_pool(place: &Place) {
     child.expect("done");
 }
 
-/// A process that forks while it has a buffer in a pool's memory, and then paints another buffer with other chunks in that memory.
+/// A process that forks while it has a buffer in a pool's memory, and then paints another buffer with other chunks in
+/// that memory.
 fn fork_buffer(arguments: &[String]) {
     let backend = backend_of_child();
     let pool = PoolOptions::new().backend(backend).create().unwrap();

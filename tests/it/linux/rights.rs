@@ -81,8 +81,8 @@ fn open_as_stranger(arguments: &[String]) {
     }
 }
 
-/// Starts a role as another user. Where that is impossible, starts it as this user, without capabilities if this user is root.
-/// `program` is the name for a copy of this program that the other user can execute.
+/// Starts a role as another user. Where that is impossible, starts it as this user, without capabilities if this user
+/// is root. `program` is the name for a copy of this program that the other user can execute.
 pub fn as_stranger(place: &Place, program: &Name, role: &str, arguments: &[&str]) -> Child {
     let me = std::fs::metadata("/proc/self").unwrap().uid();
     let directory = place.directory().display().to_string();
@@ -122,7 +122,8 @@ fn foreign_files_are_refused_with_owner_and_mode(place: &Place) {
     assert!(array.unlink().unwrap(), "the owner can remove an array that no user can write to");
 }
 
-/// Holds every lock that a process with only read access can take: read locks on NAME and GATE, and the exclusive `flock`.
+/// Holds every lock that a process with only read access can take: read locks on NAME and GATE, and the exclusive
+/// `flock`.
 fn keep_read_locks(arguments: &[String]) {
     let file = std::fs::File::open(&arguments[0]).unwrap();
     rustix::fs::flock(&file, rustix::fs::FlockOperation::LockExclusive).unwrap();

@@ -7,7 +7,8 @@ use libtest_mimic::Trial;
 
 use crate::support::{Place, child};
 
-/// Returns the `unshare` options by which this user gets private mounts, if any work: as root, or as root of a user namespace.
+/// Returns the `unshare` options by which this user gets private mounts, if any work: as root, or as root of a user
+/// namespace.
 fn unshare() -> Option<&'static [&'static str]> {
     const WAYS: [&[&str]; 2] = [&["-m", "--propagation", "private"], &["-U", "-r", "-m", "--propagation", "private"]];
     WAYS.into_iter().find(|way| {
@@ -57,8 +58,8 @@ pub fn with_time_namespaces(trials: Vec<Trial>) -> Vec<Trial> {
     unless("time namespaces cannot be had", possible, trials)
 }
 
-/// Returns a command that runs a role in its own time namespace, in which the machine seems to run for so much longer, after a script
-/// in its own mount namespace.
+/// Returns a command that runs a role in its own time namespace, in which the machine seems to run for so much longer,
+/// after a script in its own mount namespace.
 pub fn with_time(place: &Place, seconds: i64, script: &str, role: &str, arguments: &[&str]) -> Command {
     let mut command = Command::new("unshare");
     command.args(unshare().expect("checked before")).args(["--time", "--boottime", &seconds.to_string()]);

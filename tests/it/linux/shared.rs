@@ -213,8 +213,8 @@ fn any_handle_publishes_and_the_last_removes_the_name(place: &Place) {
         second.close().unwrap();
         assert!(place.backend.list().unwrap().is_empty());
     }
-    // Races a publish and its handle's drop against the drop of the other handle. Whichever drop is last must see the name and
-    // remove it.
+    // Races a publish and its handle's drop against the drop of the other handle. Whichever drop is last must see the
+    // name and remove it.
     for _ in 0..300 {
         let array = nameless(place);
         let clone = array.try_clone().unwrap();

@@ -1,4 +1,5 @@
-//! A caller's time limit holds also for locks that other processes keep for moments: a stopped process keeps them for long.
+//! A caller's time limit holds also for locks that other processes keep for moments: a stopped process keeps them for
+//! long.
 //!
 //! A child that takes such a lock and keeps it stands for the stopped process.
 

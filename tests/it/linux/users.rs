@@ -1,4 +1,5 @@
-//! Renderbuffers of several users: files of another user are refused unless that user was chosen, and a group paints together.
+//! Renderbuffers of several users: files of another user are refused unless that user was chosen, and a group paints
+//! together.
 
 use std::fs::Permissions;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
@@ -59,7 +60,8 @@ const MALLORY: u32 = 41_004;
 const UNKNOWN: u32 = 41_005;
 const GROUP: u32 = 42_000;
 
-/// User data: Alice and Bob are listed as members of the group, Carol has it as her primary group, Mallory is no member.
+/// User data: Alice and Bob are listed as members of the group, Carol has it as her primary group, Mallory is no
+/// member.
 const USERS: &str = "root:x:0:0::/:/bin/sh
 alice:x:41001:41001::/:/bin/sh
 bob:x:41002:41002::/:/bin/sh
@@ -72,7 +74,8 @@ fn begin(options: RenderOptions, location: &Location) -> ndarray_shm::Result<Ren
     options.create(location, 1 << 14, 1 << 12, "users")
 }
 
-/// Begins or joins a buffer that is shared with the users named by the argument (only joins it if the mode is "open"), and paints one chunk per "paint" request.
+/// Begins or joins a buffer that is shared with the users named by the argument (only joins it if the mode is "open"),
+/// and paints one chunk per "paint" request.
 fn paint_with_others(arguments: &[String]) {
     // A umask that takes every right from the group.
     rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o077));
@@ -147,7 +150,8 @@ impl Stage {
         self.run(command, self.directory.path(), shared, mode)
     }
 
-    /// Starts a painter as this user, in the group of all tests, with the user data of the tests instead of the machine's.
+    /// Starts a painter as this user, in the group of all tests, with the user data of the tests instead of the
+    /// machine's.
     fn member(&self, user: u32) -> Child {
         let mut command = in_mounts(&format!(
             "cd '{}'
@@ -261,7 +265,8 @@ fn stale_ledger_of_another_user_is_no_buffer(place: &Place) {
     let trusted = format!("users:{ALICE}");
     for (mode, said) in [(0o777, "begun"), (0o1777, "sticky bit")] {
         let stage = Stage::new(place, mode);
-        // As a process leaves it that is killed after it has finished or discarded the buffer, before it removes the ledger.
+        // As a process leaves it that is killed after it has finished or discarded the buffer, before it removes the
+        // ledger.
         let mut alice = stage.painter(ALICE, "me", "666");
         alice.expect("begun");
         alice.kill();

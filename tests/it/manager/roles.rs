@@ -81,7 +81,8 @@ fn fork() -> u32 {
 
 #[allow(unsafe_code)]
 fn fork_and(action: impl FnOnce()) -> u32 {
-    // SAFETY: the child continues with a copy of this thread. The C library keeps its allocator usable in a forked child.
+    // SAFETY: the child continues with a copy of this thread. The C library keeps its allocator usable in a forked
+    // child.
     match unsafe { libc::fork() } {
         0 => {
             action();

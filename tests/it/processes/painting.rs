@@ -23,8 +23,8 @@ pub fn element([x, y, z]: [usize; 3]) -> u16 {
     (x + 3 * y + 5 * z) as u16
 }
 
-/// An entry: paints the buffer that the third argument names, in the directory that the second one names. Worker 0 claims a chunk
-/// and holds it until the test says go. The other workers begin at the same signal.
+/// An entry: paints the buffer that the third argument names, in the directory that the second one names. Worker 0
+/// claims a chunk and holds it until the test says go. The other workers begin at the same signal.
 pub fn paint(context: &Context) -> Outcome {
     let [_, path, name] = context.arguments() else { return Err("three arguments".into()) };
     let buffer: RenderBuffer<u16, Ix3> =

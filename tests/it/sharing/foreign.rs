@@ -1,5 +1,5 @@
-//! Descriptors of other libraries in messages: they arrive with their notes beside arrays, are taken by their kind only, and are
-//! closed when no receiver takes them.
+//! Descriptors of other libraries in messages: they arrive with their notes beside arrays, are taken by their kind
+//! only, and are closed when no receiver takes them.
 
 use std::fs::File;
 use std::io::{Read, Seek, Write};
@@ -104,7 +104,8 @@ fn foreign_descriptor_of_a_killed_sender_arrives_beside_arrays(place: &Place) {
     assert_eq!((foreign.dtype(), foreign.shape(), foreign.order()), (DType::I16, &[2, 3][..], Order::F));
     assert_eq!((foreign.kind(), foreign.note()), (KIND, NOTE));
     assert_eq!(text_of(foreign), "memory of a device");
-    // The killed sender is still counted: the reclaim removes the name, once no process that another test spawns has a copy.
+    // The killed sender is still counted: the reclaim removes the name, once no process that another test spawns has a
+    // copy.
     eventually("the name is reclaimed", || {
         Reclaim::new().run(&meeting.place.backend).unwrap();
         meeting.names() == 0

@@ -1,4 +1,5 @@
-//! Forked children and inherited descriptors: memory is inherited, counts are not, and a channel belongs to one process.
+//! Forked children and inherited descriptors: memory is inherited, counts are not, and a channel belongs to one
+//! process.
 
 use std::os::fd::{FromRawFd, OwnedFd};
 use std::process::{Command, Stdio};
@@ -156,7 +157,8 @@ fn a_channel_is_inherited_as_a_descriptor(place: &Place) {
     }
 }
 
-/// A process that locks arrays and a chunk, in the ways that its argument names, and then forks a child that outlives it.
+/// A process that locks arrays and a chunk, in the ways that its argument names, and then forks a child that outlives
+/// it.
 fn lock_and_fork(arguments: &[String]) {
     let (place, name) = (Place::of_parent("the parent's"), arguments[1].as_str());
     let open = |keep| place.attach::<u8, Ix1>().keep_fd(keep).open(name, 4).unwrap();

@@ -1,9 +1,9 @@
-//! SIGKILL at random moments: one `Reclaim` frees what dead processes leave, a manager frees it at once, and living processes never
-//! lose data.
+//! SIGKILL at random moments: one `Reclaim` frees what dead processes leave, a manager frees it at once, and living
+//! processes never lose data.
 //!
 //! Each scenario runs ten times, or as often as `NDSHM_TEST_ROUNDS` says, and kills its process after a random time.
-//! `NDSHM_TEST_SEED` repeats a run. Every array holds the round's number, so that a half-written array or that of another round is
-//! noticed.
+//! `NDSHM_TEST_SEED` repeats a run. Every array holds the round's number, so that a half-written array or that of
+//! another round is noticed.
 
 use std::fmt::Write;
 use std::time::{Duration, Instant, SystemTime};
@@ -37,7 +37,8 @@ pub const ROLES: &[(&str, Role)] = &[
 /// Processes are killed within this time after they began.
 const LATEST: Duration = Duration::from_millis(5);
 
-/// How long a handle protects its array. Except where a sender is killed, another process holds the array until the handle is used.
+/// How long a handle protects its array. Except where a sender is killed, another process holds the array until the
+/// handle is used.
 pub const GRACE: Duration = Duration::from_millis(50);
 
 /// The result of one scenario without a manager. Results with a manager are in `managed`.

@@ -1,5 +1,5 @@
-//! Few descriptors and many arrays: arrays by name need none, readers and frozen arrays can close theirs, and a receiver without
-//! free descriptors loses no message.
+//! Few descriptors and many arrays: arrays by name need none, readers and frozen arrays can close theirs, and a
+//! receiver without free descriptors loses no message.
 
 use std::fs::File;
 

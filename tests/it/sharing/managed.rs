@@ -1,7 +1,9 @@
-//! The scenarios of `kills` with a manager: how soon it removes what dead processes left, also when the manager is killed too.
+//! The scenarios of `kills` with a manager: how soon it removes what dead processes left, also when the manager is
+//! killed too.
 //!
-//! The environment determines a process's manager. So each scenario runs within a director, a child with its own environment. The
-//! director reports each round, and the test adds up the results. The end of the test ends every manager that is left.
+//! The environment determines a process's manager. So each scenario runs within a director, a child with its own
+//! environment. The director reports each round, and the test adds up the results. The end of the test ends every
+//! manager that is left.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
@@ -38,8 +40,8 @@ const MANAGED: &str = "NDSHM_TEST_MANAGED";
 /// The time after which a removal counts as late.
 const SOON: Duration = Duration::from_secs(1);
 
-/// The time after which the test fails. It allows for slow machines, and is shorter than the ten seconds between a manager's
-/// sweeps, so that a sweep that no death triggered does not pass the test.
+/// The time after which the test fails. It allows for slow machines, and is shorter than the ten seconds between a
+/// manager's sweeps, so that a sweep that no death triggered does not pass the test.
 const PATIENCE: Duration = Duration::from_secs(8);
 
 /// The scenarios in which the manager itself is killed.
@@ -210,8 +212,8 @@ fn director(arguments: &[String]) {
 
 /// Makes a director a client, and starts the manager.
 fn become_client(backend: &Directory) {
-    // No other thread starts a process meanwhile: its child would inherit the open file, and a file that is open for writing cannot
-    // be executed.
+    // No other thread starts a process meanwhile: its child would inherit the open file, and a file that is open for
+    // writing cannot be executed.
     let path = PathBuf::from(std::env::var_os("NDSHM_MANAGER").unwrap());
     let text = format!("#!/bin/sh\n{ROLE}=manager-client exec '{}' \"$@\"\n", program().display());
     std::fs::write(&path, text).unwrap();

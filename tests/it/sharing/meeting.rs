@@ -52,8 +52,8 @@ impl Meeting {
         self.sockets.path().join(name)
     }
 
-    /// Starts a child, and returns it with the channel to it. The child gets the socket's path as its first argument, and connects
-    /// first.
+    /// Starts a child, and returns it with the channel to it. The child gets the socket's path as its first argument,
+    /// and connects first.
     pub fn child(&self, role: &str, arguments: &[&str]) -> (Child, Channel) {
         let path = self.path("parent").display().to_string();
         let child = Child::start(&self.place, role, &[&[path.as_str()], arguments].concat());
@@ -113,8 +113,8 @@ pub fn assert_same_memory(one: &RefcountedArray<f32, Ix2>, other: &RefcountedArr
     }
 }
 
-/// The names in a directory of arrays, and this process's descriptors and mappings of its files. Other tests run in this process
-/// at the same time, but in their own directories.
+/// The names in a directory of arrays, and this process's descriptors and mappings of its files. Other tests run in
+/// this process at the same time, but in their own directories.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Traces {
     names: Vec<String>,
@@ -144,11 +144,12 @@ impl Traces {
     }
 }
 
-/// Runs an action in a child that is connected to the socket in the first argument. Asserts that the action leaves no descriptor
-/// and no mapping.
+/// Runs an action in a child that is connected to the socket in the first argument. Asserts that the action leaves no
+/// descriptor and no mapping.
 pub fn leaving_nothing(arguments: &[String], act: impl FnOnce(&Directory, Channel)) {
     let backend = backend_of_child();
-    let _ = backend.lock_survives_close().expect("a directory"); // the first call probes with open files: not to be counted below
+    // The first call probes with open files: not to be counted below.
+    let _ = backend.lock_survives_close().expect("a directory");
     let before = open_files();
     act(&backend, Channel::connect(&arguments[0]).expect("the parent listens"));
     assert_eq!(Traces::of_process(&backend), Traces::default(), "left behind by a child");

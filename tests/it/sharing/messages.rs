@@ -1,4 +1,5 @@
-//! Messages with arrays: many arrays in one message, in order; failed attachments return the array; dropped arrays are released.
+//! Messages with arrays: many arrays in one message, in order; failed attachments return the array; dropped arrays are
+//! released.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -148,7 +149,8 @@ fn failed_send_leaves_nothing_in_flight(place: &Place) {
     here.send("good", &all).unwrap();
     assert_eq!(there.receive::<String>().unwrap().message, "good", "no part of a refused message was sent");
     drop(there);
-    // A child that another test is spawning may have a copy of that end until its program runs. This waits for its close.
+    // A child that another test is spawning may have a copy of that end until its program runs. This waits for its
+    // close.
     assert!(here.receive::<()>().unwrap_err().is_closed());
     let error = here.send("too late", &all).unwrap_err();
     assert!(error.is_closed(), "{error}");

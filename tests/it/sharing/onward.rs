@@ -49,7 +49,8 @@ fn make_and_send(arguments: &[String]) {
     });
 }
 
-/// A child that receives an array over a connection of its own, holds it until it is told to go on, and forwards it to the test.
+/// A child that receives an array over a connection of its own, holds it until it is told to go on, and forwards it to
+/// the test.
 fn pass_on(arguments: &[String]) {
     leaving_nothing(arguments, |_, channel| {
         let listener = ChannelListener::bind(&arguments[1]).unwrap();

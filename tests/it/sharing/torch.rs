@@ -1,6 +1,8 @@
-//! The promises of torch's `test_multiprocessing.py` and Paddle's `test_paddle_multiprocessing.py`, under the names of their tests.
+//! The promises of torch's `test_multiprocessing.py` and Paddle's `test_paddle_multiprocessing.py`, under the names of
+//! their tests.
 //!
-//! Each test runs five times (`NDSHM_TEST_ROUNDS` sets another number) with both strategies, and each round checks for leaks.
+//! Each test runs five times (`NDSHM_TEST_ROUNDS` sets another number) with both strategies, and each round checks for
+//! leaks.
 
 use std::fmt::Debug;
 
@@ -118,7 +120,8 @@ fn preserve_sharing_references_in_one_message_are_one_memory(place: &Place) {
     });
 }
 
-/// A worker that fills each received array in place with its message's number and answers with the sum, until the channel closes.
+/// A worker that fills each received array in place with its message's number and answers with the sum, until the
+/// channel closes.
 fn fill_pool(arguments: &[String]) {
     leaving_nothing(arguments, |_, channel| {
         while let Ok(received) = channel.receive::<f32>() {

@@ -53,8 +53,9 @@ fn send_and_hang(arguments: &[String]) {
 
 fn array_of_a_killed_sender_arrives(place: &Place) {
     for strategy in strategies() {
-        // A child that another test is spawning has a copy of every descriptor until its program runs, and so keeps the dead
-        // sender's lease. Then dropping the array leaves its name to the next reclaim. That happens once in dozens of rounds.
+        // A child that another test is spawning has a copy of every descriptor until its program runs, and so keeps the
+        // dead sender's lease. Then dropping the array leaves its name to the next reclaim. That happens once in dozens
+        // of rounds.
         assert!((0..10).any(|_| dropping_removes_what_a_killed_sender_sent(place, strategy)), "{strategy}");
     }
 }
@@ -120,7 +121,8 @@ fn partial_message_of_a_killed_sender_never_arrives(place: &Place) {
     let (mut child, channel) = meeting.child("send-for-ever", &[]);
     child.expect("begins");
     assert_eq!(channel.receive::<String>().unwrap().message, "small");
-    // Once a part has arrived, the sender is in the middle of the message. It stays there, since no process receives the rest.
+    // Once a part has arrived, the sender is in the middle of the message. It stays there, since no process receives
+    // the rest.
     let socket = channel.into_socket();
     eventually("the message begins", || {
         let flags = rustix::net::RecvFlags::PEEK | rustix::net::RecvFlags::DONTWAIT;

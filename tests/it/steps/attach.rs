@@ -1,4 +1,5 @@
-//! Attaching to a file that looks like a counted array or an arena, while another process uses the same bytes as elements.
+//! Attaching to a file that looks like a counted array or an arena, while another process uses the same bytes as
+//! elements.
 
 use std::time::Duration;
 
@@ -73,9 +74,9 @@ fn describe(arguments: &[String]) {
     });
 }
 
-/// Has a child open a plain array as a counted array or an arena. While the child is stopped after taking its lease, a writer
-/// attaches and gives the elements the bytes that the child looks for. The writer is still attached when the child goes on, so that
-/// the child must refuse the file.
+/// Has a child open a plain array as a counted array or an arena. While the child is stopped after taking its lease, a
+/// writer attaches and gives the elements the bytes that the child looks for. The writer is still attached when the
+/// child goes on, so that the child must refuse the file.
 fn lookalike(place: &Place, name: &Name, bytes: &[u8], role: &str) {
     let path = place.path(name);
     let zeros: SharedArray<u8, Ix1> = place.options().create(name.location(), bytes.len()).unwrap();

@@ -34,8 +34,8 @@ pub fn trials(place: &Place) -> Vec<Trial> {
     )
 }
 
-/// A process with a forked child, which opens an array's name for a guard and is stopped before it locks anything. Meanwhile the
-/// memory is recycled.
+/// A process with a forked child, which opens an array's name for a guard and is stopped before it locks anything.
+/// Meanwhile the memory is recycled.
 ///
 /// The forked child stops itself (`NDSHM_STEP`), because only an inherited attachment has that step.
 fn guard_in_forked_child(arguments: &[String]) {
@@ -64,8 +64,8 @@ fn guard_of_a_stopped_forked_child_gets_no_recycled_memory(place: &Place) {
     assert_eq!(place.everything(), [] as [&str; 0]);
 }
 
-/// A process that drops an array of a pool. Another thread forks while NAME is locked, and the child has a copy of the descriptor, as
-/// a spawned process has until its program runs.
+/// A process that drops an array of a pool. Another thread forks while NAME is locked, and the child has a copy of the
+/// descriptor, as a spawned process has until its program runs.
 fn drop_beside_a_fork(arguments: &[String]) {
     let pool = PoolOptions::new().backend(backend_of_child()).create().unwrap();
     let name = |number: u32| format!("{}-{number}", arguments[0]);
@@ -141,10 +141,11 @@ fn unlink(arguments: &[String]) {
     say(backend.unlink_within(&arguments[0].parse().unwrap(), None, Duration::ZERO).unwrap());
 }
 
-/// Two processes remove the same name while a third, which may only read the file, keeps them from locking it exclusively.
+/// Two processes remove the same name while a third, which may only read the file, keeps them from locking it
+/// exclusively.
 ///
-/// The child is stopped after it decided to remove the name. Meanwhile this process removes the name and creates a new array
-/// under it. The resumed child must not remove the new array's name.
+/// The child is stopped after it decided to remove the name. Meanwhile this process removes the name and creates a new
+/// array under it. The resumed child must not remove the new array's name.
 fn new_array_under_a_removed_name_keeps_it(place: &Place) {
     let place = &place.private();
     let (name, program) = (place.location("successor"), place.location("program"));
@@ -164,8 +165,8 @@ fn new_array_under_a_removed_name_keeps_it(place: &Place) {
     drop(old);
 }
 
-/// Finds the default backend while another thread forks. The forked child inherits the locked table of directories, and must be
-/// able to find the default backend too.
+/// Finds the default backend while another thread forks. The forked child inherits the locked table of directories, and
+/// must be able to find the default backend too.
 fn find_directory(_: &[String]) {
     act_beside_step(|| {
         in_forked_child(|| {
@@ -186,13 +187,13 @@ fn forked_child_finds_directories_despite_a_held_lock(place: &Place) {
     child.finish();
 }
 
-/// Opens an arena while another thread forks. The forked child has a copy of every descriptor, and the forking thread has not yet
-/// run the library's fork handlers.
+/// Opens an arena while another thread forks. The forked child has a copy of every descriptor, and the forking thread
+/// has not yet run the library's fork handlers.
 fn join_while_forking(arguments: &[String]) {
     static PROBES: AtomicUsize = AtomicUsize::new(0);
     let backend = meddling(&backend_of_child(), |operation, _| {
-        // The first probe is for the arena, the second for the seat. The seat's file is open by then, so that the child gets a
-        // copy.
+        // The first probe is for the arena, the second for the seat. The seat's file is open by then, so that the child
+        // gets a copy.
         if operation == "probe" && PROBES.fetch_add(1, Ordering::Relaxed) == 1 {
             fork_beside();
         }

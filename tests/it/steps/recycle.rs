@@ -22,7 +22,8 @@ pub fn trials(place: &Place) -> Vec<Trial> {
 
 pub const ROLES: &[(&str, Role)] = &[("step-recycle", recycle), ("step-open", open)];
 
-/// A child that creates an array, and recycles it whenever it is told to. It reports whether it could. An argument more: at once.
+/// A child that creates an array, and recycles it whenever it is told to. It reports whether it could. An argument
+/// more: at once.
 fn recycle(arguments: &[String]) {
     let options = CreateOptions::<RefcountedArray<u32, Ix1>>::new().backend(backend_of_child()).keep_fd(true);
     let mut array = options.create(arguments[0].as_str(), 4).unwrap();

@@ -76,8 +76,8 @@ fn finish_child(arguments: &[String]) {
     say("finished");
 }
 
-/// A child that begins or joins a buffer with the work of its second argument, replacing an abandoned one, paints a chunk, and stays
-/// attached until its parent says a word or ends.
+/// A child that begins or joins a buffer with the work of its second argument, replacing an abandoned one, paints a
+/// chunk, and stays attached until its parent says a word or ends.
 fn replace_child(arguments: &[String]) {
     let options = RenderOptions::new().backend(backend_of_child()).replace(true);
     match options.create::<u8, _>(&location(arguments), 1 << 16, 1 << 14, &arguments[1]) {

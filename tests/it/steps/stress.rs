@@ -1,9 +1,9 @@
-//! All kinds of arrays under the same few names, used by processes that are stopped at any step, killed and forked. If this process
-//! is root, some of them belong to another user.
+//! All kinds of arrays under the same few names, used by processes that are stopped at any step, killed and forked. If
+//! this process is root, some of them belong to another user.
 //!
-//! Every array has the same number of elements, and every block of [`BLOCK`] elements is written at once, with one value. So what a
-//! process reads under a guard, chunk or handle has one value in each block, and what it holds exclusively stays as it wrote it.
-//! Errors are allowed, since names come and go. Wrong elements and panics are not.
+//! Every array has the same number of elements, and every block of [`BLOCK`] elements is written at once, with one
+//! value. So what a process reads under a guard, chunk or handle has one value in each block, and what it holds
+//! exclusively stays as it wrote it. Errors are allowed, since names come and go. Wrong elements and panics are not.
 
 use std::collections::BTreeSet;
 use std::fs::Permissions;
@@ -188,8 +188,8 @@ impl Worker {
         match AttachOptions::<RefcountedArray<_, _>>::new().backend(self.backend.clone()).open(name.as_str()) {
             Ok(array) => {
                 Self::watch(&array)?;
-                // Either the creator of a real frozen array was killed, or the elements pass for one. While the name exists, no
-                // process can forge another array under it.
+                // Either the creator of a real frozen array was killed, or the elements pass for one. While the name
+                // exists, no process can forge another array under it.
                 self.backend.unlink(name).map(drop)
             }
             Err(Error::NotCounted { .. }) => Ok(()), // the right answer for a plain array
@@ -348,8 +348,8 @@ impl Worker {
         Self::watch(&frozen)
     }
 
-    /// Finishes the buffer that children may have inherited, and uses its memory for another buffer of the same name with other
-    /// chunks.
+    /// Finishes the buffer that children may have inherited, and uses its memory for another buffer of the same name
+    /// with other chunks.
     fn turn_over(&mut self) -> ndarray_shm::Result<()> {
         let Some(buffer) = self.buffer.take() else { return Ok(()) };
         let value = self.random.number();

@@ -26,8 +26,8 @@ pub fn program() -> PathBuf {
 /// Copies the program, for children of other users.
 #[cfg(target_os = "linux")]
 pub fn copy_program(to: &Path) {
-    // Another process copies the file. Every child that this process spawns meanwhile would inherit a descriptor of the copy, and
-    // a file that is open for writing cannot be executed.
+    // Another process copies the file. Every child that this process spawns meanwhile would inherit a descriptor of the
+    // copy, and a file that is open for writing cannot be executed.
     let mut install = Command::new("install");
     install.args(["-m", "755"]).arg(program()).arg(to);
     assert!(install.status().expect("install runs").success());
@@ -136,7 +136,8 @@ impl Child {
         self.lines.recv_timeout(limit).ok()
     }
 
-    /// Waits for the child's end and returns its lines that were not read yet. The child must be killed before, or end by itself.
+    /// Waits for the child's end and returns its lines that were not read yet. The child must be killed before, or end
+    /// by itself.
     pub fn rest(&mut self) -> Vec<String> {
         self.lines.iter().collect()
     }
@@ -146,8 +147,8 @@ impl Child {
         assert_eq!(self.line(), line);
     }
 
-    /// Stops every thread of the child, where there is a signal for it. Elsewhere it does nothing: a child that has said something
-    /// and expects an answer waits anyway.
+    /// Stops every thread of the child, where there is a signal for it. Elsewhere it does nothing: a child that has
+    /// said something and expects an answer waits anyway.
     pub fn stop(&self) {
         if cfg!(unix) {
             send_signal("STOP", self.id());
@@ -216,8 +217,8 @@ impl Drop for Child {
     }
 }
 
-/// Lets signals of the terminal end this process and its children. A shell starts background processes with some of these signals
-/// ignored, and children inherit that.
+/// Lets signals of the terminal end this process and its children. A shell starts background processes with some of
+/// these signals ignored, and children inherit that.
 #[cfg(unix)]
 #[allow(unsafe_code)]
 pub fn hear_the_terminal() {

@@ -27,7 +27,8 @@ pub fn in_forked_child(act: impl FnOnce() -> bool) {
     wait(fork(act));
 }
 
-/// Forks a child that inherits everything and does nothing. It ends when no process can write to its standard input any more.
+/// Forks a child that inherits everything and does nothing. It ends when no process can write to its standard input any
+/// more.
 pub fn fork_until_input_ends() {
     fork(|| {
         let mut byte = 0_u8;

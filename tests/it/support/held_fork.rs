@@ -4,8 +4,8 @@
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-/// State of a held fork: 0 no fork is held, 1 the next fork will be held, 2 its child exists and the parent is held, 3 the parent
-/// may go on. [`act_beside_step`] uses 2 and 3 for a thread that is held at a step.
+/// State of a held fork: 0 no fork is held, 1 the next fork will be held, 2 its child exists and the parent is held, 3
+/// the parent may go on. [`act_beside_step`] uses 2 and 3 for a thread that is held at a step.
 static HELD: AtomicU32 = AtomicU32::new(0);
 
 fn wait_for(state: u32) {
@@ -28,8 +28,8 @@ pub fn prepare_held_fork() {
     assert_eq!(unsafe { libc::pthread_atfork(None, Some(hold_parent), None) }, 0);
 }
 
-/// Forks in another thread, at whatever points the other threads are. Returns when the child exists and the forking thread is held.
-/// The child ends when no process can write to its standard input any more.
+/// Forks in another thread, at whatever points the other threads are. Returns when the child exists and the forking
+/// thread is held. The child ends when no process can write to its standard input any more.
 pub fn fork_beside() {
     HELD.store(1, Ordering::SeqCst);
     std::thread::spawn(|| {
@@ -55,8 +55,8 @@ extern "C" fn hold_thread(_: libc::c_int) {
     wait_for(3);
 }
 
-/// Keeps the main thread, which calls this, at the step where the process stops itself. When the process is continued, another
-/// thread acts first, and then the main thread goes on.
+/// Keeps the main thread, which calls this, at the step where the process stops itself. When the process is continued,
+/// another thread acts first, and then the main thread goes on.
 pub fn act_beside_step(act: impl FnOnce() + Send + 'static) {
     let mask = |how: libc::c_int| {
         // SAFETY: a set of signals is integers, and the call fills it.

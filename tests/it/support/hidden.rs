@@ -1,5 +1,5 @@
-//! A directory of the plainest kind: drafts cannot be nameless, as on platforms and file systems without `O_TMPFILE`, and files have
-//! no extended attributes, so that arrays cannot describe themselves.
+//! A directory of the plainest kind: drafts cannot be nameless, as on platforms and file systems without `O_TMPFILE`,
+//! and files have no extended attributes, so that arrays cannot describe themselves.
 
 use std::fs::File;
 use std::os::unix::fs::PermissionsExt;

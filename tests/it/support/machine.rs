@@ -37,7 +37,8 @@ pub fn open_paths(process: &str) -> Vec<std::path::PathBuf> {
     descriptors.filter_map(|descriptor| std::fs::read_link(descriptor.path()).ok()).collect()
 }
 
-/// Sends a signal to a process, or to the group with the number after a minus sign. Where there are no signals it fails.
+/// Sends a signal to a process, or to the group with the number after a minus sign. Where there are no signals it
+/// fails.
 pub fn send_signal(signal: &str, process: impl std::fmt::Display) {
     let to = process.to_string();
     let status = std::process::Command::new("kill").args(["-s", signal, "--", &to]).status().expect("kill runs");

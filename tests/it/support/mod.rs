@@ -134,8 +134,8 @@ impl Place {
         }
     }
 
-    /// A test's own directory on the same file system, removed with everything in it when the test ends, also when it fails.
-    /// For arrays whose names the test does not choose, and for checks of everything in the directory.
+    /// A test's own directory on the same file system, removed with everything in it when the test ends, also when it
+    /// fails. For arrays whose names the test does not choose, and for checks of everything in the directory.
     pub fn private(&self) -> Self {
         if self.name != "shm" {
             return self.fresh();
@@ -329,8 +329,9 @@ impl Drop for Name {
     }
 }
 
-/// The number of rounds of a loop that has `times` rounds on Linux. Under Wine a call takes ten times as long, and Wine's server
-/// keeps each closed handle of a file open until the last lock on that file is gone: thousands of rounds would use up its descriptors.
+/// The number of rounds of a loop that has `times` rounds on Linux. Under Wine a call takes ten times as long, and
+/// Wine's server keeps each closed handle of a file open until the last lock on that file is gone: thousands of rounds
+/// would use up its descriptors.
 pub const fn rounds(times: usize) -> usize {
     if cfg!(windows) { times.div_ceil(10) } else { times }
 }

@@ -3,8 +3,8 @@
 use std::io;
 use std::process::{Child, Command};
 
-/// Starts a process. Wine fails now and then with an internal error where a second attempt succeeds; scripts/platform-tables counts
-/// the lines that say so.
+/// Starts a process. Wine fails now and then with an internal error where a second attempt succeeds;
+/// scripts/platform-tables counts the lines that say so.
 pub(super) fn start(command: &mut Command) -> io::Result<Child> {
     const ERROR_INTERNAL_ERROR: i32 = 1359;
     match command.spawn() {

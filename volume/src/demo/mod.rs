@@ -1,7 +1,7 @@
 //! Writes volumes with known elements, for demonstrations, tests and benchmarks.
 //!
-//! Each element is computed from its coordinates alone, by code that shares nothing with reading: a download can be checked
-//! against it.
+//! Each element is computed from its coordinates alone, by code that shares nothing with reading: a download can be
+//! checked against it.
 
 use std::fs;
 use std::path::Path;
@@ -67,8 +67,8 @@ pub struct DemoSpec {
 }
 
 impl DemoSpec {
-    /// Describes a smooth field as a Zarr version 3 array with zstd, in which every fifth chunk is left out. Shapes are in elements
-    /// along each axis.
+    /// Describes a smooth field as a Zarr version 3 array with zstd, in which every fifth chunk is left out. Shapes are
+    /// in elements along each axis.
     pub fn new(shape: &[u64], chunk_shape: &[u64], dtype: DType) -> Self {
         Self {
             shape: shape.to_vec(),
@@ -84,7 +84,8 @@ impl DemoSpec {
         }
     }
 
-    /// Returns descriptions of volumes of a few megabytes that differ in chunks, codecs, element types, patterns and versions.
+    /// Returns descriptions of volumes of a few megabytes that differ in chunks, codecs, element types, patterns and
+    /// versions.
     pub fn gallery() -> Vec<(&'static str, Self)> {
         vec![
             ("smooth-zstd", Self::new(&[128, 160, 96], &[32, 64, 48], DType::U16)),
@@ -165,7 +166,8 @@ impl DemoSpec {
     ///
     /// # Errors
     ///
-    /// [`Bbox`](Error::Bbox) if the region is not in the volume, [`Array`](Error::Array) if `T` is not the volume's element type.
+    /// [`Bbox`](Error::Bbox) if the region is not in the volume, [`Array`](Error::Array) if `T` is not the volume's
+    /// element type.
     pub fn expected<T: Element>(&self, bbox: &Bbox) -> Result<ArrayD<T>> {
         bbox.check_within(&Bbox::whole(&self.shape))?;
         if T::DTYPE != self.dtype {
@@ -307,8 +309,8 @@ impl DemoSpec {
 ///
 /// # Errors
 ///
-/// [`Io`](Error::Io): the directory exists already, or cannot be written. [`NewVolume`](Error::NewVolume): the shapes are
-/// inconsistent, or the format does not support what is asked for.
+/// [`Io`](Error::Io): the directory exists already, or cannot be written. [`NewVolume`](Error::NewVolume): the shapes
+/// are inconsistent, or the format does not support what is asked for.
 pub fn write_volume(directory: &Path, spec: &DemoSpec) -> Result<()> {
     spec.check(directory)?;
     let json = spec.metadata();
@@ -347,7 +349,8 @@ pub fn write_volume(directory: &Path, spec: &DemoSpec) -> Result<()> {
     fs::write(&file, format!("{json:#}\n")).map_err(|error| Error::io("writing", &file, error))
 }
 
-/// Computes and packs the elements of one file. Elements beyond the volume, which readers must never return, get the fill value.
+/// Computes and packs the elements of one file. Elements beyond the volume, which readers must never return, get the
+/// fill value.
 fn pack(
     spec: &DemoSpec,
     array: &Array<FilesystemStore>,

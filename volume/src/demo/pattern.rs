@@ -1,5 +1,5 @@
-//! The elements of demo volumes: functions of their coordinates, in integer arithmetic as far as possible, so that they are the
-//! same on every machine.
+//! The elements of demo volumes: functions of their coordinates, in integer arithmetic as far as possible, so that they
+//! are the same on every machine.
 
 use half::{bf16, f16};
 use ndarray_shm::DType;
@@ -79,8 +79,8 @@ pub(super) fn append_whole(value: u64, dtype: DType, bytes: &mut Vec<u8>) {
     }
 }
 
-/// Appends random bits as an integer, or as a float in [0, 1). The imaginary part of a complex number is the other half of the
-/// bits.
+/// Appends random bits as an integer, or as a float in [0, 1). The imaginary part of a complex number is the other half
+/// of the bits.
 #[allow(clippy::cast_precision_loss)] // 24 bits and 32 bits fit.
 fn append_noise(bits: u64, dtype: DType, bytes: &mut Vec<u8>) {
     let single = |bits: u64| (bits >> 40) as f32 / (1u32 << 24) as f32;

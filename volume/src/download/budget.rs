@@ -1,7 +1,7 @@
 //! Limits for a remote volume: concurrent requests, and bytes that are fetched, or being fetched, and not yet decoded.
 //!
-//! The length of a stored chunk is unknown before it is fetched. So a fetch reserves the size of the largest one so far, and
-//! corrects the reservation when it knows the length.
+//! The length of a stored chunk is unknown before it is fetched. So a fetch reserves the size of the largest one so
+//! far, and corrects the reservation when it knows the length.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -35,7 +35,8 @@ struct BudgetState {
 }
 
 impl Budget {
-    /// Allows `limit` bytes at a time, and always one fetch, whatever its size. The first fetches reserve `guess` bytes.
+    /// Allows `limit` bytes at a time, and always one fetch, whatever its size. The first fetches reserve `guess`
+    /// bytes.
     pub(crate) fn new(limit: u64, guess: u64) -> Self {
         let state = BudgetState { used: 0, expected: guess, is_known: false };
         Self { limit, state: Mutex::new(state), freed: Condvar::new() }

@@ -1,5 +1,5 @@
-//! What the workers of a download paint: a renderbuffer, which other processes may paint too, or elements that only this process
-//! can reach.
+//! What the workers of a download paint: a renderbuffer, which other processes may paint too, or elements that only
+//! this process can reach.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -1,5 +1,5 @@
-//! The fingerprint of a download, in one line: the region, the order, the value of missing chunks, and the volume. It keeps two
-//! different downloads from painting under one name, and tells a worker process its job.
+//! The fingerprint of a download, in one line: the region, the order, the value of missing chunks, and the volume. It
+//! keeps two different downloads from painting under one name, and tells a worker process its job.
 
 use ndarray_shm::render::OtherWork;
 use ndarray_shm::{Location, Order};

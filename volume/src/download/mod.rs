@@ -1,7 +1,7 @@
 //! The main job: a region of a volume becomes an array in shared memory.
 //!
-//! Creates or resumes the renderbuffer, runs the workers that paint it, and decides what happens to it at the end: it gets its
-//! name, is discarded, or is kept for another run.
+//! Creates or resumes the renderbuffer, runs the workers that paint it, and decides what happens to it at the end: it
+//! gets its name, is discarded, or is kept for another run.
 
 mod budget;
 mod canvas;
@@ -64,15 +64,15 @@ pub struct Downloaded {
     pub order: Order,
     /// Chunks the region touches.
     pub chunks: usize,
-    /// Chunks that this call's workers painted. If another call joined the same work and a worker process was killed, this may
-    /// count one chunk that the other call painted.
+    /// Chunks that this call's workers painted. If another call joined the same work and a worker process was killed,
+    /// this may count one chunk that the other call painted.
     pub painted: usize,
     /// Those of the [painted](Self::painted) chunks that are not stored: their elements are the
-    /// [background](DownloadOptions::missing). Does not count chunks that were painted before this call, nor a chunk filled by a
-    /// worker process that was killed before it reported it.
+    /// [background](DownloadOptions::missing). Does not count chunks that were painted before this call, nor a chunk
+    /// filled by a worker process that was killed before it reported it.
     pub filled: usize,
-    /// Chunks that were painted before this call. Chunks neither `painted` nor `resumed` were painted by other processes that
-    /// joined the same work.
+    /// Chunks that were painted before this call. Chunks neither `painted` nor `resumed` were painted by other
+    /// processes that joined the same work.
     pub resumed: usize,
     /// Bytes of the array.
     pub bytes: u64,
@@ -90,7 +90,8 @@ pub struct Downloaded {
 
 impl Downloaded {
     /// Returns the array's description: type, shape, order, and notes on where it came from, which
-    /// [`VolumeNotes`](crate::VolumeNotes) reads. If the file system supports descriptions, the array's file has it too.
+    /// [`VolumeNotes`](crate::VolumeNotes) reads. If the file system supports descriptions, the array's file has it
+    /// too.
     pub fn description(&self) -> &Description {
         &self.description
     }
@@ -99,7 +100,8 @@ impl Downloaded {
     ///
     /// # Errors
     ///
-    /// [`Array`](Error::Array): `T` or the number of axes of `D` differs from the array's, or the array was unlinked since.
+    /// [`Array`](Error::Array): `T` or the number of axes of `D` differs from the array's, or the array was unlinked
+    /// since.
     pub fn open<T: Element, D: Dimension>(&self) -> Result<SharedArray<T, D>> {
         let location = self.location.to_string();
         if T::DTYPE != self.dtype {
@@ -117,23 +119,24 @@ impl Downloaded {
 
 /// Paints a region of a volume into an array in shared memory.
 ///
-/// The array has the region's shape and the volume's element type. All workers paint it at once under a reserved name; it gets
-/// the name `location` when every chunk is painted. If an earlier call for the same region of the same volume left it
-/// unfinished, only the missing chunks are painted. If such a call is running in another process, both paint together.
+/// The array has the region's shape and the volume's element type. All workers paint it at once under a reserved name;
+/// it gets the name `location` when every chunk is painted. If an earlier call for the same region of the same volume
+/// left it unfinished, only the missing chunks are painted. If such a call is running in another process, both paint
+/// together.
 ///
 /// # Errors
 ///
 /// - [`Bbox`](Error::Bbox): the region is empty or not in the volume.
 /// - [`Array`](Error::Array): the name is taken (`AlreadyExists`), another volume, region or order is being painted
-///   under it, or was and is unfinished and not to be [replaced](DownloadOptions::replace) (`Mismatch`), another user began it and was not [chosen](DownloadOptions::shared_with) (`ForeignOwner`), there is no
-///   space (`NoSpace`), ..
-/// - [`Chunk`](Error::Chunk), [`ChunkDenied`](Error::ChunkDenied): a chunk cannot be read or decoded. Painted chunks are discarded,
-///   unless [`keep_partial`](DownloadOptions::keep_partial).
+///   under it, or was and is unfinished and not to be [replaced](DownloadOptions::replace) (`Mismatch`), another user
+///   began it and was not [chosen](DownloadOptions::shared_with) (`ForeignOwner`), there is no space (`NoSpace`), ..
+/// - [`Chunk`](Error::Chunk), [`ChunkDenied`](Error::ChunkDenied): a chunk cannot be read or decoded. Painted chunks
+///   are discarded, unless [`keep_partial`](DownloadOptions::keep_partial).
 /// - [`Interrupted`](Error::Interrupted): the flag was raised; the same holds.
 /// - [`ChunkUnserved`](Error::ChunkUnserved): the server cannot send a chunk in a usable form; the same holds.
 /// - [`Missing`](Error::Missing): a chunk is not stored, and its elements are not defined; the same holds.
-/// - [`Store`](Error::Store): the server did not answer for long, or refused credentials that may have expired. Painted chunks are
-///   kept.
+/// - [`Store`](Error::Store): the server did not answer for long, or refused credentials that may have expired. Painted
+///   chunks are kept.
 /// - [`Worker`](Error::Worker): all worker processes were lost. Painted chunks are kept.
 /// - [`Painting`](Error::Painting): workers panicked, or were lost before anything was painted. Nothing is left.
 ///
@@ -190,7 +193,8 @@ fn download_as(
     with_element!(meta.dtype, T => job.run::<T>(), else => Err(unsupported(source)))
 }
 
-/// Joins a download as one of its worker processes and paints until every chunk is done. Returns how many chunks it painted.
+/// Joins a download as one of its worker processes and paints until every chunk is done. Returns how many chunks it
+/// painted.
 ///
 /// The buffer says which region of the volume to paint. A worker should
 /// [stop when its standard input ends](StopFlag::stop_when_stdin_ends): its parent closes that pipe to dismiss it.
@@ -229,7 +233,8 @@ fn join<T: Element>(
     let options = RenderOptions::new().backend(backend).shared_with(parent.shared_with());
     let buffer = options.open::<T, IxDyn>(location)?;
     if buffer.fingerprint() != line {
-        // Between reading the fingerprint and opening the buffer, that download ended and another began under the same name.
+        // Between reading the fingerprint and opening the buffer, that download ended and another began under the same
+        // name.
         let (location, expected, found) = (location.to_string(), line.to_owned(), buffer.fingerprint().to_owned());
         let state = ndarray_shm::render::OtherWork::Attached; // this process is
         return Err(ndarray_shm::Error::Mismatch { location, what: "fingerprint", expected, found, state }.into());
@@ -296,8 +301,8 @@ fn work_of<'a>(
     }
 }
 
-/// Returns the shape of a chunk, and how many elements the first one lacks along each axis. An array has the volume's chunk boundaries,
-/// so that no chunk is decoded twice.
+/// Returns the shape of a chunk, and how many elements the first one lacks along each axis. An array has the volume's
+/// chunk boundaries, so that no chunk is decoded twice.
 fn chunks_of(meta: &VolumeMeta, bbox: &Bbox) -> (Vec<usize>, Vec<usize>) {
     let lengths = &meta.chunk_shape;
     let starts = bbox.ranges().iter().zip(&meta.origin).map(|(range, origin)| range.start.abs_diff(*origin));

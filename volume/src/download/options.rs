@@ -36,9 +36,9 @@ pub struct DownloadOptions<'a> {
 }
 
 impl<'a> DownloadOptions<'a> {
-    /// Returns the defaults: C order, a thread for each processor, missing chunks as the volume says, 16 requests and 32 MiB at
-    /// a time, the default backend, nothing replaced, no progress reported, never stopped, no partial work kept, files of this
-    /// user only.
+    /// Returns the defaults: C order, a thread for each processor, missing chunks as the volume says, 16 requests and
+    /// 32 MiB at a time, the default backend, nothing replaced, no progress reported, never stopped, no partial work
+    /// kept, files of this user only.
     pub fn new() -> Self {
         Self {
             order: Order::C,
@@ -84,15 +84,16 @@ impl<'a> DownloadOptions<'a> {
         self
     }
 
-    /// Chooses how many bytes of a remote volume may be fetched and not yet decoded; worker processes divide them. 0 is the
-    /// default, 32 MiB. One chunk can be fetched whatever the limit.
+    /// Chooses how many bytes of a remote volume may be fetched and not yet decoded; worker processes divide them. 0 is
+    /// the default, 32 MiB. One chunk can be fetched whatever the limit.
     pub fn in_flight(mut self, bytes: u64) -> Self {
         self.in_flight = if bytes == 0 { IN_FLIGHT } else { bytes };
         self
     }
 
-    /// Allows the finished array to take the name of an existing array, which keeps the name until then. An unfinished download of another
-    /// region, volume or order under this name is replaced at once, if no process is attached to it: a killed process leaves one.
+    /// Allows the finished array to take the name of an existing array, which keeps the name until then. An unfinished
+    /// download of another region, volume or order under this name is replaced at once, if no process is attached to
+    /// it: a killed process leaves one.
     pub fn replace(mut self, replace: bool) -> Self {
         self.replace = replace;
         self
@@ -106,17 +107,17 @@ impl<'a> DownloadOptions<'a> {
 
     /// Paints into memory of this pool, in its backend, so that repeated downloads do not pay for new memory each time.
     ///
-    /// The array then lives as long as the last clone of the returned [`Downloaded`](crate::Downloaded): dropping it removes the
-    /// name, and the memory returns to the pool as soon as no process is attached any more. If the name is unlinked or replaced by
-    /// other means, the memory is not returned.
+    /// The array then lives as long as the last clone of the returned [`Downloaded`](crate::Downloaded): dropping it
+    /// removes the name, and the memory returns to the pool as soon as no process is attached any more. If the name is
+    /// unlinked or replaced by other means, the memory is not returned.
     pub fn pool(mut self, pool: &Pool) -> Self {
         self.backend = Some(pool.backend().clone());
         self.pool = Some(pool.clone());
         self
     }
 
-    /// Chooses the users that may join the download, and so could damage it: see [`SharedWith`]. Worker processes get the same
-    /// choice.
+    /// Chooses the users that may join the download, and so could damage it: see [`SharedWith`]. Worker processes get
+    /// the same choice.
     pub fn shared_with(mut self, users: SharedWith) -> Self {
         self.shared_with = users;
         self
@@ -134,9 +135,9 @@ impl<'a> DownloadOptions<'a> {
         self
     }
 
-    /// Keeps the painted chunks when the work is stopped or fails, so that the same call resumes it. By default they are discarded,
-    /// except when worker processes were lost, a server did not answer, or it refused credentials that may have expired: those
-    /// failures say nothing against the painted chunks.
+    /// Keeps the painted chunks when the work is stopped or fails, so that the same call resumes it. By default they
+    /// are discarded, except when worker processes were lost, a server did not answer, or it refused credentials that
+    /// may have expired: those failures say nothing against the painted chunks.
     pub fn keep_partial(mut self, keep: bool) -> Self {
         self.keep_partial = keep;
         self

@@ -12,18 +12,19 @@ use crate::bbox::Bbox;
 use crate::error::{Error, Result};
 use crate::volume::ChunkSource;
 
-/// Paints a region of a volume into an array that no other process can find. Its name is removed before this returns, and its
-/// memory is freed with the value, however the process ends.
+/// Paints a region of a volume into an array that no other process can find. Its name is removed before this returns,
+/// and its memory is freed with the value, however the process ends.
 ///
-/// Returns an ordinary [`SharedArray`] that keeps a descriptor, through which its guards work without a name. During painting,
-/// worker processes find it by the name that [`ProcessWorkers::with_location`](crate::ProcessWorkers::with_location) passes
-/// them. Unfinished work is never kept for another run, because its name would be unknown. (If the process is killed meanwhile,
-/// `ndshm gc` removes what it had painted, as [`remove_nameless_download`] does.)
+/// Returns an ordinary [`SharedArray`] that keeps a descriptor, through which its guards work without a name. During
+/// painting, worker processes find it by the name that
+/// [`ProcessWorkers::with_location`](crate::ProcessWorkers::with_location) passes them. Unfinished work is never kept
+/// for another run, because its name would be unknown. (If the process is killed meanwhile, `ndshm gc` removes what it
+/// had painted, as [`remove_nameless_download`] does.)
 ///
 /// # Errors
 ///
-/// Those of [`download_to_shared_memory`](crate::download_to_shared_memory). [`Array`](Error::Array) also if the volume's elements
-/// are not `T`, or the region does not have the number of axes of `D`.
+/// Those of [`download_to_shared_memory`](crate::download_to_shared_memory). [`Array`](Error::Array) also if the
+/// volume's elements are not `T`, or the region does not have the number of axes of `D`.
 ///
 /// # Examples
 ///
@@ -52,7 +53,8 @@ pub fn download<T: Element, D: Dimension>(
     download_with_report(source, bbox, options).map(|(array, _)| array)
 }
 
-/// Like [`download`], and also reports what was done. The report's [`open`](Downloaded::open) finds no array, because the name is gone.
+/// Like [`download`], and also reports what was done. The report's [`open`](Downloaded::open) finds no array, because
+/// the name is gone.
 ///
 /// # Errors
 ///
@@ -111,8 +113,8 @@ pub fn is_nameless_download(name: &str) -> bool {
         && is_number(time, u8::is_ascii_hexdigit) && is_number(count, u8::is_ascii_digit))
 }
 
-/// Removes what a killed [`download`] had painted, which cannot be resumed. A `dry_run` removes nothing. Returns whether it was, or would
-/// be, removed: not while its process or one of its workers lives.
+/// Removes what a killed [`download`] had painted, which cannot be resumed. A `dry_run` removes nothing. Returns
+/// whether it was, or would be, removed: not while its process or one of its workers lives.
 ///
 /// # Errors
 ///
@@ -134,17 +136,17 @@ fn unique() -> Result<Location> {
 
 /// Paints a region of a volume into a file that holds only the elements, in the chosen order.
 ///
-/// The file gets its name when it is complete. Until then two files beside it, with names that begin with `.ndshm-`, hold the
-/// painted elements and the list of finished chunks, and the same call resumes there, as in shared memory. After a restart of the
-/// machine the download begins again, because data that had not reached the disk may be lost. The file has the permissions 0600, or
-/// 0660 if a group [shares](DownloadOptions::shared_with) it. Worker processes need the backend and the location that
-/// [`file_location`] returns.
+/// The file gets its name when it is complete. Until then two files beside it, with names that begin with `.ndshm-`,
+/// hold the painted elements and the list of finished chunks, and the same call resumes there, as in shared memory.
+/// After a restart of the machine the download begins again, because data that had not reached the disk may be lost.
+/// The file has the permissions 0600, or 0660 if a group [shares](DownloadOptions::shared_with) it. Worker processes
+/// need the backend and the location that [`file_location`] returns.
 ///
 /// # Errors
 ///
 /// Those of [`download_to_shared_memory`](crate::download_to_shared_memory): `AlreadyExists` unless
-/// [`replace`](DownloadOptions::replace), `NoSpace` before anything is painted. Those of [`file_location`]. `InvalidSetting`
-/// if a [`backend`](DownloadOptions::backend) is set, because the backend is the file's directory.
+/// [`replace`](DownloadOptions::replace), `NoSpace` before anything is painted. Those of [`file_location`].
+/// `InvalidSetting` if a [`backend`](DownloadOptions::backend) is set, because the backend is the file's directory.
 ///
 /// # Examples
 ///
@@ -183,8 +185,8 @@ pub fn download_to_file(
 ///
 /// # Errors
 ///
-/// [`Io`](Error::Io): the directory does not exist. [`Array`](Error::Array) (`InvalidLocation`, `Reserved`): the path has no last
-/// part, or the last part is not UTF-8, is longer than 241 bytes, or begins with `.ndshm-`.
+/// [`Io`](Error::Io): the directory does not exist. [`Array`](Error::Array) (`InvalidLocation`, `Reserved`): the path
+/// has no last part, or the last part is not UTF-8, is longer than 241 bytes, or begins with `.ndshm-`.
 pub fn file_location(path: &Path) -> Result<(Directory, Location)> {
     let invalid = |reason| ndarray_shm::Error::InvalidLocation { location: path.display().to_string(), reason };
     let name = path.file_name().ok_or_else(|| invalid("the path of a file ends with its name"))?;

@@ -1,4 +1,5 @@
-//! Downloads into memory that only this process can reach meanwhile: that of a counted array before it is shared, or the caller's own.
+//! Downloads into memory that only this process can reach meanwhile: that of a counted array before it is shared, or
+//! the caller's own.
 //!
 //! Threads paint it without a ledger and without locks. Unfinished work cannot be resumed.
 
@@ -36,25 +37,28 @@ pub struct Painted {
     pub spent: Spent,
     /// Problems that did not stop the work.
     pub warnings: Vec<String>,
-    /// Type, shape and order of the array, and notes on where it came from, which [`VolumeNotes`](crate::VolumeNotes) reads. Memory has no
-    /// description of its own, so these notes are only here.
+    /// Type, shape and order of the array, and notes on where it came from, which [`VolumeNotes`](crate::VolumeNotes)
+    /// reads. Memory has no description of its own, so these notes are only here.
     pub description: Description,
 }
 
-/// Paints a region of a volume into a counted array, which can be sent to other processes and is freed by its last user.
+/// Paints a region of a volume into a counted array, which can be sent to other processes and is freed by its last
+/// user.
 ///
-/// Threads paint it while no other process can reach it. Where arrays can be [shared by descriptor](SharingStrategy::FileDescriptor) and
-/// [files can be nameless](ndarray_shm::Directory::makes_nameless_files) (Linux, on most file systems), it has no name until it is
-/// [published](RefcountedArray::publish): a process that is killed leaves nothing, during the download and after it. Elsewhere it gets a random
-/// name when it is finished, as counted arrays have.
+/// Threads paint it while no other process can reach it. Where arrays can be [shared by
+/// descriptor](SharingStrategy::FileDescriptor) and [files can be
+/// nameless](ndarray_shm::Directory::makes_nameless_files) (Linux, on most file systems), it has no name until it is
+/// [published](RefcountedArray::publish): a process that is killed leaves nothing, during the download and after it.
+/// Elsewhere it gets a random name when it is finished, as counted arrays have.
 ///
 /// # Errors
 ///
 /// - [`Bbox`](Error::Bbox), [`Array`](Error::Array): as those of [`download`](crate::download()).
 /// - [`Array`](Error::Array) (`InvalidSetting`): the workers are processes, which need a name, or a pool is chosen.
 /// - [`Chunk`](Error::Chunk), [`ChunkDenied`](Error::ChunkDenied), [`ChunkUnserved`](Error::ChunkUnserved),
-///   [`Missing`](Error::Missing), [`Store`](Error::Store), [`Interrupted`](Error::Interrupted), [`Painting`](Error::Painting): as
-///   those of [`download_to_shared_memory`](crate::download_to_shared_memory). Nothing is left.
+///   [`Missing`](Error::Missing), [`Store`](Error::Store), [`Interrupted`](Error::Interrupted),
+///   [`Painting`](Error::Painting): as those of [`download_to_shared_memory`](crate::download_to_shared_memory).
+///   Nothing is left.
 ///
 /// # Examples
 ///
@@ -113,13 +117,13 @@ pub fn download_counted<T: Element, D: Dimension>(
 
 /// Paints a region of a volume into memory of this process, such as a view of an array that is locked for writing.
 ///
-/// The memory has the region's shape, and any strides; the [order](DownloadOptions::order) of the options has no meaning. After an error it
-/// holds what was painted until then.
+/// The memory has the region's shape, and any strides; the [order](DownloadOptions::order) of the options has no
+/// meaning. After an error it holds what was painted until then.
 ///
 /// # Errors
 ///
-/// Those of [`download_counted`]. [`Array`](Error::Array) (`DTypeMismatch`, `ShapeMismatch`): the volume's elements are not `T`, or the
-/// memory has not the region's shape; nothing was painted.
+/// Those of [`download_counted`]. [`Array`](Error::Array) (`DTypeMismatch`, `ShapeMismatch`): the volume's elements are
+/// not `T`, or the memory has not the region's shape; nothing was painted.
 ///
 /// # Examples
 ///

@@ -1,7 +1,8 @@
 //! Paints one claimed chunk: decodes it into a temporary, copies it to its place, commits.
 //!
-//! The temporary is deliberate. A codec that writes into the array directly would need `&mut` to all of it, which would be false
-//! while other processes paint. A claim is exclusive only for its own chunk, and a copy costs little beside decoding.
+//! The temporary is deliberate. A codec that writes into the array directly would need `&mut` to all of it, which would
+//! be false while other processes paint. A claim is exclusive only for its own chunk, and a copy costs little beside
+//! decoding.
 
 use std::ops::Range;
 
@@ -51,7 +52,8 @@ impl<'a> PaintWork<'a> {
     }
 }
 
-/// Fetches, decodes and paints until no chunk is left or a flag is raised. All the work of one worker with a local source.
+/// Fetches, decodes and paints until no chunk is left or a flag is raised. All the work of one worker with a local
+/// source.
 pub(crate) fn paint<T: Element>(canvas: &impl Canvas<T>, work: &PaintWork<'_>) -> Result<WalkEnd> {
     let mut painter = Painter::new(work);
     let mut watch = Stopwatch::start(work.tally);
@@ -81,8 +83,8 @@ impl<'a, T: Element> Painter<'a, T> {
         Self { work: *work, scratch: Scratch::new(), copier: Copier::new() }
     }
 
-    /// Paints a chunk and marks it as finished. A missing chunk is filled here too, by the worker that has it: so the fill never
-    /// overwrites a chunk of another worker, and the memory's previous content never remains.
+    /// Paints a chunk and marks it as finished. A missing chunk is filled here too, by the worker that has it: so the
+    /// fill never overwrites a chunk of another worker, and the memory's previous content never remains.
     pub(crate) fn paint(
         &mut self,
         mut chunk: impl CanvasChunk<T>,

@@ -1,8 +1,9 @@
 //! Workers that are processes: starting them, watching how they end, dismissing them.
 //!
-//! A worker joins by the array's public name and paints on its own; nothing is sent to it. This process holds the other end of
-//! the worker's standard input, a pipe. The pipe closes when the worker is dismissed and when this process dies in any way. On
-//! Linux the kernel also kills the worker when this process dies, as it does all children of [`ndarray_shm::process`].
+//! A worker joins by the array's public name and paints on its own; nothing is sent to it. This process holds the other
+//! end of the worker's standard input, a pipe. The pipe closes when the worker is dismissed and when this process dies
+//! in any way. On Linux the kernel also kills the worker when this process dies, as it does all children of
+//! [`ndarray_shm::process`].
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -50,21 +51,22 @@ pub struct ProcessWorkers {
 impl ProcessWorkers {
     /// Uses `count` processes, or one for each processor if `count` is 0. Each runs the command that `command` returns.
     ///
-    /// The program must open the same volume and call [`paint_as_worker`](crate::paint_as_worker) with the same backend and
-    /// location. Its standard streams are pipes:
+    /// The program must open the same volume and call [`paint_as_worker`](crate::paint_as_worker) with the same backend
+    /// and location. Its standard streams are pipes:
     /// - Standard input closes when the worker should stop
     ///   ([`StopFlag::stop_when_stdin_ends`](crate::StopFlag::stop_when_stdin_ends)).
     /// - On standard output `paint_as_worker` reports what it did; other output is ignored.
     /// - The last lines of standard error become part of the error or warning about the worker.
     ///
-    /// An environment variable limits its concurrent requests. On Unix the worker gets a process group of its own, on Windows a
-    /// console of its own without a window, so that Ctrl-C reaches only the parent, which then dismisses it. On Linux the worker
-    /// is killed when the parent dies.
+    /// An environment variable limits its concurrent requests. On Unix the worker gets a process group of its own, on
+    /// Windows a console of its own without a window, so that Ctrl-C reaches only the parent, which then dismisses it.
+    /// On Linux the worker is killed when the parent dies.
     pub fn new(count: usize, command: impl Fn() -> Command + Send + Sync + 'static) -> Self {
         Self::with_location(count, move |_| command())
     }
 
-    /// Like [`new`](Self::new), for a command that depends on the array's location, which [`download`](crate::download) generates.
+    /// Like [`new`](Self::new), for a command that depends on the array's location, which [`download`](crate::download)
+    /// generates.
     pub fn with_location(count: usize, command: impl Fn(&Location) -> Command + Send + Sync + 'static) -> Self {
         Self { count, command: Box::new(command) }
     }
@@ -104,8 +106,8 @@ pub(crate) fn paint<T: Element>(
         }
         if complete {
             watch.totals = crew.dismiss();
-            // The kernel releases a dying worker's claim a moment before it reports the death. So another worker may have painted
-            // that chunk, and the buffer be complete, before the death is seen here.
+            // The kernel releases a dying worker's claim a moment before it reports the death. So another worker may
+            // have painted that chunk, and the buffer be complete, before the death is seen here.
             while let Some(end) = crew.next_end(Duration::ZERO) {
                 if end.is_death() {
                     kills += 1;
@@ -130,8 +132,9 @@ pub(crate) fn paint<T: Element>(
     PaintOutcome::Lost { report: losses.join("; ") }
 }
 
-/// Finds out whether the workers gave up because of the volume. A chunk that a worker cannot decode cannot be decoded here
-/// either, and then the error is the same as with threads. So is that of a chunk that is not stored, unless it is to be filled.
+/// Finds out whether the workers gave up because of the volume. A chunk that a worker cannot decode cannot be decoded
+/// here either, and then the error is the same as with threads. So is that of a chunk that is not stored, unless it is
+/// to be filled.
 fn broken_chunk<T: Element>(buffer: &RenderBuffer<T, IxDyn>, work: &PaintWork<'_>) -> Option<Error> {
     let Ok(NextClaim::Chunk(claim)) = buffer.claim_next() else { return None };
     let region = in_volume(claim.region(), work.bbox);
@@ -233,15 +236,17 @@ impl ProcessExit {
         matches!(self.ending(), Ending::Exited(0) | Ending::Unknown)
     }
 
-    /// Whether the worker died rather than gave up: by a signal, on Windows by a fault, or because it could not be started. Such
-    /// an end says nothing about the work.
+    /// Whether the worker died rather than gave up: by a signal, on Windows by a fault, or because it could not be
+    /// started. Such an end says nothing about the work.
     ///
-    /// On Windows a program that terminates a process chooses its exit code, so a terminated worker may seem to have given up.
+    /// On Windows a program that terminates a process chooses its exit code, so a terminated worker may seem to have
+    /// given up.
     fn is_death(&self) -> bool {
         matches!(self.ending(), Ending::Signal(_) | Ending::NotStarted | Ending::Exited(..0))
     }
 
-    /// Whether a worker that ended before the work was done may have been killed. On Windows its exit code does not tell.
+    /// Whether a worker that ended before the work was done may have been killed. On Windows its exit code does not
+    /// tell.
     fn may_be_a_kill(&self) -> bool {
         self.is_death() || cfg!(windows)
     }

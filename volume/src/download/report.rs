@@ -1,7 +1,8 @@
-//! Messages between a worker process and its parent: an environment variable with the worker's limits, a line of totals on a pipe
-//! after each chunk, and a line about a request that is being retried.
+//! Messages between a worker process and its parent: an environment variable with the worker's limits, a line of totals
+//! on a pipe after each chunk, and a line about a request that is being retried.
 //!
-//! Only reported numbers depend on the lines. The buffer's ledger says which chunks are finished, whichever workers live.
+//! Only reported numbers depend on the lines. The buffer's ledger says which chunks are finished, whichever workers
+//! live.
 
 use std::io::{self, BufRead as _, BufReader, Read, Write as _};
 use std::process::Command;
@@ -16,8 +17,8 @@ use crate::download::budget::{IN_FLIGHT, REQUESTS};
 use crate::download::spent::{DownloadTally, Totals};
 use crate::retries::{RETRY_SECONDS, Retry};
 
-/// Holds a worker's limits for a remote volume, requests and bytes at a time, then the users it paints with. If it is set, the
-/// standard output is a pipe for lines of totals.
+/// Holds a worker's limits for a remote volume, requests and bytes at a time, then the users it paints with. If it is
+/// set, the standard output is a pipe for lines of totals.
 const VARIABLE: &str = "NDARRAY_SHM_VOLUME_WORKER";
 
 /// Pause between two reads, so that a worker with many tiny chunks does not wake its parent for each.
@@ -26,7 +27,8 @@ const PAUSE: Duration = Duration::from_millis(5);
 /// Longest line, in bytes: a URL and an answer of the server.
 const LINE_BYTES: u64 = 8000;
 
-/// Prefix of the lines in which a worker process reports a retry: its object and its reason, each escaped so that it is one word.
+/// Prefix of the lines in which a worker process reports a retry: its object and its reason, each escaped so that it is
+/// one word.
 const RETRY_LINE: &str = "ndarray-shm-volume retries:";
 
 /// Returns the line about a retry, or about its end.
@@ -107,8 +109,8 @@ impl ParentLink {
     }
 }
 
-/// Sets [`VARIABLE`] for one worker: its share of the limits among `workers` processes. Also sets the retry time, so that a worker
-/// waits for a server from its first request on: its parent has reached that server.
+/// Sets [`VARIABLE`] for one worker: its share of the limits among `workers` processes. Also sets the retry time, so
+/// that a worker waits for a server from its first request on: its parent has reached that server.
 pub(crate) fn brief(command: &mut Command, requests: usize, in_flight: u64, shared_with: &SharedWith, workers: usize) {
     let part = (requests.div_ceil(workers.max(1)), in_flight / workers.max(1) as u64);
     command.env(VARIABLE, format!("{} {} {shared_with}", part.0, part.1));

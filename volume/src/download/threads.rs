@@ -1,11 +1,11 @@
 //! Workers that are threads of this process: the default, since no interpreter lock serializes them.
 //!
-//! The threads that decode a local source also read it: passing bytes from thread to thread costs more than reading them from
-//! the page cache. From a remote source, many waiting threads fetch for few computing threads; the bytes go through a bounded
-//! queue, together with their chunk.
+//! The threads that decode a local source also read it: passing bytes from thread to thread costs more than reading
+//! them from the page cache. From a remote source, many waiting threads fetch for few computing threads; the bytes go
+//! through a bounded queue, together with their chunk.
 //!
-//! The first error ends the work: no thread begins another chunk. Chunks in progress and chunks already fetched are still
-//! painted, so that they need not be fetched again.
+//! The first error ends the work: no thread begins another chunk. Chunks in progress and chunks already fetched are
+//! still painted, so that they need not be fetched again.
 
 use std::any::Any;
 use std::ops::Range;
@@ -77,7 +77,8 @@ pub(crate) fn run<T: Element, C: Canvas<T>>(
     let chunk = meta.chunk_shape.iter().fold(meta.dtype.size() as u64, |bytes, length| bytes.saturating_mul(*length));
     let budget = &Budget::new(work.in_flight, chunk);
     thread::scope(|scope| {
-        // Only the decoders own the receiver. The last one to end drops it, so that no fetcher waits on a queue without readers.
+        // Only the decoders own the receiver. The last one to end drops it, so that no fetcher waits on a queue without
+        // readers.
         let (sender, receiver) = mpsc::sync_channel(count);
         let receiver = std::sync::Arc::new(Mutex::new(receiver));
         let mut crew = ThreadCrew::new(scope, work.abort);

@@ -1,7 +1,8 @@
-//! The order in which workers try chunks: every index once, then those that other processes had claimed, until none is left.
+//! The order in which workers try chunks: every index once, then those that other processes had claimed, until none is
+//! left.
 //!
-//! A renderbuffer finds free chunks by itself. This adds two properties: on the first pass the workers of one process never try
-//! the same chunk, and waiting costs time in proportion to the chunks claimed elsewhere, not to all chunks.
+//! A renderbuffer finds free chunks by itself. This adds two properties: on the first pass the workers of one process
+//! never try the same chunk, and waiting costs time in proportion to the chunks claimed elsewhere, not to all chunks.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError, TryLockError};
@@ -63,7 +64,8 @@ impl Walk {
             if let Some(chunk) = self.first_visit(buffer)? {
                 return Ok(Step::Chunk(chunk));
             }
-            // One worker at a time tries the busy chunks: the others would only repeat the same claims, so they sleep instead.
+            // One worker at a time tries the busy chunks: the others would only repeat the same claims, so they sleep
+            // instead.
             match self.busy.try_lock() {
                 Ok(mut busy) => {
                     if let Some(chunk) = visit_again(buffer, &mut busy)? {
@@ -88,8 +90,8 @@ impl Walk {
         buffer: &'a RenderBuffer<T, IxDyn>,
     ) -> Result<Option<ChunkClaim<'a, T, IxDyn>>> {
         let total = buffer.grid().len();
-        // Relaxed: only the atomicity of the addition matters, and claiming a chunk synchronizes by itself. The load comes first so
-        // that waiting workers, which call this after every pause, do not increment `next` without end.
+        // Relaxed: only the atomicity of the addition matters, and claiming a chunk synchronizes by itself. The load
+        // comes first so that waiting workers, which call this after every pause, do not increment `next` without end.
         while self.next.load(Ordering::Relaxed) < total {
             let index = self.next.fetch_add(1, Ordering::Relaxed);
             // Another worker may take the last index between the load and the addition.

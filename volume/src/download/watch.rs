@@ -73,7 +73,8 @@ impl<'a> Watch<'a> {
         self.last = Some(Instant::now());
     }
 
-    /// Reports the current progress and what is being retried, unless the last report is younger than [`PROGRESS_INTERVAL`].
+    /// Reports the current progress and what is being retried, unless the last report is younger than
+    /// [`PROGRESS_INTERVAL`].
     pub(crate) fn tell_now_and_then(
         &mut self,
         now: RenderProgress,
@@ -86,15 +87,16 @@ impl<'a> Watch<'a> {
         }
     }
 
-    /// Counts up to one unreported chunk for each killed worker, once all chunks are painted: a worker may be killed after it
-    /// finished a chunk and before it reported it. If another call joined the same work, the chunk may be one of that call's.
+    /// Counts up to one unreported chunk for each killed worker, once all chunks are painted: a worker may be killed
+    /// after it finished a chunk and before it reported it. If another call joined the same work, the chunk may be one
+    /// of that call's.
     pub(crate) fn credit(&mut self, kills: u64) {
         let here = self.total.saturating_sub(self.resumed) as u64;
         self.totals.painted += kills.min(here.saturating_sub(self.totals.painted));
     }
 
-    /// Warns, at the end, of an array that is only background, and of notes that its description lacks. Returns the number of chunks that
-    /// are not stored.
+    /// Warns, at the end, of an array that is only background, and of notes that its description lacks. Returns the
+    /// number of chunks that are not stored.
     pub(crate) fn check_end(&mut self, chunks: usize, left_out: &[&str]) -> usize {
         let filled = usize::try_from(self.totals.filled).unwrap_or(usize::MAX);
         if filled == chunks {

@@ -88,7 +88,8 @@ impl N5Attributes {
 
     /// Returns a line that identifies the volume and its attributes.
     ///
-    /// It includes the version of the document: a volume that was created anew is a different one, even if it has the same shape.
+    /// It includes the version of the document: a volume that was created anew is a different one, even if it has the
+    /// same shape.
     pub(super) fn identity(&self) -> String {
         format!("n5 {:?} {}", self.volume, self.mark)
     }

@@ -1,6 +1,7 @@
 //! Decodes a block: a header with its shape, and its packed elements.
 //!
-//! Pure computation. Stored elements are big-endian, and the first axis is the fastest. Decoded elements are in native byte order.
+//! Pure computation. Stored elements are big-endian, and the first axis is the fastest. Decoded elements are in native
+//! byte order.
 
 use super::layout::{BlockPacking, DatasetLayout, LARGEST_BLOCK};
 use crate::error::Cause;

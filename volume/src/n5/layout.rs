@@ -116,8 +116,8 @@ fn dtype(value: &Value, attributes: &N5Attributes) -> Result<DType> {
 
 /// Returns the compression of blocks, and the attributes' name of it.
 ///
-/// Datasets before version 2 of the format name it in `compressionType`, others in `compression` with its parameters, of which
-/// only `useZlib` matters for unpacking.
+/// Datasets before version 2 of the format name it in `compressionType`, others in `compression` with its parameters,
+/// of which only `useZlib` matters for unpacking.
 fn packing(json: &Value) -> Result<(BlockPacking, String), (ErrorKind, String)> {
     let (name, zlib) = match (&json["compression"], &json["compressionType"]) {
         (Value::Null, Value::Null) if json.get("codecs").is_some() => {

@@ -1,4 +1,5 @@
-//! The `LZ4Block` stream of lz4-java: frames of LZ4 blocks, each with its lengths and a checksum; an empty frame ends the stream.
+//! The `LZ4Block` stream of lz4-java: frames of LZ4 blocks, each with its lengths and a checksum; an empty frame ends
+//! the stream.
 //!
 //! ```text
 //! "LZ4Block"  token: 1 byte, method in the high half, block size in the low half
@@ -26,7 +27,8 @@ const KEPT: u32 = 0x0fff_ffff;
 ///
 /// # Errors
 ///
-/// The stream is damaged, or holds more or fewer bytes. Allocates no memory for bytes that a frame claims but does not hold.
+/// The stream is damaged, or holds more or fewer bytes. Allocates no memory for bytes that a frame claims but does not
+/// hold.
 pub(super) fn unpack(stream: &[u8], size: usize, into: &mut Vec<u8>) -> Result<(), Cause> {
     into.clear();
     let (mut rest, mut block) = (stream, Vec::new());

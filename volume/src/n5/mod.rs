@@ -1,10 +1,11 @@
 //! N5 datasets, alone or as the scales of a group, in any store; for reading only.
 //!
-//! The only module that knows this format. A document describes a dataset or group (`attributes`, `layout`, `scales`), a block
-//! records its own size (`block`, `lz4_frames`), and a volume combines both with a store (`volume`). Every document and block is
-//! untrusted input.
+//! The only module that knows this format. A document describes a dataset or group (`attributes`, `layout`, `scales`),
+//! a block records its own size (`block`, `lz4_frames`), and a volume combines both with a store (`volume`). Every
+//! document and block is untrusted input.
 //!
-//! Axes are in N5's own order, x first, which is the fastest in a block: blocks are in F order, like those of Precomputed volumes.
+//! Axes are in N5's own order, x first, which is the fastest in a block: blocks are in F order, like those of
+//! Precomputed volumes.
 
 mod attributes;
 mod block;
@@ -44,8 +45,8 @@ pub(crate) fn found(store: &Arc<dyn Store>) -> Result<bool> {
 ///
 /// # Errors
 ///
-/// - [`Source`](crate::Error::Source): there is no dataset or group, the group has no scales (the message lists the datasets in
-///   it), the attributes are damaged, or the compression of blocks is not supported;
+/// - [`Source`](crate::Error::Source): there is no dataset or group, the group has no scales (the message lists the
+///   datasets in it), the attributes are damaged, or the compression of blocks is not supported;
 /// - [`Scale`](crate::Error::Scale): it has fewer scales;
 /// - [`UnsupportedDType`](crate::Error::UnsupportedDType): shared memory does not support its element type;
 /// - [`Store`](crate::Error::Store): the store cannot be reached.

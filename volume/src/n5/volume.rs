@@ -116,8 +116,8 @@ impl N5Volume {
         Ok(Fetched::Packed(bytes))
     }
 
-    /// Passes a region of a block to `scratch`. A block may be smaller than its grid cell, at the end of an axis, or if the dataset
-    /// has grown since it was written. The missing elements are 0, like elements that were never stored.
+    /// Passes a region of a block to `scratch`. A block may be smaller than its grid cell, at the end of an axis, or if
+    /// the dataset has grown since it was written. The missing elements are 0, like elements that were never stored.
     fn hand_over(
         &self,
         bytes: Vec<u8>,

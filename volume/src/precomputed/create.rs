@@ -26,8 +26,8 @@ const SPACE: usize = 3;
 ///
 /// # Errors
 ///
-/// [`Source`](Error::Source): there is one already. [`NewVolume`](Error::NewVolume): the format does not support what is asked for,
-/// or the kind of the elements (image or labels) is not given.
+/// [`Source`](Error::Source): there is one already. [`NewVolume`](Error::NewVolume): the format does not support what
+/// is asked for, or the kind of the elements (image or labels) is not given.
 pub(crate) fn create(store: Arc<dyn Store>, new: &NewVolume) -> Result<Box<dyn ChunkSink>> {
     let file = store.locate(INFO);
     if store.get(INFO)?.is_some() {
@@ -48,8 +48,8 @@ pub(crate) fn create(store: Arc<dyn Store>, new: &NewVolume) -> Result<Box<dyn C
     Ok(Box::new(PrecomputedVolume::open(store, 0)?.packing(packs)))
 }
 
-/// Whether chunks of a volume created with this encoding are wrapped in gzip. A server announces the wrapping to every reader; in a
-/// directory only CloudVolume and this crate find wrapped files.
+/// Whether chunks of a volume created with this encoding are wrapped in gzip. A server announces the wrapping to every
+/// reader; in a directory only CloudVolume and this crate find wrapped files.
 pub(super) fn packs(encoding: Encoding, is_remote: bool) -> bool {
     match encoding {
         Encoding::Gzip | Encoding::CompressedSegmentationGzip => true,
@@ -58,8 +58,8 @@ pub(super) fn packs(encoding: Encoding, is_remote: bool) -> bool {
     }
 }
 
-/// Refuses a place that is not empty: existing chunks would be taken for the new volume's, and other programs would find an
-/// existing Zarr array or N5 dataset.
+/// Refuses a place that is not empty: existing chunks would be taken for the new volume's, and other programs would
+/// find an existing Zarr array or N5 dataset.
 fn refuse_to_mix(store: &dyn Store, prefix: &str) -> Result<()> {
     let there = "there is something already: choose another place, or remove it first";
     for file in ["zarr.json", ".zarray", ".zgroup", "attributes.json"] {

@@ -1,6 +1,7 @@
 //! Encodes and decodes the elements of a chunk. All encodings share two functions.
 //!
-//! Pure computation. Elements are in native byte order and dense, x fastest and channels slowest, as in the format itself.
+//! Pure computation. Elements are in native byte order and dense, x fastest and channels slowest, as in the format
+//! itself.
 
 use ndarray_shm::DType;
 
@@ -52,7 +53,8 @@ impl ChunkEncoding {
     /// Returns the maximum length of a stored chunk.
     pub(super) fn most_packed_bytes(self, layout: ChunkLayout) -> usize {
         let Self::Segmentation { block } = self else { return layout.most_packed_bytes() };
-        // Blocks are stored whole, also where the chunk cuts them off: a flat chunk of large blocks is longer than its labels.
+        // Blocks are stored whole, also where the chunk cuts them off: a flat chunk of large blocks is longer than its
+        // labels.
         let blocks = layout.shape.iter().zip(block.iter().chain([&1]));
         let blocks =
             blocks.fold(1_usize, |count, (length, block)| count.saturating_mul(length.div_ceil((*block).max(1))));
@@ -109,8 +111,8 @@ impl ChunkEncoding {
 
     /// Decodes a chunk that may be a gzip stream around the encoding; `spare` is memory to reuse.
     pub(super) fn decode(self, packed: Vec<u8>, layout: ChunkLayout, mut spare: Vec<u8>) -> Result<Vec<u8>, Cause> {
-        // No encoding begins like gzip, but raw elements may. Raw bytes of exactly the expected length are taken as elements; see
-        // `must_unpack` for a gzip stream that happens to have that length.
+        // No encoding begins like gzip, but raw elements may. Raw bytes of exactly the expected length are taken as
+        // elements; see `must_unpack` for a gzip stream that happens to have that length.
         let is_plain = self == Self::Raw && packed.len() == layout.bytes();
         let mut bytes = packed;
         if !is_plain && gzip::is_gzip(&bytes) {
@@ -140,7 +142,8 @@ impl ChunkEncoding {
         Ok(spare)
     }
 
-    /// Whether a gzip stream of this length must be unpacked before [`decode`](Self::decode), which would take it for elements.
+    /// Whether a gzip stream of this length must be unpacked before [`decode`](Self::decode), which would take it for
+    /// elements.
     pub(super) fn must_unpack(self, packed: &[u8], layout: ChunkLayout) -> bool {
         self == Self::Raw && packed.len() == layout.bytes()
     }

@@ -1,7 +1,8 @@
-//! The `info` document of a Precomputed volume. Members that the elements depend on are checked strictly, others are ignored.
+//! The `info` document of a Precomputed volume. Members that the elements depend on are checked strictly, others are
+//! ignored.
 //!
-//! The document is untrusted input. An accepted one has lengths with products that do not overflow, keys that stay in the volume,
-//! and chunks that fit in memory.
+//! The document is untrusted input. An accepted one has lengths with products that do not overflow, keys that stay in
+//! the volume, and chunks that fit in memory.
 
 use ndarray_shm::DType;
 use serde_json::Value;
@@ -163,7 +164,8 @@ impl InfoParser<'_> {
         let size = member("size", lengths)?;
         let size = three(size, length).ok_or_else(|| wrong("size", size, "three whole numbers from 0 on"))?;
         let chunk_sizes = member("chunk_sizes", "a list of chunk sizes")?;
-        // With several chunk sizes, all elements are stored once for each size, under different names: the first is as good as any.
+        // With several chunk sizes, all elements are stored once for each size, under different names: the first is as
+        // good as any.
         let chunk = chunk_sizes.as_array().and_then(|sizes| sizes.first()).unwrap_or(&Value::Null);
         let chunk = three(chunk, positive)
             .ok_or_else(|| wrong("chunk_sizes", chunk_sizes, &format!("a list that begins with {lengths}")))?;

@@ -16,5 +16,6 @@ pub(super) use self::turbo::{decode, encode};
 /// Longest side of a JPEG, in pixels.
 pub(super) const LONGEST_SIDE: usize = 65535;
 
-/// Pictures with more scans are refused: each scan costs a walk over all blocks, however few bytes it has. Encoders make about ten.
+/// Pictures with more scans are refused: each scan costs a walk over all blocks, however few bytes it has. Encoders
+/// make about ten.
 const MOST_SCANS: usize = 100;

@@ -1,7 +1,8 @@
 //! Neuroglancer Precomputed: volumes of the axes x, y, z and channel, described by a document called `info`.
 //!
-//! The only module that knows this format. It reads and writes single chunks, and reads shards. Every document, index and chunk is
-//! untrusted input. The encodings of elements are in `encoding` and the modules that it uses, which know no stores.
+//! The only module that knows this format. It reads and writes single chunks, and reads shards. Every document, index
+//! and chunk is untrusted input. The encodings of elements are in `encoding` and the modules that it uses, which know
+//! no stores.
 
 mod create;
 mod encoding;
@@ -38,8 +39,8 @@ pub(crate) fn found(store: &Arc<dyn Store>) -> Result<bool> {
 ///
 /// # Errors
 ///
-/// - [`Source`](crate::Error::Source): there is no such volume, its description is damaged or describes something else, or the
-///   encoding of its chunks is not supported;
+/// - [`Source`](crate::Error::Source): there is no such volume, its description is damaged or describes something else,
+///   or the encoding of its chunks is not supported;
 /// - [`Scale`](crate::Error::Scale): it has fewer scales;
 /// - [`UnsupportedDType`](crate::Error::UnsupportedDType): shared memory does not support its element type;
 /// - [`Store`](crate::Error::Store): the store cannot be reached.
@@ -49,14 +50,14 @@ pub(crate) fn open(store: Arc<dyn Store>, mip: usize) -> Result<Box<dyn ChunkSou
 
 /// Opens a scale for reading and writing.
 ///
-/// Chunks that are raw or `compressed_segmentation` are wrapped in gzip if the volume was created so: the caller may know (`made`),
-/// and existing chunks in a directory show it. Without either they are wrapped in remote stores, as CloudVolume does, and not in
-/// directories.
+/// Chunks that are raw or `compressed_segmentation` are wrapped in gzip if the volume was created so: the caller may
+/// know (`made`), and existing chunks in a directory show it. Without either they are wrapped in remote stores, as
+/// CloudVolume does, and not in directories.
 ///
 /// # Errors
 ///
-/// Those of [`open`], and [`Source`](crate::Error::Source) if the scale is sharded, its chunks are named in two layouts, or, in a
-/// bucket, in nested directories.
+/// Those of [`open`], and [`Source`](crate::Error::Source) if the scale is sharded, its chunks are named in two
+/// layouts, or, in a bucket, in nested directories.
 pub(crate) fn open_writable(store: Arc<dyn Store>, mip: usize, made: Option<Encoding>) -> Result<Box<dyn ChunkSink>> {
     let packs = made.map(|encoding| create::packs(encoding, store.is_remote()));
     Ok(Box::new(PrecomputedVolume::open(store, mip)?.writable(packs)?))

@@ -1,13 +1,13 @@
 //! The names under which chunks are found: in the flat or nested layout, as `NAME`, or as `NAME.gz` if CloudVolume or
 //! neuroglancer-scripts packed the files.
 //!
-//! The store of a directory finds packed files by itself, and buckets announce the packing of an object. A plain web server serves
-//! only the files, so both names are requested; the names found so far decide which one is requested first. A chunk is missing only
-//! if neither name exists: a volume may hold chunks of both kinds, and a chunk that is wrongly taken for missing may become
-//! background.
+//! The store of a directory finds packed files by itself, and buckets announce the packing of an object. A plain web
+//! server serves only the files, so both names are requested; the names found so far decide which one is requested
+//! first. A chunk is missing only if neither name exists: a volume may hold chunks of both kinds, and a chunk that is
+//! wrongly taken for missing may become background.
 //!
-//! A scale has one layout, because the programs that write scales use one. So on a server both layouts are tried until a chunk is
-//! found, and for a few missing chunks after that. In a directory both are always tried.
+//! A scale has one layout, because the programs that write scales use one. So on a server both layouts are tried until
+//! a chunk is found, and for a few missing chunks after that. In a directory both are always tried.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
@@ -22,7 +22,8 @@ const PACKED: &str = ".gz";
 pub(super) const OTHER_SUFFIXES: [(&str, &str); 5] =
     [(".br", "brotli"), (".bz2", "bzip2"), (".zstd", "zstd"), (".zst", "zstd"), (".xz", "xz")];
 
-/// Number of missing chunks that are also tried under unreadable suffixes, and number that are also tried in the other layout.
+/// Number of missing chunks that are also tried under unreadable suffixes, and number that are also tried in the other
+/// layout.
 const ENOUGH: usize = 16;
 
 /// The kinds of names found so far, by all threads. Hints for the order of requests, so relaxed atomics are enough.
@@ -72,8 +73,8 @@ impl Names {
         if nested && !flat { NameLayout::Nested } else { NameLayout::Flat }
     }
 
-    /// Returns both layouts in the order to try them. In a directory the order is always the same, so that of a chunk stored in
-    /// both layouts the same one is read every time.
+    /// Returns both layouts in the order to try them. In a directory the order is always the same, so that of a chunk
+    /// stored in both layouts the same one is read every time.
     fn layouts(&self, store: &dyn Store) -> [NameLayout; 2] {
         match self.layout() {
             NameLayout::Nested if store.is_remote() => [NameLayout::Nested, NameLayout::Flat],

@@ -1,8 +1,9 @@
 //! `compressed_segmentation`: each label is a small index into the table of labels of its block.
 //!
-//! Pure computation, after the description in neuroglancer's repository. Offsets count 32-bit little-endian words. A chunk begins
-//! with the offset of each channel. A channel begins with two words for each block: the offset of the block's table (24 bits) with
-//! the bit width of an index, then the offset of the indexes ("numbers" here). All of them are untrusted input.
+//! Pure computation, after the description in neuroglancer's repository. Offsets count 32-bit little-endian words. A
+//! chunk begins with the offset of each channel. A channel begins with two words for each block: the offset of the
+//! block's table (24 bits) with the bit width of an index, then the offset of the indexes ("numbers" here). All of them
+//! are untrusted input.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -69,8 +70,8 @@ impl LabelLayout {
         self.shape[..3].iter().product()
     }
 
-    /// Refuses lengths with a product beyond the address space, so that counts do not overflow, and blocks larger than any
-    /// writer's, which would allocate numbers for elements that do not exist.
+    /// Refuses lengths with a product beyond the address space, so that counts do not overflow, and blocks larger than
+    /// any writer's, which would allocate numbers for elements that do not exist.
     fn checked(self) -> Result<Self, Cause> {
         let bytes = self.shape.iter().try_fold(WIDEST_LABEL, |product, length| product.checked_mul(*length));
         if bytes.is_none_or(|bytes| bytes > isize::MAX.cast_unsigned()) {

@@ -1,7 +1,7 @@
 //! Reads chunks from shards: two levels of indexes, each read once and cached, and one request for a chunk.
 //!
-//! Indexes are untrusted input: an entry that overflows, runs backwards or is longer than any chunk is an error that names the
-//! shard.
+//! Indexes are untrusted input: an entry that overflows, runs backwards or is longer than any chunk is an error that
+//! names the shard.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -59,8 +59,8 @@ struct Cached {
     used: u64,
 }
 
-/// A slot of the cache; `None` until it is read. One thread reads an index with the lock held; threads that want the same index
-/// wait for that lock, while other indexes stay available.
+/// A slot of the cache; `None` until it is read. One thread reads an index with the lock held; threads that want the
+/// same index wait for that lock, while other indexes stay available.
 type IndexSlot = Arc<Mutex<Option<IndexEntries>>>;
 
 /// Entries of an index, sorted by number; `None` if the shard is not stored.
@@ -87,8 +87,8 @@ impl ShardReader {
         format!("{}{}", self.prefix, self.sharding.file(shard))
     }
 
-    /// Reads the bytes of a chunk; `None` if it is not stored. More than `most` bytes are an error. Errors are those of stores, and
-    /// name the shard.
+    /// Reads the bytes of a chunk; `None` if it is not stored. More than `most` bytes are an error. Errors are those of
+    /// stores, and name the shard.
     pub(super) fn read(&self, numbers: [u64; 3], most: usize) -> Result<Option<Vec<u8>>> {
         let address = self.sharding.address(numbers);
         let Some(index) = self.minishard(address)? else { return Ok(None) };
@@ -204,7 +204,8 @@ impl Cache {
     }
 }
 
-/// Locks a mutex. Poisoning is ignored: every change under these locks is one step, so a panic leaves no partial change.
+/// Locks a mutex. Poisoning is ignored: every change under these locks is one step, so a panic leaves no partial
+/// change.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -228,7 +229,8 @@ fn page_entries(bytes: &[u8], first: u64, base: u64) -> Result<Vec<IndexEntry>, 
     Ok(entries)
 }
 
-/// Parses the index of a minishard: all numbers, then all offsets, then all lengths; numbers and offsets are stored as differences.
+/// Parses the index of a minishard: all numbers, then all offsets, then all lengths; numbers and offsets are stored as
+/// differences.
 fn chunk_entries(bytes: &[u8], base: u64) -> Result<Vec<IndexEntry>, &'static str> {
     if !bytes.len().is_multiple_of(CHUNK_ENTRY) {
         return Err("its index is cut off, or no index");

@@ -55,8 +55,8 @@ impl PrecomputedVolume {
         self
     }
 
-    /// Checks that the scale can be written, and decides whether its chunks are wrapped in gzip; `made` is the choice made when the
-    /// volume was created.
+    /// Checks that the scale can be written, and decides whether its chunks are wrapped in gzip; `made` is the choice
+    /// made when the volume was created.
     pub(super) fn writable(mut self, made: Option<bool>) -> Result<Self> {
         if self.shards.is_some() {
             let reason = format!("scale `{}` is sharded: such scales can be read, but not written", self.scale.key);
@@ -98,8 +98,9 @@ impl PrecomputedVolume {
         Err(Error::volume(ErrorKind::Unsupported, self.store.locate(INFO), reason))
     }
 
-    /// Whether the existing chunks are wrapped in gzip; if there are none, whether new ones should be. A server announces the
-    /// wrapping to every reader. Files named `.gz` are found by few readers; others find the chunks missing, and fill them with 0.
+    /// Whether the existing chunks are wrapped in gzip; if there are none, whether new ones should be. A server
+    /// announces the wrapping to every reader. Files named `.gz` are found by few readers; others find the chunks
+    /// missing, and fill them with 0.
     fn is_packed(&self, existing: Existing, made: Option<bool>) -> Result<bool> {
         if self.store.is_remote() {
             return Ok(made.unwrap_or(true));
@@ -324,7 +325,8 @@ impl fmt::Debug for PrecomputedVolume {
 
 /// Returns a line that identifies the volume and scale.
 ///
-/// It includes the version of the description: a volume that was created anew is a different one, even if it has the same shape.
+/// It includes the version of the description: a volume that was created anew is a different one, even if it has the
+/// same shape.
 fn identity(info: &Info, scale: &Scale) -> String {
     format!("precomputed {:?} scale {:?}, {}", info.file, scale.key, info.mark)
 }

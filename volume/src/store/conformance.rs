@@ -141,7 +141,8 @@ pub(crate) fn writes(store: &dyn Store) {
     assert!(store.delete("long").expect("removing"));
 }
 
-/// Checks that readers see the whole old object or the whole new one while it is written repeatedly. All threads use one store.
+/// Checks that readers see the whole old object or the whole new one while it is written repeatedly. All threads use
+/// one store.
 pub(crate) fn is_replaced_in_one_step(store: &dyn Store, rounds: u64) {
     let object = |round: u64| [vec![u8::try_from(round % 251).expect("small"); 200_000], vec![7; 1]].concat();
     store.put("0/one-step", object(0), false).expect("the first");
@@ -153,7 +154,8 @@ pub(crate) fn is_replaced_in_one_step(store: &dyn Store, rounds: u64) {
                         let found = store.get("0/one-step").expect("reading").expect("always there").bytes;
                         assert!(found == object(u64::from(found[0])), "a half-made object of {} bytes", found.len());
                         if cfg!(windows) {
-                            // Without POSIX semantics, as under Wine, an object can be replaced only while it is not being read.
+                            // Without POSIX semantics, as under Wine, an object can be replaced only while it is not
+                            // being read.
                             std::thread::sleep(std::time::Duration::from_millis(20));
                         }
                     }

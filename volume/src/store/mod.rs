@@ -31,8 +31,8 @@ fn too_long(length: u64, most: u64) -> String {
 pub(crate) struct Object {
     /// The bytes as they are stored.
     pub(crate) bytes: Vec<u8>,
-    /// Whether the bytes are a gzip stream around the object itself: by the `Content-Encoding` of a server, or by the suffix `.gz`
-    /// of a file.
+    /// Whether the bytes are a gzip stream around the object itself: by the `Content-Encoding` of a server, or by the
+    /// suffix `.gz` of a file.
     pub(crate) gzip: bool,
     /// Tells this object from a later one under the same key: its modification time, or the server's entity tag.
     pub(crate) version: String,
@@ -53,8 +53,8 @@ pub(crate) trait Store: fmt::Debug + Send + Sync {
     /// Whether answers come over a network.
     fn is_remote(&self) -> bool;
 
-    /// Whether the store is a plain web server. It may serve the files of a directory unchanged: then a request for `NAME` does not
-    /// find `NAME.gz`.
+    /// Whether the store is a plain web server. It may serve the files of a directory unchanged: then a request for
+    /// `NAME` does not find `NAME.gz`.
     fn is_web(&self) -> bool {
         false
     }
@@ -76,30 +76,32 @@ pub(crate) trait Store: fmt::Debug + Send + Sync {
     /// Returns how many bytes an object has, as it is stored; reads nothing of it.
     fn size(&self, key: &str) -> Result<Option<u64>>;
 
-    /// Writes an object, replacing an existing one atomically: readers see the old object or the new one, never a part. `gzip` says
-    /// that the bytes are a gzip stream, as in [`Object`].
+    /// Writes an object, replacing an existing one atomically: readers see the old object or the new one, never a part.
+    /// `gzip` says that the bytes are a gzip stream, as in [`Object`].
     fn put(&self, key: &str, bytes: Vec<u8>, gzip: bool) -> Result<()>;
 
-    /// Writes an object if there is none, atomically like [`put`](Self::put). Returns `false` if there is one, which stays. On
-    /// servers without conditional requests an existing object is replaced, and `true` is returned.
+    /// Writes an object if there is none, atomically like [`put`](Self::put). Returns `false` if there is one, which
+    /// stays. On servers without conditional requests an existing object is replaced, and `true` is returned.
     fn put_new(&self, key: &str, bytes: Vec<u8>) -> Result<bool>;
 
     /// Removes an object, however it is encoded. Returns whether it was there.
     fn delete(&self, key: &str) -> Result<bool>;
 
-    /// Returns at most `most` keys under a prefix, at any depth. The default implementation returns only keys directly under it.
+    /// Returns at most `most` keys under a prefix, at any depth. The default implementation returns only keys directly
+    /// under it.
     fn first_keys(&self, prefix: &str, most: usize) -> Result<Vec<String>> {
         let names = self.list(prefix)?.into_iter().filter(|name| !name.ends_with('/'));
         let separator = if prefix.is_empty() { "" } else { "/" };
         Ok(names.take(most).map(|name| format!("{prefix}{separator}{name}")).collect())
     }
 
-    /// Lists the names directly under a prefix (`""` is the root), sorted: objects by name, groups with a `/` at the end.
+    /// Lists the names directly under a prefix (`""` is the root), sorted: objects by name, groups with a `/` at the
+    /// end.
     fn list(&self, prefix: &str) -> Result<Vec<String>>;
 }
 
-/// Writes the object that creates a volume. If several processes do so at the same time, exactly one succeeds. Returns `false` if
-/// an object of the same bytes exists already.
+/// Writes the object that creates a volume. If several processes do so at the same time, exactly one succeeds. Returns
+/// `false` if an object of the same bytes exists already.
 ///
 /// # Errors
 ///

@@ -17,17 +17,18 @@ fn while_wanted<R>(flags: [&StopFlag; 2], work: impl FnOnce() -> R) -> R {
     work()
 }
 
-/// Runs `work` of a job. While it runs, waits for a server end with an error soon after one of the flags is raised, and requests that
-/// are retried are listed.
+/// Runs `work` of a job. While it runs, waits for a server end with an error soon after one of the flags is raised, and
+/// requests that are retried are listed.
 pub(crate) fn in_job<R>(flags: [&StopFlag; 2], retries: &Retries, work: impl FnOnce() -> R) -> R {
     while_wanted(flags, || retries.run(work))
 }
 
 impl StopFlag {
-    /// Runs `work` on this thread. While it runs, waits for a server end with an error within a second after this flag was raised.
+    /// Runs `work` on this thread. While it runs, waits for a server end with an error within a second after this flag
+    /// was raised.
     ///
-    /// Downloads and uploads need no such care: they stop by the flag of their options. It is for what has no options, such as
-    /// opening a volume, which would otherwise wait until a silent server times out.
+    /// Downloads and uploads need no such care: they stop by the flag of their options. It is for what has no options,
+    /// such as opening a volume, which would otherwise wait until a silent server times out.
     ///
     /// # Examples
     ///

@@ -1,4 +1,5 @@
-//! Gathers the elements of one stored object: from the array, and where the array does not cover the object, from the volume.
+//! Gathers the elements of one stored object: from the array, and where the array does not cover the object, from the
+//! volume.
 
 use std::cell::RefCell;
 use std::ops::Range;
@@ -115,7 +116,8 @@ impl<T: Element> Gather for FromArray<'_, T> {
         bytes.try_reserve_exact(all - bytes.len()).map_err(|_| too_large(region))?;
         bytes.resize(all, 0);
         if self.units.cover(region) {
-            // Allocators align large blocks for every type, but a vector of bytes does not promise it: the cast may fail.
+            // Allocators align large blocks for every type, but a vector of bytes does not promise it: the cast may
+            // fail.
             if let Ok(place) = bytemuck::try_cast_slice_mut(bytes) {
                 let shape: Vec<usize> = region.iter().map(length).collect();
                 if let Ok(to) = ArrayViewMutD::from_shape(IxDyn(&shape).set_f(order == Order::F), place) {
@@ -142,7 +144,8 @@ impl<T: Element> Gather for FromArray<'_, T> {
     }
 }
 
-/// Returns the position of a range in an array that begins at `origin`. The range lies in the array, so the difference fits.
+/// Returns the position of a range in an array that begins at `origin`. The range lies in the array, so the difference
+/// fits.
 fn inside(range: &Range<i64>, origin: i64) -> Slice {
     let start = length(&(origin..range.start));
     Slice::from(start..start + length(range))

@@ -1,10 +1,11 @@
-//! One lock for each stored object, among all threads and processes of this machine. It keeps an object consistent when one
-//! thread changes a part of it and another stores the whole of it. Without the lock: the first thread reads the object, the second
-//! stores a new one, the first stores the old elements around its part, and the second thread's elements are lost.
+//! One lock for each stored object, among all threads and processes of this machine. It keeps an object consistent when
+//! one thread changes a part of it and another stores the whole of it. Without the lock: the first thread reads the
+//! object, the second stores a new one, the first stores the old elements around its part, and the second thread's
+//! elements are lost.
 //!
-//! The locks of a volume are cell locks on one array of one byte in shared memory. The kernel releases a lock when its holder dies.
-//! The last upload to end removes the array's name. If that upload is killed, the name stays until the next upload or `ndshm gc`
-//! removes it; no upload waits for it. Other machines are not excluded.
+//! The locks of a volume are cell locks on one array of one byte in shared memory. The kernel releases a lock when its
+//! holder dies. The last upload to end removes the array's name. If that upload is killed, the name stays until the
+//! next upload or `ndshm gc` removes it; no upload waits for it. Other machines are not excluded.
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -23,7 +24,8 @@ const PATIENCE: Duration = Duration::from_millis(50);
 /// Prefix of the names of lock arrays.
 const PREFIX: &str = "ndshm-write-";
 
-/// Any user may take the locks, because any user may be allowed to write to the volume. The file has no content to read or damage.
+/// Any user may take the locks, because any user may be allowed to write to the volume. The file has no content to read
+/// or damage.
 const PERMISSIONS: u32 = 0o666;
 
 type File = SharedArray<u8, Ix1>;
@@ -41,8 +43,8 @@ impl Locks {
         Self { volume, file: Mutex::new(None) }
     }
 
-    /// Runs `work` while no other thread of this machine holds the lock of the same object. Returns `Ok(None)` if `give_up`
-    /// returned true before the lock was granted.
+    /// Runs `work` while no other thread of this machine holds the lock of the same object. Returns `Ok(None)` if
+    /// `give_up` returned true before the lock was granted.
     pub(crate) fn locked<R>(
         &self,
         region: &[Range<i64>],
@@ -58,8 +60,8 @@ impl Locks {
             match file.lock_cell(cell(region), PATIENCE) {
                 Ok(_locked) => return work().map(Some),
                 Err(ndarray_shm::Error::TimedOut { .. }) => {}
-                // Another upload ended and removed the name. A lock on this array no longer excludes later uploads, which create a
-                // new array: attach that one.
+                // Another upload ended and removed the name. A lock on this array no longer excludes later uploads,
+                // which create a new array: attach that one.
                 Err(ndarray_shm::Error::Unlinked { .. }) => self.forget(&file),
                 Err(error) => return Err(failed(error)),
             }
@@ -67,7 +69,8 @@ impl Locks {
         Ok(None)
     }
 
-    /// Returns the array of the locks; `None` if another process is creating or removing it, so that the caller retries.
+    /// Returns the array of the locks; `None` if another process is creating or removing it, so that the caller
+    /// retries.
     fn file(&self) -> ndarray_shm::Result<Option<Arc<File>>> {
         let mut known = self.file.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(file) = &*known {
@@ -76,7 +79,8 @@ impl Locks {
         let options = CreateOptions::<File>::new().backend(place()?).permissions(PERMISSIONS);
         match options.mode(CreationMode::OpenOrCreate).pages(Pages::Sparse).create(name(&self.volume)?, 1) {
             Ok(file) => Ok(Some(Arc::clone(known.insert(Arc::new(file))))),
-            // Other uploads create and remove the array at any time, and `ndshm gc` locks it to see whether it is an orphan.
+            // Other uploads create and remove the array at any time, and `ndshm gc` locks it to see whether it is an
+            // orphan.
             Err(ndarray_shm::Error::WouldBlock { .. } | ndarray_shm::Error::Unlinked { .. }) => Ok(None),
             Err(error) => Err(error),
         }
@@ -96,7 +100,8 @@ impl Drop for Locks {
     /// Removes the array's name, unless another upload holds a lock: that upload removes it later.
     fn drop(&mut self) {
         if let Some(file) = self.file.get_mut().unwrap_or_else(PoisonError::into_inner).take() {
-            let _ = remove(&file, PATIENCE, false); // fails for an array of another user, which that user's upload removes
+            // Fails for an array of another user, which that user's upload removes.
+            let _ = remove(&file, PATIENCE, false);
         }
     }
 }
@@ -107,8 +112,9 @@ pub fn is_upload_lock(name: &str) -> bool {
         .is_some_and(|volume| volume.len() == 8 && volume.bytes().all(|byte| byte.is_ascii_hexdigit()))
 }
 
-/// Removes the name of a lock array that no upload holds, such as a killed upload leaves behind. A `dry_run` removes nothing.
-/// Returns whether the name was, or would be, removed. An upload that continues at this moment creates it again.
+/// Removes the name of a lock array that no upload holds, such as a killed upload leaves behind. A `dry_run` removes
+/// nothing. Returns whether the name was, or would be, removed. An upload that continues at this moment creates it
+/// again.
 ///
 /// # Errors
 ///
@@ -127,8 +133,8 @@ fn is_busy(error: &ndarray_shm::Error) -> bool {
     matches!(error, TimedOut { .. } | WouldBlock { .. } | Unlinked { .. })
 }
 
-/// Removes the name while this process holds the write lock, which covers all cells. So no upload holds a lock at that moment; an
-/// upload that waits for one gets `Unlinked` and creates a new array.
+/// Removes the name while this process holds the write lock, which covers all cells. So no upload holds a lock at that
+/// moment; an upload that waits for one gets `Unlinked` and creates a new array.
 fn remove(file: &File, patience: Duration, dry_run: bool) -> ndarray_shm::Result<bool> {
     let removed = file.write_timeout(patience).and_then(|_alone| Ok(dry_run || file.unlink()?));
     match removed {
@@ -147,8 +153,8 @@ fn cell(region: &[Range<i64>]) -> u32 {
     crc32fast::hash(ranges_text(region).as_bytes())
 }
 
-/// The directory of the lock arrays: `/dev/shm`, whatever the environment says about arrays, so that all processes that see it
-/// share the locks. If no files can be created there, the emulated directory of this user.
+/// The directory of the lock arrays: `/dev/shm`, whatever the environment says about arrays, so that all processes that
+/// see it share the locks. If no files can be created there, the emulated directory of this user.
 fn place() -> ndarray_shm::Result<Directory> {
     static PLACE: OnceLock<Directory> = OnceLock::new();
     if let Some(place) = PLACE.get() {

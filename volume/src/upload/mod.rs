@@ -1,7 +1,7 @@
 //! The reverse job: an array in shared memory becomes a region of a volume.
 //!
-//! Every error that can be known in advance is returned before the first object is stored. The array is attached for reading
-//! only, and its lock excludes writers until the end; nothing here can change or unlink it.
+//! Every error that can be known in advance is returned before the first object is stored. The array is attached for
+//! reading only, and its lock excludes writers until the end; nothing here can change or unlink it.
 
 mod gather;
 mod locks;
@@ -30,12 +30,13 @@ const PATIENCE: Duration = Duration::from_millis(50);
 
 /// Writes an array in shared memory into a region of a volume.
 ///
-/// The array has the shape of `bbox`, the volume's element type, and the chosen [order](UploadOptions::order). It is only read,
-/// and never unlinked, however this ends. If a process writes to it under the array's locks, this waits, and then excludes
-/// writers until it is done.
+/// The array has the shape of `bbox`, the volume's element type, and the chosen [order](UploadOptions::order). It is
+/// only read, and never unlinked, however this ends. If a process writes to it under the array's locks, this waits, and
+/// then excludes writers until it is done.
 ///
 /// [`open_writable_volume`](crate::open_writable_volume) opens an existing volume for writing
-/// ([`open_volume`](crate::open_volume) opens it for reading only); [`create_volume`](crate::create_volume) creates a new one.
+/// ([`open_volume`](crate::open_volume) opens it for reading only); [`create_volume`](crate::create_volume) creates a
+/// new one.
 ///
 /// Writes all of `bbox`, or only the [cutout](UploadOptions::cutout). A repeated call stores the same objects again.
 ///
@@ -48,7 +49,8 @@ const PATIENCE: Duration = Duration::from_millis(50);
 ///   [`ReadModifyWrite`](Alignment::ReadModifyWrite) is not chosen.
 ///
 /// When some objects may already be stored (a repeated call does no harm):
-/// - [`Chunk`](Error::Chunk), [`Store`](Error::Store): an object could not be encoded, stored, or, for changing a part of it, read.
+/// - [`Chunk`](Error::Chunk), [`Store`](Error::Store): an object could not be encoded, stored, or, for changing a part
+///   of it, read.
 /// - [`Interrupted`](Error::Interrupted): the flag was raised.
 /// - [`Writing`](Error::Writing): a thread panicked.
 ///
@@ -106,8 +108,8 @@ pub fn upload_from_shared_memory(
 
 /// Writes a file that holds only the elements of an array into a region of a volume.
 ///
-/// Opens the file for reading only; otherwise like [`upload_from_shared_memory`]. If a program truncates the file meanwhile,
-/// without this project's locks, the kernel kills this process, as with every mapped file.
+/// Opens the file for reading only; otherwise like [`upload_from_shared_memory`]. If a program truncates the file
+/// meanwhile, without this project's locks, the kernel kills this process, as with every mapped file.
 ///
 /// # Errors
 ///
@@ -138,8 +140,8 @@ pub fn upload_from_file(
 ///
 /// # Errors
 ///
-/// [`Array`](Error::Array): the array's shape is not that of `bbox`, or its element type is not the volume's. Otherwise those of
-/// [`upload_from_shared_memory`].
+/// [`Array`](Error::Array): the array's shape is not that of `bbox`, or its element type is not the volume's. Otherwise
+/// those of [`upload_from_shared_memory`].
 ///
 /// # Examples
 ///

@@ -13,12 +13,13 @@ pub enum Alignment {
     /// An error.
     #[default]
     Require,
-    /// Such objects are read, changed and written back, each under an advisory lock. All uploads that see the same `/dev/shm` take
-    /// that lock, also those that store the whole object; without real shared memory, the uploads of one user with one emulated
-    /// directory. Uploads elsewhere, on other machines or in containers with a `/dev/shm` of their own, must not write to the same
-    /// objects meanwhile.
+    /// Such objects are read, changed and written back, each under an advisory lock. All uploads that see the same
+    /// `/dev/shm` take that lock, also those that store the whole object; without real shared memory, the uploads of
+    /// one user with one emulated directory. Uploads elsewhere, on other machines or in containers with a `/dev/shm` of
+    /// their own, must not write to the same objects meanwhile.
     ///
-    /// Elements that are not stored count as the fill value, or 0. Lossy encodings lose more detail in the elements that are kept.
+    /// Elements that are not stored count as the fill value, or 0. Lossy encodings lose more detail in the elements
+    /// that are kept.
     ReadModifyWrite,
 }
 
@@ -37,8 +38,8 @@ pub struct UploadOptions<'a> {
 }
 
 impl<'a> UploadOptions<'a> {
-    /// Returns the defaults: an array in the order of its description, or C, all of it, aligned, every chunk stored, a thread for
-    /// each processor.
+    /// Returns the defaults: an array in the order of its description, or C, all of it, aligned, every chunk stored, a
+    /// thread for each processor.
     pub fn new() -> Self {
         Self {
             order: None,
@@ -54,8 +55,8 @@ impl<'a> UploadOptions<'a> {
         }
     }
 
-    /// Sets the order of the array in memory. Default: the order in the array's [description](ndarray_shm::array::Description), or
-    /// C.
+    /// Sets the order of the array in memory. Default: the order in the array's
+    /// [description](ndarray_shm::array::Description), or C.
     pub fn order(mut self, order: Order) -> Self {
         self.order = Some(order);
         self
@@ -82,12 +83,12 @@ impl<'a> UploadOptions<'a> {
         self
     }
 
-    /// Does not store objects that hold only the volume's fill value (0 if it has none), compared bit by bit, and removes objects
-    /// stored there before.
+    /// Does not store objects that hold only the volume's fill value (0 if it has none), compared bit by bit, and
+    /// removes objects stored there before.
     ///
-    /// A Zarr volume records its fill value, so no information is lost. A Precomputed volume does not: its readers must be
-    /// told to fill missing chunks (`fill_missing` of `CloudVolume`), and cannot tell background from lost chunks. Therefore this
-    /// is off by default.
+    /// A Zarr volume records its fill value, so no information is lost. A Precomputed volume does not: its readers must
+    /// be told to fill missing chunks (`fill_missing` of `CloudVolume`), and cannot tell background from lost chunks.
+    /// Therefore this is off by default.
     pub fn skip_background(mut self, skip: bool) -> Self {
         self.skip_background = skip;
         self
@@ -99,7 +100,8 @@ impl<'a> UploadOptions<'a> {
         self
     }
 
-    /// Chooses how many objects a remote store gets at a time; 0 is the default, 16. A local store gets one from each worker.
+    /// Chooses how many objects a remote store gets at a time; 0 is the default, 16. A local store gets one from each
+    /// worker.
     ///
     /// At most 64 MiB of encoded objects wait to be stored, or one larger object.
     pub fn requests(mut self, requests: usize) -> Self {

@@ -45,8 +45,8 @@ impl PackedQueue {
         Self { limit, state: Mutex::new(state), changed: Condvar::new() }
     }
 
-    /// Adds an object, waiting until there is room. An object larger than the limit is added when the queue is empty. Returns
-    /// `false` if `give_up` returned true.
+    /// Adds an object, waiting until there is room. An object larger than the limit is added when the queue is empty.
+    /// Returns `false` if `give_up` returned true.
     pub(crate) fn give(&self, packed: Packed, give_up: &dyn Fn() -> bool) -> bool {
         let mut state = self.state();
         while state.bytes > 0 && state.bytes.saturating_add(packed.len()) > self.limit {
@@ -61,8 +61,8 @@ impl PackedQueue {
         true
     }
 
-    /// Takes an object and passes it to `store`; its bytes count until `store` returns. Returns `None` if the queue is empty and
-    /// all encoders have left, or if `give_up` returned true.
+    /// Takes an object and passes it to `store`; its bytes count until `store` returns. Returns `None` if the queue is
+    /// empty and all encoders have left, or if `give_up` returned true.
     pub(crate) fn take<R>(&self, give_up: &dyn Fn() -> bool, store: impl FnOnce(Packed) -> R) -> Option<R> {
         let mut state = self.state();
         let packed = loop {

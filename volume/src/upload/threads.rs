@@ -1,9 +1,9 @@
 //! The threads of an upload: the work of each, and the result when all have ended.
 //!
-//! Objects that are written whole come first. For a local volume each thread encodes and stores. For a remote volume, where storing
-//! waits for a network, some threads encode and many store. Objects that are changed in part come last; one thread does all of the
-//! work on each. Both kinds are stored under the object's lock: otherwise a thread that changes a part could overwrite a whole
-//! object that another upload stored after that thread's read.
+//! Objects that are written whole come first. For a local volume each thread encodes and stores. For a remote volume,
+//! where storing waits for a network, some threads encode and many store. Objects that are changed in part come last;
+//! one thread does all of the work on each. Both kinds are stored under the object's lock: otherwise a thread that
+//! changes a part could overwrite a whole object that another upload stored after that thread's read.
 
 use std::any::Any;
 use std::ops::Range;
@@ -163,7 +163,8 @@ impl<'a, T: Element> UploadRun<'a, T> {
             return self.crew(crew.collect());
         }
         let queue = PackedQueue::new(QUEUE_BYTES, workers);
-        // Start the storing threads first: if no more threads can be started, encoders without them would wait for ever.
+        // Start the storing threads first: if no more threads can be started, encoders without them would wait for
+        // ever.
         let storing = (0..requests).map(|_| Task {
             name: "store",
             work: Box::new(|heard| {
@@ -214,7 +215,8 @@ impl<'a, T: Element> UploadRun<'a, T> {
         Ok(())
     }
 
-    /// Returns the next object that the upload covers completely (`whole`) or in part; `None` if none is left or a flag is raised.
+    /// Returns the next object that the upload covers completely (`whole`) or in part; `None` if none is left or a flag
+    /// is raised.
     fn next(&self, cells: &Mutex<Cells>, whole: bool) -> Option<Vec<Range<i64>>> {
         if self.is_over() {
             return None;

@@ -25,7 +25,8 @@ impl Units {
     ///
     /// # Errors
     ///
-    /// [`Bbox`](Error::Bbox), [`Alignment`](Error::Alignment), and [`Source`](Error::Source) if the sink's chunks cannot tile.
+    /// [`Bbox`](Error::Bbox), [`Alignment`](Error::Alignment), and [`Source`](Error::Source) if the sink's chunks
+    /// cannot tile.
     pub(crate) fn of(sink: &dyn ChunkSink, bbox: &Bbox, options: &UploadOptions<'_>) -> Result<Self> {
         let meta = sink.meta();
         meta.check(&sink.identity())?;

@@ -40,8 +40,9 @@ pub(super) struct ZarrArray {
     /// The codecs of one stored object.
     pub(super) chain: Chain,
     pub(super) fill: Vec<u8>,
-    /// Present if each object is a shard and no other codec wraps it: then its chunks are read one by one, because a whole shard,
-    /// often gigabytes, would take that much memory in each worker. A shard inside another codec is read as one chunk.
+    /// Present if each object is a shard and no other codec wraps it: then its chunks are read one by one, because a
+    /// whole shard, often gigabytes, would take that much memory in each worker. A shard inside another codec is read
+    /// as one chunk.
     pub(super) indexes: Option<Indexes>,
 }
 
@@ -211,8 +212,8 @@ impl ZarrArray {
         self.store.locate(&self.prefix)
     }
 
-    /// Returns a function that makes errors about an object. They name the object: on a disk, the file to repair. Failures of a
-    /// server are errors of the store instead.
+    /// Returns a function that makes errors about an object. They name the object: on a disk, the file to repair.
+    /// Failures of a server are errors of the store instead.
     pub(super) fn failed(&self, key: &str, region: &[Range<i64>]) -> impl Fn(Cause) -> Error {
         let (chunk, region) = (self.store.locate(key), ranges_text(region));
         move |cause| Error::chunk(chunk.clone(), region.clone(), cause)

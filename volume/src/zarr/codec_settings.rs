@@ -8,8 +8,9 @@ use crate::error::{Error, Result};
 
 static ONE_THREAD: OnceLock<CodecOptions> = OnceLock::new();
 
-/// Runs a call of zarrs that makes default options. They have the number of rayon's threads, and the question would start as many, which never
-/// end: then Python warns at each fork. In a pool, the number is the pool's. This one has a thread for the time of the call.
+/// Runs a call of zarrs that makes default options. They have the number of rayon's threads, and the question would
+/// start as many, which never end: then Python warns at each fork. In a pool, the number is the pool's. This one has a
+/// thread for the time of the call.
 ///
 /// Fails if the thread cannot be started.
 pub(crate) fn without_pool<R: Send>(make: impl FnOnce() -> R + Send) -> Result<R> {
@@ -29,9 +30,11 @@ fn one_thread() -> CodecOptions {
     CodecOptions::default().with_concurrent_target(1)
 }
 
-/// Returns options for one thread: the workers already use all processors, so a chunk is not decoded by several threads.
+/// Returns options for one thread: the workers already use all processors, so a chunk is not decoded by several
+/// threads.
 pub(crate) fn options() -> CodecOptions {
-    // They were made when the volume was opened. Not by `get_or_init`: a child that is forked during the call would wait for its end for ever.
+    // They were made when the volume was opened. Not by `get_or_init`: a child that is forked during the call would
+    // wait for its end for ever.
     ONE_THREAD.get().copied().unwrap_or_else(one_thread)
 }
 

@@ -1,7 +1,8 @@
 //! Encodes and decodes one chunk. Pure computation, no store.
 //!
-//! zarrs parses the codecs and encodes. This module decodes itself where that is frequent or dangerous: it unpacks bytes up to a
-//! limit, does not touch elements that are already in the needed form, and validates the index of a shard.
+//! zarrs parses the codecs and encodes. This module decodes itself where that is frequent or dangerous: it unpacks
+//! bytes up to a limit, does not touch elements that are already in the needed form, and validates the index of a
+//! shard.
 
 use std::borrow::Cow;
 use std::num::NonZeroU64;
@@ -236,7 +237,8 @@ impl Chain {
         self.elements.is_bool
     }
 
-    /// Checks that the bytes of boolean elements are 0 or 1. Any other byte is damage, which readers interpret differently.
+    /// Checks that the bytes of boolean elements are 0 or 1. Any other byte is damage, which readers interpret
+    /// differently.
     pub(super) fn check_bools(&self, bytes: &[u8]) -> Result<(), Cause> {
         let other = bytes.iter().find(|byte| self.elements.is_bool && **byte > 1);
         other.map_or(Ok(()), |byte| Err(format!("it has the byte {byte}, where elements of bool are 0 or 1").into()))

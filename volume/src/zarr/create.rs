@@ -28,8 +28,8 @@ pub(super) fn create(store: &Arc<dyn Store>, new: &NewVolume) -> Result<ZarrArra
     // A document that cannot be opened is never written.
     ZarrArray::open(store, &Document::planned(store, kind, json.clone())).map_err(Error::of_new_volume)?;
     refuse_to_replace(store, &name)?;
-    // Version 2 keeps attributes in their own document. It is written before the document that makes the place a volume, even if it
-    // is empty: so no process adds attributes to an existing volume.
+    // Version 2 keeps attributes in their own document. It is written before the document that makes the place a
+    // volume, even if it is empty: so no process adds attributes to an existing volume.
     let attributes = (kind == DocumentKind::ArrayV2).then(|| text(&attributes(new).unwrap_or_else(|| json!({}))));
     if let Some(attributes) = &attributes {
         store.put_new(V2_ATTRIBUTES, attributes.clone())?;
@@ -191,7 +191,8 @@ pub(crate) fn sharding_codec(chunk_shape: &[u64], codecs: &[Value]) -> Value {
     }})
 }
 
-/// Returns the attributes in which tensorstore keeps the resolution; Zarr itself has none. Axes of channels and of time have no unit of length.
+/// Returns the attributes in which tensorstore keeps the resolution; Zarr itself has none. Axes of channels and of time
+/// have no unit of length.
 fn attributes(new: &NewVolume) -> Option<Value> {
     if new.resolution.is_empty() {
         return None;
@@ -204,8 +205,8 @@ fn attributes(new: &NewVolume) -> Option<Value> {
     Some(json!({"dimension_units": (0..new.shape.len()).map(unit).collect::<Value>()}))
 }
 
-/// Parses the attributes that [`attributes`] returns: lengths and their common unit. An axis without a unit has the length 1, and is
-/// left out at the end.
+/// Parses the attributes that [`attributes`] returns: lengths and their common unit. An axis without a unit has the
+/// length 1, and is left out at the end.
 pub(super) fn lengths(attributes: &Value, axes: usize) -> Option<Lengths> {
     let mut common = None;
     let mut resolution = Vec::new();

@@ -1,7 +1,8 @@
 //! Differences of neighbouring elements, as the filter `delta` of numcodecs stores them.
 //!
-//! The first element is stored unchanged, each other one as the difference to its predecessor in memory. Integers wrap around, so
-//! that no information is lost; floating-point numbers are subtracted and summed in the precision that NumPy uses.
+//! The first element is stored unchanged, each other one as the difference to its predecessor in memory. Integers wrap
+//! around, so that no information is lost; floating-point numbers are subtracted and summed in the precision that NumPy
+//! uses.
 
 use std::any::Any;
 use std::borrow::Cow;

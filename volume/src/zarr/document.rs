@@ -185,8 +185,8 @@ impl Document {
             return serde_json::from_value(json).map(ArrayMetadata::V3).map_err(damaged);
         }
         if let Some(fill @ Value::Null) = json.get_mut("fill_value") {
-            // The format does not define the fill value then. All peers read 0, and tensorstore relies on it: it leaves out chunks
-            // of zeros.
+            // The format does not define the fill value then. All peers read 0, and tensorstore relies on it: it leaves
+            // out chunks of zeros.
             *fill = match self.dtype()? {
                 _ if self.is_bool() => json!(false),
                 DType::Complex64 | DType::Complex128 => json!([0.0, 0.0]),
@@ -237,8 +237,8 @@ impl Document {
 
     /// Returns a line that identifies the volume and its metadata.
     ///
-    /// It includes the modification time, or the server's entity tag: a volume that was created anew is a different one, even if it
-    /// has the same shape.
+    /// It includes the modification time, or the server's entity tag: a volume that was created anew is a different
+    /// one, even if it has the same shape.
     pub(super) fn identity(&self) -> String {
         format!("zarr {:?} {}", self.volume, self.mark)
     }

@@ -1,7 +1,8 @@
 //! Codecs of numcodecs that zarrs lacks, or reads differently: checksums, LZ4, LZMA and delta.
 //!
-//! zarrs finds them by name, and calls them to encode. The names have this crate's prefix, so that they do not affect other users
-//! of zarrs in the same process. To decode, `codecs` calls [`BytesExtension::unpack`], which limits the unpacked length.
+//! zarrs finds them by name, and calls them to encode. The names have this crate's prefix, so that they do not affect
+//! other users of zarrs in the same process. To decode, `codecs` calls [`BytesExtension::unpack`], which limits the
+//! unpacked length.
 
 use std::any::Any;
 use std::borrow::Cow;

@@ -1,4 +1,5 @@
-//! LZMA as numcodecs gets it from Python's `lzma`: xz streams, legacy LZMA streams, and raw filter output without a header.
+//! LZMA as numcodecs gets it from Python's `lzma`: xz streams, legacy LZMA streams, and raw filter output without a
+//! header.
 
 use std::io::{Read as _, Write as _};
 
@@ -15,8 +16,8 @@ use crate::zarr::configuration::brief;
 /// Largest accepted dictionary, as for xz: the strongest preset needs 64 MiB.
 const LARGEST_DICTIONARY: u64 = 128 << 20;
 
-/// Strongest preset used for encoding: stronger ones take up to 700 MiB of memory in each thread, and every reader reads all
-/// presets.
+/// Strongest preset used for encoding: stronger ones take up to 700 MiB of memory in each thread, and every reader
+/// reads all presets.
 const STRONGEST_PRESET: u64 = 6;
 
 /// The flag `PRESET_EXTREME` of a preset: slower, smaller output.

@@ -1,10 +1,11 @@
 //! Zarr arrays, versions 2 and 3, and pyramids of them (OME-Zarr), in any store.
 //!
-//! The only module besides `demo` that uses the crate zarrs. No type of zarrs leaves it; error messages of zarrs do, as causes.
+//! The only module besides `demo` that uses the crate zarrs. No type of zarrs leaves it; error messages of zarrs do, as
+//! causes.
 //!
-//! A document describes an array or group (`document`, `multiscales`), with its codecs in the spelling of zarrs (`spelling`).
-//! Codecs convert a chunk to bytes and back (`codecs`, `unpack`, `shard_index`; `extensions` has those that zarrs lacks). An array
-//! combines both with a store (`array`, `indexes`, `sink`).
+//! A document describes an array or group (`document`, `multiscales`), with its codecs in the spelling of zarrs
+//! (`spelling`). Codecs convert a chunk to bytes and back (`codecs`, `unpack`, `shard_index`; `extensions` has those
+//! that zarrs lacks). An array combines both with a store (`array`, `indexes`, `sink`).
 
 mod array;
 mod checksum;
@@ -58,8 +59,8 @@ pub(crate) fn found(store: &Arc<dyn Store>) -> Result<bool> {
 ///
 /// # Errors
 ///
-/// - [`Source`](Error::Source): there is no array or group, the group has no scales (the message lists its arrays), the metadata
-///   is damaged, or a codec or the chunk grid is not supported;
+/// - [`Source`](Error::Source): there is no array or group, the group has no scales (the message lists its arrays), the
+///   metadata is damaged, or a codec or the chunk grid is not supported;
 /// - [`Scale`](Error::Scale): it has fewer scales;
 /// - [`UnsupportedDType`](Error::UnsupportedDType): shared memory does not support its element type.
 pub(crate) fn open(store: &Arc<dyn Store>, mip: usize) -> Result<Box<dyn ChunkSource>> {
@@ -99,8 +100,8 @@ pub(crate) fn scales(store: &Arc<dyn Store>) -> Result<Vec<ScaleInfo>> {
 ///
 /// # Errors
 ///
-/// [`Source`](Error::Source): the place is not empty. [`NewVolume`](Error::NewVolume): Zarr does not support what is asked for.
-/// [`Store`](Error::Store): the metadata cannot be written.
+/// [`Source`](Error::Source): the place is not empty. [`NewVolume`](Error::NewVolume): Zarr does not support what is
+/// asked for. [`Store`](Error::Store): the metadata cannot be written.
 pub(crate) fn create(store: &Arc<dyn Store>, new: &NewVolume) -> Result<Box<dyn ChunkSink>> {
     let mut array = create::create(store, new)?;
     array.lengths = Lengths { resolution: new.resolution.clone(), unit: new.unit.clone(), ..Lengths::default() };

@@ -40,7 +40,8 @@ impl Multiscales {
     ///
     /// # Errors
     ///
-    /// [`Source`](Error::Source): the group does not describe scales (the message lists its arrays), or its description is damaged.
+    /// [`Source`](Error::Source): the group does not describe scales (the message lists its arrays), or its description
+    /// is damaged.
     pub(super) fn read(store: &Arc<dyn Store>, document: &Document) -> Result<Self> {
         let attributes = document.attributes(store)?;
         let described = [&attributes["ome"]["multiscales"], &attributes["multiscales"]];
@@ -114,8 +115,8 @@ impl Multiscales {
     }
 }
 
-/// Returns the path of the first image in a container made by bioformats2raw: a group with a group for each image. The images are
-/// listed in `OME`; without that list they are named 0, 1, ..
+/// Returns the path of the first image in a container made by bioformats2raw: a group with a group for each image. The
+/// images are listed in `OME`; without that list they are named 0, 1, ..
 fn first_image(store: &Arc<dyn Store>, document: &Document, attributes: &Value) -> Option<String> {
     if attributes[LAYOUT].is_null() && attributes["ome"][LAYOUT].is_null() {
         return None;
@@ -138,7 +139,8 @@ fn place_in(volume: &str, path: &str) -> String {
     format!("{}/{path}", volume.trim_end_matches(['/', '\\']))
 }
 
-/// Returns the scale and the translation in the coordinate transformations of an image or dataset; empty if there is none.
+/// Returns the scale and the translation in the coordinate transformations of an image or dataset; empty if there is
+/// none.
 fn transformations(described: &Value) -> [Vec<f64>; 2] {
     let all = described["coordinateTransformations"].as_array().map(Vec::as_slice).unwrap_or_default();
     ["scale", "translation"].map(|kind| {
@@ -163,8 +165,8 @@ fn is_within(path: &str) -> bool {
     path.split('/').all(|part| !matches!(part, "" | "." | "..") && !part.contains(['\\', ':', '\0']))
 }
 
-/// Returns one unit for all lengths, and for each axis the factor from its own unit: the unit of most axes, or the first of these. If one of several
-/// units is not known, returns all of them.
+/// Returns one unit for all lengths, and for each axis the factor from its own unit: the unit of most axes, or the
+/// first of these. If one of several units is not known, returns all of them.
 fn common_unit(axes: &[Value]) -> (String, Vec<f64>) {
     let unit = |axis: &Value| {
         let is_length = !matches!(axis["type"].as_str(), Some("time" | "channel"));

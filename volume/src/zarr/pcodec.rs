@@ -1,7 +1,8 @@
 //! pcodec: compression of numbers by their statistics. Decodes exactly as many numbers as the chunk has.
 //!
-//! zarrs encodes. Its decoder allocates as many numbers as the stream claims; this one as many as the chunk has. Other memory that
-//! the header of a stream may reserve is bounded by the format at 256 MiB, which are not touched unless the stream is that long.
+//! zarrs encodes. Its decoder allocates as many numbers as the stream claims; this one as many as the chunk has. Other
+//! memory that the header of a stream may reserve is bounded by the format at 256 MiB, which are not touched unless the
+//! stream is that long.
 
 use bytemuck::Pod;
 use ndarray_shm::DType;

@@ -1,5 +1,5 @@
-//! Copies elements, as bytes, between blocks of different shapes: for shards that are decoded whole, and for chunks that reach
-//! beyond the volume.
+//! Copies elements, as bytes, between blocks of different shapes: for shards that are decoded whole, and for chunks
+//! that reach beyond the volume.
 
 use std::ops::Range;
 
@@ -14,7 +14,8 @@ pub(super) fn filled(shape: &[usize], element: &[u8]) -> Result<Vec<u8>, Cause> 
     let size = count.and_then(|count| count.checked_mul(element.len())).ok_or("the chunk is larger than memory")?;
     let mut bytes = Vec::new();
     if element.iter().all(|byte| *byte == 0) {
-        // `vec![0; size]` gets zeroed memory from the system without writing to it; the reservation reports a lack of memory first.
+        // `vec![0; size]` gets zeroed memory from the system without writing to it; the reservation reports a lack of
+        // memory first.
         bytes.try_reserve_exact(size)?;
         drop(bytes);
         return Ok(vec![0; size]);

@@ -11,9 +11,9 @@ use super::extensions;
 
 /// Makes all tables that opening a Zarr volume would make on first use.
 ///
-/// It takes less than a millisecond, and matters only to a program that forks while other threads open volumes: a child that is forked
-/// while a thread makes such a table would wait for that thread for ever, which it does not have. Call it in the thread that forks,
-/// before the others start.
+/// It takes less than a millisecond, and matters only to a program that forks while other threads open volumes: a child
+/// that is forked while a thread makes such a table would wait for that thread for ever, which it does not have. Call
+/// it in the thread that forks, before the others start.
 pub fn prepare() {
     extensions::register();
     // Each search goes through all plugins of a kind before it fails, and meets their tables of names.

@@ -101,7 +101,8 @@ impl ShardIndexCodec {
         Ok(ShardIndex { places, length })
     }
 
-    /// Returns the range of a chunk in its shard, `None` if it is not stored; `packed` is the expected length of a packed chunk.
+    /// Returns the range of a chunk in its shard, `None` if it is not stored; `packed` is the expected length of a
+    /// packed chunk.
     pub(super) fn locate(
         &self,
         index: &ShardIndex,

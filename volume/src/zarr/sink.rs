@@ -39,7 +39,8 @@ impl ZarrArray {
         whole.map_err(failed)
     }
 
-    /// Encodes a shard, chunk by chunk. Chunks of only the fill value are left out: readers cannot tell them from missing ones.
+    /// Encodes a shard, chunk by chunk. Chunks of only the fill value are left out: readers cannot tell them from
+    /// missing ones.
     fn encode_shard(
         &self,
         shards: &ShardCodec,

@@ -1,8 +1,8 @@
 //! Converts codecs as other programs write them to the spelling that zarrs accepts.
 //!
-//! zarr-python, numcodecs and tensorstore leave out options with defaults, and give codecs of Zarr v2 the prefix `numcodecs.` in
-//! v3. The result is a list of v3 codecs with full configurations. Codecs that this crate implements get private names
-//! (`extensions`). Unknown codecs are passed on unchanged: zarrs refuses them with their name.
+//! zarr-python, numcodecs and tensorstore leave out options with defaults, and give codecs of Zarr v2 the prefix
+//! `numcodecs.` in v3. The result is a list of v3 codecs with full configurations. Codecs that this crate implements
+//! get private names (`extensions`). Unknown codecs are passed on unchanged: zarrs refuses them with their name.
 
 use serde_json::{Map, Value, json};
 
@@ -94,7 +94,8 @@ pub(super) fn codecs_v2(filters: &Value, compressor: &Value, context: CodecConte
     Ok(CodecsV2 { arrays, serializer, bytes })
 }
 
-/// Returns the name of a codec for the description of a volume; `None` for a codec that only rearranges or checks bytes.
+/// Returns the name of a codec for the description of a volume; `None` for a codec that only rearranges or checks
+/// bytes.
 pub(super) fn packing_name(codec: &str) -> Option<&str> {
     let name = codec.strip_prefix(NUMCODECS).unwrap_or(codec);
     let rearranges = matches!(
@@ -245,8 +246,8 @@ fn built_in(feature: &str, is_built_in: bool, codec: &str) -> Result<(), Refused
     Err(Refused { kind: ErrorKind::NotBuiltIn, reason })
 }
 
-/// Refuses zfp, even if another crate compiles it into zarrs. Its decoder trusts the stream: it writes as many elements as the
-/// stream claims, beyond the end of the chunk, and reads beyond the end of the stream.
+/// Refuses zfp, even if another crate compiles it into zarrs. Its decoder trusts the stream: it writes as many elements
+/// as the stream claims, beyond the end of the chunk, and reads beyond the end of the stream.
 fn zfp(codec: &str) -> Refused {
     unsupported(format!("codec {} is not supported", configuration::brief(&json!(codec))))
 }
@@ -287,7 +288,8 @@ fn default(configuration: &mut Configuration, key: &str, value: Value) {
     }
 }
 
-/// Returns the name and the configuration of a codec; the configuration may be left out. Returns `None` if it is not a codec.
+/// Returns the name and the configuration of a codec; the configuration may be left out. Returns `None` if it is not a
+/// codec.
 fn parts_v3(codec: &Value) -> Option<(&str, Configuration)> {
     if let Some(name) = codec.as_str() {
         return Some((name, Configuration::new()));

@@ -17,7 +17,8 @@ fn all() -> Bbox {
     Bbox::whole(&[12, 12])
 }
 
-/// Downloads a volume of nine chunks without the middle one; the elements of the missing chunk must have the expected value.
+/// Downloads a volume of nine chunks without the middle one; the elements of the missing chunk must have the expected
+/// value.
 fn check(missing: Missing, expected: i16) {
     let place = Place::new();
     let volume = place.volume(&spec());

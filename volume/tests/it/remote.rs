@@ -154,8 +154,8 @@ fn bytes_in_flight_are_bounded_but_one_chunk_fits() {
         let remote = Remote::new(&*volume, Duration::from_millis(1), 1000);
         let options = place.options().requests(16).in_flight(limit).workers(Workers::Threads(2)).replace(true);
         place.download(&remote, &all(), &options).expect("a download");
-        // The first fetches reserve the size of an unpacked chunk, since nothing better is known. They may arrive when the rest is
-        // full.
+        // The first fetches reserve the size of an unpacked chunk, since nothing better is known. They may arrive when
+        // the rest is full.
         let guesses = (usize::try_from(limit).expect("small") / 128).min(16);
         assert!(remote.bytes.most() <= most + guesses * (1000 - 128), "{} of {limit}", remote.bytes.most());
     }

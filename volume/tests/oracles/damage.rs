@@ -1,11 +1,12 @@
-//! Random damage of stored objects. A damaged chunk must be an error that names it, or the elements that another program reads too.
+//! Random damage of stored objects. A damaged chunk must be an error that names it, or the elements that another
+//! program reads too.
 //!
-//! Each test is one encoding. One stored object at a time is cut, or some of its bits or bytes are changed, removed or inserted,
-//! from a fixed seed; `NDSHM_TEST_CORRUPTIONS` sets how often.
+//! Each test is one encoding. One stored object at a time is cut, or some of its bits or bytes are changed, removed or
+//! inserted, from a fixed seed; `NDSHM_TEST_CORRUPTIONS` sets how often.
 //!
 //! Elements may change for every reader where no checksum covers them: blosc, zstd as it is usually written,
-//! `compressed_segmentation` without gzip, and JPEG, where changed bits may be other elements. Raw is not tested: any bytes are
-//! elements.
+//! `compressed_segmentation` without gzip, and JPEG, where changed bits may be other elements. Raw is not tested: any
+//! bytes are elements.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -33,8 +34,8 @@ pub(crate) struct Damaged {
     tolerance: u8,
 }
 
-/// In pictures, fewer than one in this many elements may differ by more than the tolerance. A damaged block may hold values that no
-/// picture has; what is far off the scale becomes black in one program and white in another.
+/// In pictures, fewer than one in this many elements may differ by more than the tolerance. A damaged block may hold
+/// values that no picture has; what is far off the scale becomes black in one program and white in another.
 const PICTURE_ELEMENTS: usize = 100;
 
 /// Returns every encoding that can show damage: all but raw.
@@ -46,8 +47,8 @@ pub(crate) fn all() -> Vec<Damaged> {
         of(Precomputed, "gzip", CloudVolume, "uint16"),
         of(Precomputed, "compressed_segmentation", CloudVolume, "uint64"),
         of(Precomputed, "compressed_segmentation", Tensorstore, "uint32"),
-        // Decoders round the cosine transform differently, and colours once more. The difference grows with the distance from the
-        // scale.
+        // Decoders round the cosine transform differently, and colours once more. The difference grows with the
+        // distance from the scale.
         Damaged { tolerance: 3, ..of(Precomputed, "jpeg", Tensorstore, "uint8") },
         Damaged { channels: 3, tolerance: 6, ..of(Precomputed, "jpeg", Tensorstore, "uint8") },
         of(Precomputed, "png", Tensorstore, "uint8"),

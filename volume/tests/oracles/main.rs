@@ -1,8 +1,9 @@
 //! Compares this crate with CloudVolume, tensorstore and zarr-python, element by element.
 //!
-//! Each test is one volume: an oracle writes it and this crate reads it, or this crate writes it and oracles read it. The table in
-//! `docs/formats.md` lists what was found equal; a run of all tests fails if the page differs from the run. The tests need a Python
-//! that has the oracles, `NDSHM_TEST_PYTHON`; without it nothing is tested, and a message says so.
+//! Each test is one volume: an oracle writes it and this crate reads it, or this crate writes it and oracles read it.
+//! The table in `docs/formats.md` lists what was found equal; a run of all tests fails if the page differs from the
+//! run. The tests need a Python that has the oracles, `NDSHM_TEST_PYTHON`; without it nothing is tested, and a message
+//! says so.
 
 mod damage;
 mod matrix;
@@ -55,8 +56,8 @@ fn main() -> ExitCode {
     conclusion.exit_code()
 }
 
-/// Runs this program again with an environment that leads to an S3 server of the tests. Stores read the environment, and a running
-/// process must not change its own.
+/// Runs this program again with an environment that leads to an S3 server of the tests. Stores read the environment,
+/// and a running process must not change its own.
 fn beside_a_server() -> ExitCode {
     let server = S3Server::start();
     let program = std::env::current_exe().expect("this program's path");
@@ -114,8 +115,8 @@ fn trials(world: &Arc<World>) -> Vec<Trial> {
     trials
 }
 
-/// Returns a row's volumes and their stores: every element type in files, and one type in each other store. The one type differs
-/// from row to row.
+/// Returns a row's volumes and their stores: every element type in files, and one type in each other store. The one
+/// type differs from row to row.
 fn cells(dtypes: usize, turn: usize) -> Vec<(Kept, usize)> {
     let mut cells: Vec<_> = (0..dtypes).map(|number| (Kept::Files, number)).collect();
     cells.push((Kept::S3, turn % dtypes));

@@ -1,7 +1,7 @@
 //! The matrix of tests: writers, formats, encodings, element types, orders, regions, stores.
 //!
-//! Tests cover pairs of values, not every combination: encoding and element type, type and region, region and order, encoding and
-//! store, .. The other values take turns.
+//! Tests cover pairs of values, not every combination: encoding and element type, type and region, region and order,
+//! encoding and store, .. The other values take turns.
 
 use std::fmt;
 use std::ops::Range;
@@ -271,8 +271,8 @@ pub(crate) struct Described {
 impl Described {
     /// The volume number `number` of a row: element type, channels, origin, number of axes and content take turns.
     ///
-    /// In stores other than files, volumes are smaller: two chunks along each axis, the second one cut off, and two shards. There
-    /// the tests compare the access to objects, and each object costs a request.
+    /// In stores other than files, volumes are smaller: two chunks along each axis, the second one cut off, and two
+    /// shards. There the tests compare the access to objects, and each object costs a request.
     pub(crate) fn new(
         format: Format,
         encoding: &'static str,

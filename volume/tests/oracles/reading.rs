@@ -13,7 +13,8 @@ use crate::matrix::{Described, Kept, Row, dtype};
 use crate::python::{World, remove};
 use crate::table::{Direction, Outcome};
 
-/// Largest difference between this crate's decoded JPEG elements and an oracle's: both round the cosine transform and the colours.
+/// Largest difference between this crate's decoded JPEG elements and an oracle's: both round the cosine transform and
+/// the colours.
 const PICTURES: u8 = 3;
 
 /// Lets an oracle write a volume, and compares what the oracle reads with what this crate downloads, region by region.
@@ -41,8 +42,8 @@ pub(crate) fn check(world: &World, row: &Row, number: usize, kept: Kept) -> Resu
     for (count, (name, bbox)) in regions.iter().enumerate() {
         let (region, others) = rest.split_at(bbox.shape().iter().product::<usize>() * meta.dtype.size());
         rest = others;
-        // The first region, which is the whole volume, is read in both orders. Each other region is read in one; the order
-        // alternates with the element types of a row.
+        // The first region, which is the whole volume, is read in both orders. Each other region is read in one; the
+        // order alternates with the element types of a row.
         for order in [Order::C, Order::F] {
             if count > 0 && (order == Order::C) != (count + number).is_multiple_of(2) {
                 continue;

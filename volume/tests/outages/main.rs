@@ -1,8 +1,8 @@
-//! Downloads from servers that refuse requests, truncate answers, or disappear for a while or for good. Either the array is right,
-//! or the error is clear and the same command then fetches only the missing chunks.
+//! Downloads from servers that refuse requests, truncate answers, or disappear for a while or for good. Either the
+//! array is right, or the error is clear and the same command then fetches only the missing chunks.
 //!
-//! This binary is also the process that downloads or uploads: with [`URL`] in its environment it does that instead of running
-//! tests.
+//! This binary is also the process that downloads or uploads: with [`URL`] in its environment it does that instead of
+//! running tests.
 
 mod permanent;
 #[path = "../servers/mod.rs"]
@@ -268,7 +268,8 @@ fn download_waits_for_a_restarted_server(_name: &str) {
     let mut proxy = FaultyProxy::start(&server.endpoint(), slowly());
     let mut child = case.command("s3://test/volume", &proxy.url(), "60").spawn().expect("a download");
     wait_until_held(&proxy, &mut child);
-    // First only the server is gone, and the proxy closes connections without an answer; then the proxy's port refuses too.
+    // First only the server is gone, and the proxy closes connections without an answer; then the proxy's port refuses
+    // too.
     server.kill();
     proxy.let_go();
     thread::sleep(Duration::from_millis(300));
@@ -290,7 +291,8 @@ fn next_run_after_an_outage_fetches_only_the_rest(_name: &str) {
     }
 }
 
-/// Takes the server away during a download, for longer than the download retries. The next run must fetch only the rest.
+/// Takes the server away during a download, for longer than the download retries. The next run must fetch only the
+/// rest.
 fn interrupted_and_resumed(case: &Case, mut proxy: FaultyProxy, url: &str, named: &str) {
     let endpoint = proxy.url();
     let begin = Instant::now();

@@ -1,4 +1,5 @@
-//! Permanent failures, which no retry mends: a partial array is kept only on request, and the error names shard and chunk.
+//! Permanent failures, which no retry mends: a partial array is kept only on request, and the error names shard and
+//! chunk.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -38,7 +39,8 @@ impl Sharded {
         Self::of(directory, "volume/c/0/0/0", "1/1/1")
     }
 
-    /// The shard is written byte by byte, since this crate only reads such volumes: its index, the minishard's index, the chunks.
+    /// The shard is written byte by byte, since this crate only reads such volumes: its index, the minishard's index,
+    /// the chunks.
     fn precomputed() -> Self {
         let directory = tempfile::tempdir().expect("a directory");
         fs::create_dir_all(directory.path().join("volume/s")).expect("a scale");
@@ -83,8 +85,8 @@ impl Sharded {
             fs::write(&self.shard, &shard[..shard.len() - 100]).expect("cut");
             return;
         }
-        // The index of a Zarr shard is at its end. The bytes cut out are in front of it, so that its checksum still holds. They are
-        // more than the index, so that the last chunk's range ends beyond the shard.
+        // The index of a Zarr shard is at its end. The bytes cut out are in front of it, so that its checksum still
+        // holds. They are more than the index, so that the last chunk's range ends beyond the shard.
         let length = 8 * 16 + 4;
         let index = shard.len() - length;
         fs::write(&self.shard, [&shard[..index - 2 * length], &shard[index..]].concat()).expect("cut");

@@ -1,7 +1,8 @@
 //! Real servers for tests: S3 (moto), web servers (nginx, and one in Python), and a proxy that fails on purpose.
 //!
-//! A server listens on a free port of the loopback. It ends when its standard input does: when its value is dropped, and when the
-//! test process is killed. A test that uses servers includes this folder: `#[path = "../servers/mod.rs"] mod servers;`.
+//! A server listens on a free port of the loopback. It ends when its standard input does: when its value is dropped,
+//! and when the test process is killed. A test that uses servers includes this folder:
+//! `#[path = "../servers/mod.rs"] mod servers;`.
 
 // Each test uses its own part of this.
 #![allow(dead_code, unreachable_pub, unused_imports)]
@@ -14,7 +15,8 @@ use std::process::{Child, Command, Stdio};
 
 pub use self::proxy::{Fault, FaultyProxy, Request};
 
-/// Returns the Python that has moto. Without one, prints a message that the test runner does not capture; the caller ends its test.
+/// Returns the Python that has moto. Without one, prints a message that the test runner does not capture; the caller
+/// ends its test.
 pub fn python(test: &str) -> Option<PathBuf> {
     let python = std::env::var_os("NDSHM_TEST_PYTHON").map(PathBuf::from);
     if python.is_none() {
@@ -86,8 +88,8 @@ impl S3Server {
         Self::start_on(0, None)
     }
 
-    /// Starts a server with the files `objects/BUCKET/KEY` as objects. A `KEY.gz` becomes the object `KEY` with Content-Encoding
-    /// gzip.
+    /// Starts a server with the files `objects/BUCKET/KEY` as objects. A `KEY.gz` becomes the object `KEY` with
+    /// Content-Encoding gzip.
     pub fn start_with(objects: &Path) -> Self {
         Self::start_on(0, Some(objects.to_owned()))
     }
@@ -104,7 +106,8 @@ impl S3Server {
         self.served.url()
     }
 
-    /// Returns the environment, for [`Command::envs`], in which `s3://test/..` leads to this server or to a proxy in front of it.
+    /// Returns the environment, for [`Command::envs`], in which `s3://test/..` leads to this server or to a proxy in
+    /// front of it.
     pub fn environment(endpoint: &str) -> [(&'static str, String); 6] {
         [
             ("AWS_ENDPOINT_URL", endpoint.to_owned()),
@@ -116,7 +119,8 @@ impl S3Server {
         ]
     }
 
-    /// Kills the server (SIGKILL): connections break, new ones are refused. Objects that it was not started with are lost.
+    /// Kills the server (SIGKILL): connections break, new ones are refused. Objects that it was not started with are
+    /// lost.
     pub fn kill(&mut self) {
         self.served.kill();
     }
@@ -141,7 +145,8 @@ impl HttpServer {
         Self { served: Served::start("serve_files.py", &[directory, Path::new("tags")]), _scratch: None }
     }
 
-    /// Starts a server that sends parts of files under their own names only: a request for `NAME` does not find `NAME.gz`.
+    /// Starts a server that sends parts of files under their own names only: a request for `NAME` does not find
+    /// `NAME.gz`.
     pub fn plain(directory: &Path) -> Self {
         Self {
             served: Served::start("serve_files.py", &[directory, Path::new("tags"), Path::new("plain")]),
@@ -164,8 +169,8 @@ impl HttpServer {
         Self { served: Served::start("serve_files.py", &[directory, Path::new("rangeless")]), _scratch: None }
     }
 
-    /// Starts nginx, which compresses every answer if the client accepts that. Returns `None`, with a message, where nginx
-    /// is not installed.
+    /// Starts nginx, which compresses every answer if the client accepts that. Returns `None`, with a message, where
+    /// nginx is not installed.
     pub fn nginx(directory: &Path) -> Option<Self> {
         let places = ["/usr/sbin/nginx", "/usr/bin/nginx", "/usr/local/sbin/nginx", "/opt/homebrew/bin/nginx"];
         let Some(nginx) = places.into_iter().map(Path::new).find(|place| place.exists()) else {

@@ -1,4 +1,5 @@
-//! Changes of a volume by other processes, between an upload's reads: their elements are not lost, and stale state is not used.
+//! Changes of a volume by other processes, between an upload's reads: their elements are not lost, and stale state is
+//! not used.
 
 use std::fs::{self, File};
 use std::path::Path;
@@ -41,7 +42,8 @@ fn touch(path: &Path) {
     file.set_modified(SystemTime::UNIX_EPOCH).expect("the file's new time");
 }
 
-/// A sink that has seen that there is no shard must look again before it erases the shard: another sink may have stored it since.
+/// A sink that has seen that there is no shard must look again before it erases the shard: another sink may have stored
+/// it since.
 pub(crate) fn shard_stored_meanwhile_is_not_removed_as_background() {
     let place = Place::new();
     let url = VolumeUrl::local(place.path("volume"));

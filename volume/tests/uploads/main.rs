@@ -1,7 +1,7 @@
 //! Uploads: elements that arrive, refused uploads, concurrent uploads, killed uploads.
 //!
-//! This binary is also the processes that its tests start: with a role in the environment it plays the role instead of running
-//! tests.
+//! This binary is also the processes that its tests start: with a role in the environment it plays the role instead of
+//! running tests.
 
 mod broken;
 mod changed;

@@ -1,4 +1,5 @@
-//! `CloudVolume`'s own tests of parallel uploads: `CloudVolume` and `NumPy` create the arrays, and peers read the written volumes.
+//! `CloudVolume`'s own tests of parallel uploads: `CloudVolume` and `NumPy` create the arrays, and peers read the
+//! written volumes.
 
 use std::fs;
 use std::io::{BufRead as _, BufReader, Write as _};

@@ -134,8 +134,8 @@ pub(crate) fn processes_writing_halves_of_objects_lose_nothing() {
     assert_eq!(locks(&raw), 0);
 }
 
-/// Shows that the test above can fail. One process, with other locks, stores an object while another process is between reading and
-/// storing the same object: the first process's elements are lost.
+/// Shows that the test above can fail. One process, with other locks, stores an object while another process is between
+/// reading and storing the same object: the first process's elements are lost.
 pub(crate) fn without_a_common_lock_elements_are_lost() {
     let place = Place::new();
     let raw = halves(&place.path("volume"));

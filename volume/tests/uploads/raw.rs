@@ -1,5 +1,5 @@
-//! The simplest volume: a directory with a file for each stored object, which holds its chunks one after the other as they are in
-//! memory. It can be slow, remote or broken, and counts stores.
+//! The simplest volume: a directory with a file for each stored object, which holds its chunks one after the other as
+//! they are in memory. It can be slow, remote or broken, and counts stores.
 
 use std::fs;
 use std::io::ErrorKind;

@@ -1,4 +1,5 @@
-//! Uploads of regions: the elements arrive, invalid uploads are refused before anything is stored, and the array never changes.
+//! Uploads of regions: the elements arrive, invalid uploads are refused before anything is stored, and the array never
+//! changes.
 
 use std::collections::HashSet;
 use std::fs;

@@ -39,8 +39,8 @@ pub(crate) struct Section {
 impl Section {
     /// Chooses the plane. `words` has a word for each axis, its name or its number; `letters` replaces them.
     ///
-    /// Axes that are neither cut nor needed for the picture are cut in the middle. An axis of length 1 fills a side only where no
-    /// other is left, and one of channels only where no two others are.
+    /// Axes that are neither cut nor needed for the picture are cut in the middle. An axis of length 1 fills a side
+    /// only where no other is left, and one of channels only where no two others are.
     pub(crate) fn choose(
         shape: &[usize],
         order: Order,
@@ -171,7 +171,8 @@ pub(crate) struct Plane {
 }
 
 impl Plane {
-    /// Copies every `step`-th element of both axes. Opens an unfinished renderbuffer only if it belongs to the users of `share`.
+    /// Copies every `step`-th element of both axes. Opens an unfinished renderbuffer only if it belongs to the users of
+    /// `share`.
     pub(crate) fn read(array: &Described, section: &Section, step: usize, share: &SharedWith) -> Result<Self, Failure> {
         let dtype = array.dtype;
         with_element!(dtype, T => Self::copy::<T>(array, section, step, share), else => {

@@ -1,5 +1,5 @@
-//! The adopter tries the program on data of their own, with the guides on volumes and on troubleshooting: an address is mistyped, a
-//! disk is full, a volume is called by its directory's name, and a script reads the errors.
+//! The adopter tries the program on data of their own, with the guides on volumes and on troubleshooting: an address is
+//! mistyped, a disk is full, a volume is called by its directory's name, and a script reads the errors.
 
 use std::fs;
 

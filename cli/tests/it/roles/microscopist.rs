@@ -1,5 +1,5 @@
-//! A microscopist at the shell has volumes of several programs and wants to look at one plane. The commands are those of
-//! docs/guide/volumes.md ("From the command line"): `info`, `download` without `--order`, `view --slice z=20`.
+//! A microscopist at the shell has volumes of several programs and wants to look at one plane. The commands are those
+//! of docs/guide/volumes.md ("From the command line"): `info`, `download` without `--order`, `view --slice z=20`.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,7 +1,7 @@
 //! Tests of the double of the CUDA driver's library, through the bindings that programs use.
 //!
-//! Each test is a process of its own, because the library reads the environment once: this program starts itself again, with
-//! `FAKE_CUDA_TEST_ROLE` as the name of a test or of another process in one.
+//! Each test is a process of its own, because the library reads the environment once: this program starts itself again,
+//! with `FAKE_CUDA_TEST_ROLE` as the name of a test or of another process in one.
 
 #![allow(unreachable_pub)] // a program has no public interface
 #![allow(unsafe_code)]

@@ -135,8 +135,8 @@ fn locked_cells_keep_the_memory_without_a_lease(place: &Place) {
     let array = publish(&pool, &name, 7);
     let guard = array.read().unwrap();
     if Place::RECYCLES {
-        // Leaks the lock. A process that was forked from a holder may have such a lock without a lease. Elsewhere the leaked
-        // handle would keep the file.
+        // Leaks the lock. A process that was forked from a holder may have such a lock without a lease. Elsewhere the
+        // leaked handle would keep the file.
         std::mem::forget(guard);
     }
     drop(array);

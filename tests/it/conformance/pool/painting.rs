@@ -101,7 +101,8 @@ fn discard_spares_a_new_buffer_in_the_same_memory(place: &Place) {
         RenderOptions::new().pool(pool).create::<u32, Ix2>(name.clone(), (60, 50), (60, 50), "anew").unwrap()
     };
     let (old, anew) = (begin(&pool, name.location()), Arc::new(Mutex::new(None)));
-    // While another process is about to discard the buffer, its owner finishes it, puts the array and creates the buffer anew.
+    // While another process is about to discard the buffer, its owner finishes it, puts the array and creates the
+    // buffer anew.
     let (old, made) = (Mutex::new(Some(old)), Arc::clone(&anew));
     let (owners, location) = (pool.clone(), name.location().clone());
     let backend = place.meddling(move |operation, at| {

@@ -1,8 +1,9 @@
-//! Checks that a JPEG is complete, because decoders fill missing parts silently. Walks over the Huffman codes without decoding a
-//! picture.
+//! Checks that a JPEG is complete, because decoders fill missing parts silently. Walks over the Huffman codes without
+//! decoding a picture.
 //!
-//! An accepted picture has every block of every component to its last bit, in the order of the standard (ITU T.81), and nothing
-//! between its parts. Coefficients outside the range of 8 bit pictures, which no encoder produces, are refused too.
+//! An accepted picture has every block of every component to its last bit, in the order of the standard (ITU T.81), and
+//! nothing between its parts. Coefficients outside the range of 8 bit pictures, which no encoder produces, are refused
+//! too.
 
 mod codes;
 mod scan;
@@ -55,8 +56,8 @@ struct JpegWalk<'a> {
     plain: Vec<u8>,
 }
 
-/// Checks that a JPEG has every block and its end marker. Memory is proportional to the width and height in its header: compare
-/// them first.
+/// Checks that a JPEG has every block and its end marker. Memory is proportional to the width and height in its header:
+/// compare them first.
 ///
 /// # Errors
 ///

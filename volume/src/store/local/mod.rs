@@ -1,9 +1,9 @@
 //! Objects as files of a directory.
 //!
-//! An object is replaced by renaming: it is written beside its place, under a hidden name `.ndshm-NUMBERS.partial`, and readers see
-//! the old object or the new one. A killed writer leaves such a file behind. It is never read or listed, and
-//! `find DIRECTORY -name '.ndshm-*.partial' -delete` removes such files while no process writes. Nothing calls `fsync`: after a
-//! power failure the writes of the last seconds may be lost; repeating the upload restores them.
+//! An object is replaced by renaming: it is written beside its place, under a hidden name `.ndshm-NUMBERS.partial`, and
+//! readers see the old object or the new one. A killed writer leaves such a file behind. It is never read or listed,
+//! and `find DIRECTORY -name '.ndshm-*.partial' -delete` removes such files while no process writes. Nothing calls
+//! `fsync`: after a power failure the writes of the last seconds may be lost; repeating the upload restores them.
 
 #[cfg(test)]
 mod tests;
@@ -141,8 +141,8 @@ fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
     replaced
 }
 
-/// Renames a file over another. Windows may refuse while a reader or a virus scanner has the target open, which lasts moments:
-/// retry.
+/// Renames a file over another. Windows may refuse while a reader or a virus scanner has the target open, which lasts
+/// moments: retry.
 fn rename_over(from: &Path, to: &Path) -> io::Result<()> {
     let since = Instant::now();
     loop {
@@ -174,8 +174,8 @@ fn put_new(path: &Path, bytes: &[u8]) -> io::Result<bool> {
     }
 }
 
-/// Names the file on a file system without hard links: an empty file takes the name, and is then replaced. A reader in between sees
-/// the empty file.
+/// Names the file on a file system without hard links: an empty file takes the name, and is then replaced. A reader in
+/// between sees the empty file.
 fn name_without_links(partial: &Path, path: &Path) -> io::Result<()> {
     File::create_new(path)?;
     let renamed = rename_over(partial, path);

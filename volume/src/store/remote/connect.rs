@@ -1,8 +1,9 @@
 //! Creates the client for a URL: credentials, time limits, headers of every request.
 //!
-//! Settings come from the environment, under the names that the providers' own tools use: `AWS_*`, `GOOGLE_*`, `AZURE_*`. Without
-//! credentials requests are not signed, which is how public buckets are read. No request waits for a cloud's metadata service,
-//! because this machine may be outside that cloud, unless `AWS_METADATA_ENDPOINT` gives its address.
+//! Settings come from the environment, under the names that the providers' own tools use: `AWS_*`, `GOOGLE_*`,
+//! `AZURE_*`. Without credentials requests are not signed, which is how public buckets are read. No request waits for a
+//! cloud's metadata service, because this machine may be outside that cloud, unless `AWS_METADATA_ENDPOINT` gives its
+//! address.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,7 +23,8 @@ use crate::store::url::WebUrl;
 /// Timeout for making a connection. A server that is being restarted refuses at once.
 const CONNECT: Duration = Duration::from_secs(10);
 
-/// Timeout for silence of a server, also in the middle of an answer. An answer may take any time as long as bytes keep coming.
+/// Timeout for silence of a server, also in the middle of an answer. An answer may take any time as long as bytes keep
+/// coming.
 const SILENCE: Duration = Duration::from_secs(30);
 
 /// The first pause between two attempts.
@@ -95,8 +97,8 @@ impl Settings {
 
 #[cfg_attr(not(any(feature = "s3", feature = "gcs", feature = "azure")), expect(unused_variables))]
 #[cfg_attr(not(feature = "s3"), expect(clippy::unused_async))]
-/// Creates the client of a URL. Makes no request, except one for the region of an S3 bucket if the settings lack it. Returns `None`
-/// if support for the scheme is not built in.
+/// Creates the client of a URL. Makes no request, except one for the region of an S3 bucket if the settings lack it.
+/// Returns `None` if support for the scheme is not built in.
 pub(super) async fn connect(
     place: &str,
     settings: &Settings,

@@ -68,13 +68,13 @@ impl RequestFailure {
         Self { failure: StoreFailure::NotReached, ..Self::last(words(error)) }
     }
 
-    /// A failure before the body. `object_store` has already retried every status that is worth it, so that only broken connections
-    /// are retried here. `status` is that of the last answer, if there was one.
+    /// A failure before the body. `object_store` has already retried every status that is worth it, so that only broken
+    /// connections are retried here. `status` is that of the last answer, if there was one.
     pub(super) fn of_request(error: &object_store::Error, status: Option<u16>, is_anonymous: bool) -> Self {
         let unreached = is_unreached(error);
         let again = unreached || is_broken_connection(error);
-        // A refused range, an answer that is not a part, or another part: `object_store` has no error kind for these, but one for
-        // most other failures.
+        // A refused range, an answer that is not a part, or another part: `object_store` has no error kind for these,
+        // but one for most other failures.
         let about_range = !again && matches!(error, object_store::Error::Generic { .. });
         let failure = match (error, status) {
             _ if unreached => StoreFailure::NotReached,
@@ -151,8 +151,8 @@ fn is_broken_connection(error: &object_store::Error) -> bool {
     !is_endless(error) && chain(error).any(|error| error.downcast_ref::<HttpError>().is_some())
 }
 
-/// Joins the texts of the error chain, without errors that repeat their source, and without the one that prints the URL with
-/// password and signature. The caller names the object.
+/// Joins the texts of the error chain, without errors that repeat their source, and without the one that prints the URL
+/// with password and signature. The caller names the object.
 fn words(error: &(dyn StdError + 'static)) -> String {
     let texts: Vec<String> = chain(error).map(ToString::to_string).collect();
     let mut parts: Vec<&str> = Vec::new();
@@ -175,8 +175,8 @@ pub(super) fn reason(error: &HttpError) -> String {
     words(error)
 }
 
-/// Whether an S3 server denied access, which it also does for a missing object if the client may not list the bucket. The error
-/// code is an XML element of the answer, which `object_store` passes on only as text.
+/// Whether an S3 server denied access, which it also does for a missing object if the client may not list the bucket.
+/// The error code is an XML element of the answer, which `object_store` passes on only as text.
 pub(super) fn is_denied(error: &object_store::Error) -> bool {
     chain(error).any(|error| error.to_string().contains("<Code>AccessDenied</Code>"))
 }

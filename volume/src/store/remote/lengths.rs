@@ -1,10 +1,10 @@
 //! An HTTP client that adds `Content-Length` to answers without it: `object_store` needs the length before it reads.
 //!
-//! It also records the status of the last answer, which `object_store` reports for few errors only, notes why an attempt failed, and
-//! keeps `object_store` from retrying for long when a server has never been reached.
+//! It also records the status of the last answer, which `object_store` reports for few errors only, notes why an
+//! attempt failed, and keeps `object_store` from retrying for long when a server has never been reached.
 //!
-//! Servers that generate their answers send them in pieces (chunked). Such an answer is read whole before it is passed on, with its
-//! length. All other answers are streamed.
+//! Servers that generate their answers send them in pieces (chunked). Such an answer is read whole before it is passed
+//! on, with its length. All other answers are streamed.
 
 use std::future::Future;
 use std::pin::Pin;

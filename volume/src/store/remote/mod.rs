@@ -1,9 +1,9 @@
 //! Objects on a server: HTTP, S3, Google Cloud Storage, Azure.
 //!
-//! Temporary failures are retried: refused and broken connections, silence, status 429 and 5xx, bodies that end too early (the
-//! rest is requested if the entity tag says that it is still the same object, otherwise all of it). A failure that lasts becomes an
-//! error after [`RETRY_SECONDS`]; sooner if nothing was ever reached under the address. Bytes arrive as they are stored: nothing here
-//! unpacks them.
+//! Temporary failures are retried: refused and broken connections, silence, status 429 and 5xx, bodies that end too
+//! early (the rest is requested if the entity tag says that it is still the same object, otherwise all of it). A
+//! failure that lasts becomes an error after [`RETRY_SECONDS`]; sooner if nothing was ever reached under the address.
+//! Bytes arrive as they are stored: nothing here unpacks them.
 
 mod connect;
 mod failure;
@@ -34,8 +34,8 @@ use crate::store::{LARGEST_OBJECT, Object, Store, key, not_built_in, too_long, u
 /// How long a server is tried that has never answered: enough for a restart that takes a moment, and for nothing else.
 const FIRST_PATIENCE: Duration = Duration::from_secs(3);
 
-/// Objects longer than this are sent in parts, so that a lost part costs little and no part takes longer than the limit for
-/// silence.
+/// Objects longer than this are sent in parts, so that a lost part costs little and no part takes longer than the limit
+/// for silence.
 const PART: usize = 16 << 20;
 
 /// A bucket and a prefix in it, or a directory of a web server.
@@ -139,9 +139,9 @@ impl RemoteStore {
     fn refused<T>(&self, error: &object_store::Error, status: Option<u16>) -> Answer<T> {
         match error {
             object_store::Error::NotFound { .. } => Ok(None),
-            // S3 denies access to missing objects if the client may not list the bucket. An anonymous client sent no credentials
-            // that could have expired, so the object is missing. With credentials it may be an expiry, and then existing chunks
-            // must not become background.
+            // S3 denies access to missing objects if the client may not list the bucket. An anonymous client sent no
+            // credentials that could have expired, so the object is missing. With credentials it may be an expiry, and
+            // then existing chunks must not become background.
             object_store::Error::PermissionDenied { .. } if self.server.is_anonymous && !self.server.is_web => Ok(None),
             error if self.server.is_anonymous && failure::is_denied(error) => Ok(None),
             error if failure::is_denied(error) => Err(RequestFailure::denied(
@@ -254,7 +254,8 @@ impl RemoteStore {
         };
         let sent = sent.await;
         if sent.is_err() {
-            // Uploaded parts of an unfinished object cost storage fees. If removing them fails too, nothing more can be done.
+            // Uploaded parts of an unfinished object cost storage fees. If removing them fails too, nothing more can be
+            // done.
             let _ = upload.abort().await;
         }
         sent
@@ -322,9 +323,9 @@ impl Store for RemoteStore {
         let begin = Instant::now();
         let asked = self.ask("reading", key, async |path| {
             match self.receive(path, Some(GetRange::Suffix(length)), LARGEST_OBJECT).await {
-                // Not every server supports ranges that count from the end, and some refuse them if the object is shorter. Then a
-                // range from the beginning is tried below; if the cause is another one, that request fails with it too. After the
-                // patience is over there is no further request.
+                // Not every server supports ranges that count from the end, and some refuse them if the object is
+                // shorter. Then a range from the beginning is tried below; if the cause is another one, that request
+                // fails with it too. After the patience is over there is no further request.
                 Err(failure) if failure.is_about_range() && begin.elapsed() < self.patience.usual => Ok(Some(None)),
                 other => Ok(other?.map(Some)),
             }

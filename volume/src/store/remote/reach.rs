@@ -1,7 +1,8 @@
 //! Tells a server that cannot be reached at all from one that pauses.
 //!
-//! Only for a server that has not answered this process yet: a server that has answered exists, and is waited for. Decides by error
-//! kinds and the resolver's codes. The HTTP client does not pass on the resolver's code, so the name is looked up once more.
+//! Only for a server that has not answered this process yet: a server that has answered exists, and is waited for.
+//! Decides by error kinds and the resolver's codes. The HTTP client does not pass on the resolver's code, so the name
+//! is looked up once more.
 
 use std::collections::BTreeSet;
 use std::error::Error as StdError;
@@ -100,8 +101,8 @@ impl Reach {
         self.answered.add(peer);
     }
 
-    /// Returns why the peer cannot be reached. Returns `None` if it has ever answered, and for every failure that may pass: a
-    /// timeout, a broken connection, a resolver that says "try again".
+    /// Returns why the peer cannot be reached. Returns `None` if it has ever answered, and for every failure that may
+    /// pass: a timeout, a broken connection, a resolver that says "try again".
     pub(super) async fn unreached(&self, peer: HttpPeer, error: &HttpError) -> Option<Unreached> {
         if self.answered.has(&peer) || error.kind() != HttpErrorKind::Connect {
             return None;

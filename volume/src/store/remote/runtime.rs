@@ -1,9 +1,9 @@
 //! Blocking waits for requests. Concurrent calls make concurrent requests.
 //!
-//! One asynchronous runtime serves the whole process. It only moves bytes, in a thread that starts with the first call and ends soon after the
-//! last one: an idle process has no such thread, so that Python does not warn of it at a fork. The connections stay open meanwhile.
-//! The runtime does not work in a forked child: there, a store that was opened before the fork fails with an error, and a store that is opened
-//! anew gets a new runtime and new connections.
+//! One asynchronous runtime serves the whole process. It only moves bytes, in a thread that starts with the first call
+//! and ends soon after the last one: an idle process has no such thread, so that Python does not warn of it at a fork.
+//! The connections stay open meanwhile. The runtime does not work in a forked child: there, a store that was opened
+//! before the fork fails with an error, and a store that is opened anew gets a new runtime and new connections.
 
 use std::future::Future;
 use std::io;
@@ -19,7 +19,8 @@ use tokio::sync::Semaphore;
 use super::reach::Answered;
 use crate::store::wanted;
 
-/// Maximum number of concurrent requests of this process, whatever its callers do: less than the usual limit for file descriptors.
+/// Maximum number of concurrent requests of this process, whatever its callers do: less than the usual limit for file
+/// descriptors.
 const REQUESTS: usize = 256;
 
 /// The runtime of one process, and the limit for its requests.
@@ -46,7 +47,8 @@ struct DriverThread {
 /// Never dropped: a forked child that inherits this value shares its descriptors with the parent.
 static CURRENT: Mutex<Option<&'static RequestRuntime>> = Mutex::new(None);
 
-/// How long a thread without work waits for more, before it ends: longer than most pauses between the requests of a job.
+/// How long a thread without work waits for more, before it ends: longer than most pauses between the requests of a
+/// job.
 const IDLE: Duration = Duration::from_millis(10);
 
 /// Time that a request may still take after a stop: an answer that has nearly arrived need not be requested again.
@@ -73,7 +75,8 @@ impl RequestRuntime {
     /// Returns the runtime of this process; makes it on the first call.
     pub(super) fn current() -> io::Result<&'static Self> {
         let process = std::process::id();
-        // Locked for moments only, and not while a runtime is built: a child that is forked meanwhile would wait for the lock for ever.
+        // Locked for moments only, and not while a runtime is built: a child that is forked meanwhile would wait for
+        // the lock for ever.
         let current = || CURRENT.lock().unwrap_or_else(PoisonError::into_inner);
         let of_process = |current: Option<&'static Self>| current.filter(|runtime| runtime.process == process);
         if let Some(runtime) = of_process(*current()) {
@@ -103,8 +106,8 @@ impl RequestRuntime {
         &self.answered
     }
 
-    /// Waits for a request. The calling thread polls it and sleeps in between. The caller may be a thread of another asynchronous
-    /// runtime, which is then blocked too.
+    /// Waits for a request. The calling thread polls it and sleeps in between. The caller may be a thread of another
+    /// asynchronous runtime, which is then blocked too.
     pub(super) fn wait<F: Future>(&'static self, request: F) -> Result<F::Output, NoAnswer> {
         if self.process != std::process::id() {
             return Err(NoAnswer::Forked);
@@ -113,7 +116,8 @@ impl RequestRuntime {
         let _context = self.runtime.enter();
         let waker = Waker::from(Arc::new(Unpark(thread::current())));
         let mut context = Context::from_waker(&waker);
-        // A caller inside another tokio runtime has a cooperative budget there, which is not refilled while it waits here.
+        // A caller inside another tokio runtime has a cooperative budget there, which is not refilled while it waits
+        // here.
         let mut bounded = pin!(tokio::task::unconstrained(async {
             let _permit = self.requests.acquire().await;
             request.await
@@ -123,7 +127,8 @@ impl RequestRuntime {
             if let Poll::Ready(answer) = bounded.as_mut().poll(&mut context) {
                 return Ok(answer);
             }
-            // A wake-up between the poll and the park is not lost: `unpark` before `park` makes the park return at once.
+            // A wake-up between the poll and the park is not lost: `unpark` before `park` makes the park return at
+            // once.
             match wanted::heeds() {
                 (false, _) => thread::park(),
                 (true, false) => thread::park_timeout(LOOK),

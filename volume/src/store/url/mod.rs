@@ -27,13 +27,15 @@ pub enum VolumeFormat {
     N5,
 }
 
-/// The address of a volume: `volume.zarr`, `precomputed://file:///data/em`, `zarr://s3://bucket/key`, `https://host/path`.
+/// The address of a volume: `volume.zarr`, `precomputed://file:///data/em`, `zarr://s3://bucket/key`,
+/// `https://host/path`.
 ///
-/// Without a format in front, opening the volume detects it. A path is taken literally, including `~` and `%`. The text after
-/// `file://` and `https://` is a URL, in which `%20` is a space. Keys of buckets (`s3://`, `gs://`, `az://`) are taken literally.
+/// Without a format in front, opening the volume detects it. A path is taken literally, including `~` and `%`. The text
+/// after `file://` and `https://` is a URL, in which `%20` is a space. Keys of buckets (`s3://`, `gs://`, `az://`) are
+/// taken literally.
 ///
-/// `Display` and `Debug` hide passwords and signatures. [`to_argument`](Self::to_argument) returns the whole text, which parses to
-/// an equal value.
+/// `Display` and `Debug` hide passwords and signatures. [`to_argument`](Self::to_argument) returns the whole text,
+/// which parses to an equal value.
 ///
 /// # Examples
 ///
@@ -78,8 +80,8 @@ impl VolumeUrl {
         self.format
     }
 
-    /// Returns a text that another process parses to an equal value, whatever characters it contains. The text includes passwords
-    /// and signatures.
+    /// Returns a text that another process parses to an equal value, whatever characters it contains. The text includes
+    /// passwords and signatures.
     pub fn to_argument(&self) -> String {
         match &self.place {
             StorePlace::Local(path) => format!("{}{}", self.prefix(), local_text(path)),
@@ -87,10 +89,12 @@ impl VolumeUrl {
         }
     }
 
-    /// Returns whether two addresses lead to the same directory, or to the same place on a server, whatever format they name.
+    /// Returns whether two addresses lead to the same directory, or to the same place on a server, whatever format they
+    /// name.
     ///
-    /// Paths are the same if they lead to one directory: relative, through symbolic links, or as a `file://` URL. A query, a user
-    /// and a default port make no difference, and `https://storage.googleapis.com/BUCKET` is `gs://BUCKET`.
+    /// Paths are the same if they lead to one directory: relative, through symbolic links, or as a `file://` URL. A
+    /// query, a user and a default port make no difference, and `https://storage.googleapis.com/BUCKET` is
+    /// `gs://BUCKET`.
     ///
     /// # Examples
     ///
@@ -249,7 +253,8 @@ impl fmt::Debug for StorePlace {
     }
 }
 
-/// Returns the absolute path without symbolic links. Resolves the part of the path that exists; the rest may not exist yet.
+/// Returns the absolute path without symbolic links. Resolves the part of the path that exists; the rest may not exist
+/// yet.
 pub(crate) fn resolved(path: &Path) -> io::Result<PathBuf> {
     let path = std::path::absolute(path)?;
     let mut root = path.as_path();
@@ -264,7 +269,8 @@ pub(crate) fn resolved(path: &Path) -> io::Result<PathBuf> {
     Ok(found)
 }
 
-/// Returns a remote place in a form that is equal for equal places: without user, query, default port and percent-encoding.
+/// Returns a remote place in a form that is equal for equal places: without user, query, default port and
+/// percent-encoding.
 fn comparable(url: &str) -> (String, Vec<u8>) {
     let (scheme, rest) = url.split_once("://").unwrap_or(("", url));
     let is_web = matches!(scheme, "http" | "https");
@@ -448,8 +454,8 @@ pub(crate) fn shown(text: &str) -> String {
     let (path, query) = rest.split_once('?').map_or((rest, ""), |(path, _)| (path, "?…"));
     let (authority, path) = path.split_at(path.find('/').unwrap_or(path.len()));
     let host = without_user(authority);
-    // The text after the last colon is not a port: so a password may contain a slash, which splits it between host and path. Such a
-    // text is not a valid URL, but the password must stay hidden.
+    // The text after the last colon is not a port: so a password may contain a slash, which splits it between host and
+    // path. Such a text is not a valid URL, but the password must stay hidden.
     let is_torn =
         host.rsplit_once(':').is_some_and(|(_, port)| !port.bytes().all(|byte| byte.is_ascii_digit() || byte == b']'));
     if is_torn && path.contains('@') {

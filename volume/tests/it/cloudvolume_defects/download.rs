@@ -1,5 +1,5 @@
-//! Defects in creating an array and downloading into it. Defect 11, that parallel downloads ignore `label`, has no counterpart:
-//! there is no such option. Defects 7, 13 and 16 concern files and names.
+//! Defects in creating an array and downloading into it. Defect 11, that parallel downloads ignore `label`, has no
+//! counterpart: there is no such option. Defects 7, 13 and 16 concern files and names.
 
 use std::io::ErrorKind;
 use std::ops::Range;
@@ -122,7 +122,8 @@ impl ChunkSource for Shape {
     }
 }
 
-// 6: CloudVolume checks the memory of the machine, not of the directory; if the directory is full, a signal ends the process.
+// 6: CloudVolume checks the memory of the machine, not of the directory; if the directory is full, a signal ends the
+// process.
 #[test]
 fn download_that_does_not_fit_is_refused_early() {
     for place in Place::of_each_kind() {
@@ -152,15 +153,16 @@ fn any_number_of_workers_paints_the_requested_order() {
             let options = place.options().order(order).workers(Workers::Threads(threads)).replace(true);
             let done = place.download(&*volume, &region(), &options).expect("a download");
             assert!(done.open::<u8, IxDyn>().expect("the array").read().expect("a guard").view() == expected);
-            // Reads the bytes of the file without this crate: the second element is 0, 0, 1 in C order and 1, 0, 0 in F order.
+            // Reads the bytes of the file without this crate: the second element is 0, 0, 1 in C order and 1, 0, 0 in F
+            // order.
             let bytes = std::fs::read(place.backend.path().join(place.location.as_str())).expect("the file");
             assert_eq!(bytes[1], if order == Order::C { expected[[0, 0, 1]] } else { expected[[1, 0, 0]] });
         }
     }
 }
 
-// 9: each worker paints the background of the whole region, at the volume's coordinates, over chunks that other workers have
-// finished.
+// 9: each worker paints the background of the whole region, at the volume's coordinates, over chunks that other workers
+// have finished.
 #[test]
 fn background_is_painted_only_over_missing_chunks() {
     let place = Place::new();
@@ -208,8 +210,8 @@ fn stopped_download_reports_it_and_keeps_the_existing_array() {
     assert!(before.read().expect("its name").iter().all(|element| *element == 5));
 }
 
-// 14: closing the array of a parallel download does nothing. The steps are those of CloudVolume's `test_parallel_read_shm`: compare
-// the array with a read, close it, unlink it.
+// 14: closing the array of a parallel download does nothing. The steps are those of CloudVolume's
+// `test_parallel_read_shm`: compare the array with a read, close it, unlink it.
 #[cfg(target_os = "linux")]
 #[test]
 fn dropped_array_is_unmapped_and_can_be_unlinked() {

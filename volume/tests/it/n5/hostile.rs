@@ -1,4 +1,5 @@
-//! Damaged and malicious attributes and blocks: an error must name the file, nothing may panic, and memory stays bounded.
+//! Damaged and malicious attributes and blocks: an error must name the file, nothing may panic, and memory stays
+//! bounded.
 
 use std::fs;
 use std::path::Path;

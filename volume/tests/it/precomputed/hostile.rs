@@ -220,7 +220,8 @@ fn crc32(bytes: &[u8]) -> u32 {
     crc.sum()
 }
 
-/// Writes a volume of 4 chunks of 8 elements in one shard. The shard is the first two words, the chunks and the other words.
+/// Writes a volume of 4 chunks of 8 elements in one shard. The shard is the first two words, the chunks and the other
+/// words.
 fn sharded(place: &Place, shard: &[u64], chunks: &[u8]) -> PathBuf {
     let path = place.path("sharded");
     fs::create_dir_all(path.join("s")).expect("a directory");
@@ -263,14 +264,16 @@ fn damaged_shards_are_errors_naming_the_shard() {
 
     let far = u64::MAX - 3;
     for (at, value) in [
-        // The range of the minishard's index: past the end, backwards, beyond any file, longer than any file, cut in an entry.
+        // The range of the minishard's index: past the end, backwards, beyond any file, longer than any file, cut in an
+        // entry.
         (0, 1 << 40),
         (1, 1 << 40),
         (1, 3),
         (0, far),
         (1, far),
         (1, 60),
-        // Its entries: a chunk twice; an offset past the end and beyond any file; a length beyond any file and past the end.
+        // Its entries: a chunk twice; an offset past the end and beyond any file; a length beyond any file and past the
+        // end.
         (3, 0),
         (4, 1000),
         (4, far),

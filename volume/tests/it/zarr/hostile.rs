@@ -1,4 +1,5 @@
-//! Damaged and malicious documents, indexes and chunks: an error must name the file, nothing may panic, and memory stays small.
+//! Damaged and malicious documents, indexes and chunks: an error must name the file, nothing may panic, and memory
+//! stays small.
 
 use std::fs;
 use std::io::Write as _;

@@ -12,7 +12,8 @@ use super::{Whole, read, write};
 use crate::place::Place;
 use crate::refused::chain;
 
-/// Returns filters and compressors of Zarr v2 for elements of uint16, and whether the last codec detects every change of its bytes.
+/// Returns filters and compressors of Zarr v2 for elements of uint16, and whether the last codec detects every change
+/// of its bytes.
 fn all() -> Vec<(Value, Value, bool)> {
     let checksum = |id: &str| (json!([{"id": id}]), Value::Null, true);
     #[cfg_attr(not(feature = "codecs"), expect(unused_mut, reason = "there are no more"))]

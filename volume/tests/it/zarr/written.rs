@@ -1,4 +1,5 @@
-//! The contract of sinks: they replace no existing volume, store only the requested objects, and read back what was stored.
+//! The contract of sinks: they replace no existing volume, store only the requested objects, and read back what was
+//! stored.
 
 use std::fs;
 use std::ops::Range;
@@ -167,8 +168,8 @@ fn regions_other_than_whole_objects_are_refused() {
     assert!(matches!(sink.encode(&[8..10, 0..8], &wrong), Err(Error::Chunk { .. })), "half of the bytes");
 }
 
-/// Writes arrays with the metadata of other programs: big-endian, in F order, with a shard's index at its start. Reads each back,
-/// and returns its path, specification and elements.
+/// Writes arrays with the metadata of other programs: big-endian, in F order, with a shard's index at its start. Reads
+/// each back, and returns its path, specification and elements.
 pub(super) fn written_with_foreign_metadata(place: &Place) -> Vec<(PathBuf, DemoSpec, Vec<u8>)> {
     let spec = DemoSpec::new(&[9, 10, 7], &[4, 5, 6], DType::U16).complete(true);
     let specs = [

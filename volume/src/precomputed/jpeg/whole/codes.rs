@@ -13,7 +13,8 @@ pub(super) const PADDING: usize = 16;
 /// One Huffman table.
 #[derive(Debug)]
 pub(super) struct Codes {
-    /// For each value of the next bits, the length and symbol of the code that they begin with. Length 0 for longer codes.
+    /// For each value of the next bits, the length and symbol of the code that they begin with. Length 0 for longer
+    /// codes.
     short: [[u8; 2]; 1 << SHORT],
     /// For each length, the upper bound of its codes, left-aligned in 16 bits.
     above: [u32; 17],
@@ -24,7 +25,8 @@ pub(super) struct Codes {
 }
 
 impl Codes {
-    /// Builds a table from the number of codes of each length and their symbols. Returns `None` if they are not a Huffman code.
+    /// Builds a table from the number of codes of each length and their symbols. Returns `None` if they are not a
+    /// Huffman code.
     pub(super) fn new(lengths: &[u8; 16], symbols: &[u8]) -> Option<Self> {
         let mut codes = Self {
             short: [[0; 2]; 1 << SHORT],
@@ -164,8 +166,8 @@ impl<'a> Bits<'a> {
         self.known -= u32::from(count);
     }
 
-    /// Takes a code of at most 16 bits and its additional bits, up to 15; `behind` returns their number for a symbol. Returns the
-    /// symbol, and the bits behind the code, left-aligned.
+    /// Takes a code of at most 16 bits and its additional bits, up to 15; `behind` returns their number for a symbol.
+    /// Returns the symbol, and the bits behind the code, left-aligned.
     #[inline]
     pub(super) fn code(&mut self, codes: &Codes, behind: impl FnOnce(u8) -> u8) -> Result<(u8, u64), Reason> {
         self.look()?;
@@ -176,8 +178,8 @@ impl<'a> Bits<'a> {
         Ok((symbol, follows))
     }
 
-    /// Takes several codes of a block, if the table has a step for the next bits and `fits` accepts its coefficients. Returns the
-    /// step's coefficients.
+    /// Takes several codes of a block, if the table has a step for the next bits and `fits` accepts its coefficients.
+    /// Returns the step's coefficients.
     #[inline]
     pub(super) fn step(&mut self, steps: &Steps, fits: impl FnOnce(u8) -> bool) -> Result<Option<u8>, Reason> {
         self.look()?;

@@ -206,7 +206,8 @@ fn baseline_block(dc: &Codes, ac: &Codes, steps: &Steps, bits: &mut Bits<'_>) ->
     first_coefficient(dc, 0, bits)?;
     let mut at = 1;
     while at < 64 {
-        // A step that would go beyond the block's end is decoded code by code: some of its codes may belong to the next block.
+        // A step that would go beyond the block's end is decoded code by code: some of its codes may belong to the next
+        // block.
         if let Some(more) = bits.step(steps, |more| at + more % END + more / END <= 64)? {
             if more >= END {
                 return Ok(());
@@ -225,7 +226,8 @@ fn baseline_block(dc: &Codes, ac: &Codes, steps: &Steps, bits: &mut Bits<'_>) ->
     Ok(())
 }
 
-/// Returns the number of additional bits behind a symbol of a progressive scan: of a run of empty blocks, or of a coefficient.
+/// Returns the number of additional bits behind a symbol of a progressive scan: of a run of empty blocks, or of a
+/// coefficient.
 fn run_bits(symbol: u8) -> u8 {
     match (symbol >> 4, symbol & 15) {
         (run @ 0..15, 0) => run,

@@ -4,7 +4,8 @@ use jpeg_encoder::{ColorType, Encoder, SamplingFactor};
 
 use super::check;
 
-/// Returns pictures of every kind: baseline and progressive, gray and coloured, with and without restart markers, all unit sizes.
+/// Returns pictures of every kind: baseline and progressive, gray and coloured, with and without restart markers, all
+/// unit sizes.
 fn pictures() -> Vec<(String, Vec<u8>)> {
     let mut pictures = Vec::new();
     for (scans, restart) in [(0, 0), (0, 3), (2, 0), (4, 5)] {
