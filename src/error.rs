@@ -633,22 +633,24 @@ impl From<Error> for io::Error {
 /// # unlink("into-error-example")?;
 /// # Ok::<(), ndarray_shm::Error>(())
 /// ```
-pub struct IntoError<A> {
-    error: Error,
+pub struct IntoError<A, E = Error> {
+    error: E,
     value: Box<A>,
 }
 
-impl<A> IntoError<A> {
-    pub(crate) fn new(error: Error, value: A) -> Self {
+impl<A, E> IntoError<A, E> {
+    /// Joins an error and the value that could not be consumed, for crates with an error of their own.
+    pub fn new(error: E, value: A) -> Self {
         Self { error, value: Box::new(value) }
     }
 
-    pub(crate) fn map<B>(self, change: impl FnOnce(A) -> B) -> IntoError<B> {
+    /// Changes the value.
+    pub fn map<B>(self, change: impl FnOnce(A) -> B) -> IntoError<B, E> {
         IntoError::new(self.error, change(*self.value))
     }
 
     /// Returns what went wrong.
-    pub fn error(&self) -> &Error {
+    pub fn error(&self) -> &E {
         &self.error
     }
 
@@ -658,24 +660,24 @@ impl<A> IntoError<A> {
     }
 
     /// Gives the error and the value back.
-    pub fn into_parts(self) -> (Error, A) {
+    pub fn into_parts(self) -> (E, A) {
         (self.error, *self.value)
     }
 }
 
-impl<A> fmt::Debug for IntoError<A> {
+impl<A, E: fmt::Debug> fmt::Debug for IntoError<A, E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("IntoError").field("error", &self.error).finish_non_exhaustive()
     }
 }
 
-impl<A> fmt::Display for IntoError<A> {
+impl<A, E: fmt::Display> fmt::Display for IntoError<A, E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(&self.error, f)
     }
 }
 
-impl<A> std::error::Error for IntoError<A> {
+impl<A, E: std::error::Error> std::error::Error for IntoError<A, E> {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         std::error::Error::source(&self.error)
     }

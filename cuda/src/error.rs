@@ -169,7 +169,7 @@ impl<A> From<ndarray_shm::IntoError<A>> for Error {
 
 impl<A> From<IntoError<A>> for Error {
     fn from(refused: IntoError<A>) -> Self {
-        refused.error
+        refused.into_parts().0
     }
 }
 
@@ -187,50 +187,4 @@ impl Error {
 /// An error of a function that takes a value, together with that value.
 ///
 /// `?` turns it into an [`Error`] and drops the value.
-pub struct IntoError<A> {
-    error: Error,
-    value: Box<A>,
-}
-
-impl<A> IntoError<A> {
-    pub(crate) fn new(error: Error, value: A) -> Self {
-        Self { error, value: Box::new(value) }
-    }
-
-    pub(crate) fn map<B>(self, change: impl FnOnce(A) -> B) -> IntoError<B> {
-        IntoError::new(self.error, change(*self.value))
-    }
-
-    /// Returns what went wrong.
-    pub fn error(&self) -> &Error {
-        &self.error
-    }
-
-    /// Gives the value back.
-    pub fn into_inner(self) -> A {
-        *self.value
-    }
-
-    /// Gives the error and the value back.
-    pub fn into_parts(self) -> (Error, A) {
-        (self.error, *self.value)
-    }
-}
-
-impl<A> fmt::Debug for IntoError<A> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("IntoError").field("error", &self.error).finish_non_exhaustive()
-    }
-}
-
-impl<A> fmt::Display for IntoError<A> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(&self.error, f)
-    }
-}
-
-impl<A> std::error::Error for IntoError<A> {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        std::error::Error::source(&self.error)
-    }
-}
+pub type IntoError<A> = ndarray_shm::IntoError<A, Error>;
