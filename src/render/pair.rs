@@ -57,7 +57,7 @@ pub(super) struct Pair {
 #[derive(Debug)]
 pub(super) enum ChunkStates {
     /// Those that the ledger says.
-    Ledger(LedgerSegment),
+    Ledger(Box<LedgerSegment>),
     /// All: the array was finished when it was found.
     AllDone { work: RenderSpec, total: usize },
 }
@@ -332,7 +332,7 @@ impl Pair {
             own.while_named(&ledger, until.left(), || publish(payload, &partial, &Making { until, ..*how }))
         };
         match begin() {
-            Ok(payload) => Ok(payload.map(|payload| Self { payload, chunks: ChunkStates::Ledger(ledger) })),
+            Ok(payload) => Ok(payload.map(|payload| Self { payload, chunks: ChunkStates::Ledger(Box::new(ledger)) })),
             Err(error) => {
                 // The first error is returned; a ledger that stays is stale.
                 let _ = ledger.unlink_within(how.until.left());
@@ -453,7 +453,7 @@ impl Pair {
                 let Some(ledger) = ledger.attach(how.until.left())? else { return Ok(FoundPair::Beginning) };
                 // Checked again after both leases were taken: the buffer may have been finished or discarded meanwhile.
                 if partial.leads_to(record.payload)? && ledger.is_current()? {
-                    let chunks = ChunkStates::Ledger(ledger);
+                    let chunks = ChunkStates::Ledger(Box::new(ledger));
                     return Ok(FoundPair::Pair(Box::new(Self { payload, chunks })));
                 }
                 Ok(FoundPair::Beginning)
