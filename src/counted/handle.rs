@@ -164,6 +164,7 @@ impl Handle {
     /// handle.renew(std::time::Duration::from_secs(60))?; // for two receivers
     /// assert!(handle.redeem()?);
     /// assert_eq!(array.in_flight(), 1);
+    /// handle.redeem()?; // the other one does not come either
     /// # Ok::<(), ndarray_shm::Error>(())
     /// ```
     ///
@@ -221,6 +222,7 @@ impl Handle {
     /// let array = CreateOptions::<RefcountedArray<u16, _>>::new().share(SharingStrategy::FileSystem, (2, 3))?;
     /// let handle = array.handle_with(HandleOptions::new().reusable().grace(Duration::from_secs(600)))?;
     /// assert!(handle.expire(Duration::from_secs(30))?);
+    /// # handle.revoke()?;
     /// # Ok::<(), ndarray_shm::Error>(())
     /// ```
     ///

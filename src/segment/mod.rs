@@ -1,4 +1,4 @@
-//! Floor 2: a segment is mapped bytes and the lease that marks them as in use.
+//! Floor 2: a segment is mapped bytes, the name by which they were found, and the lease that marks them as in use.
 //!
 //! Knows bytes, lengths and locks; knows no element types and hands out no references, only pointers.
 
