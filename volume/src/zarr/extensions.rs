@@ -24,7 +24,9 @@ use zarrs::plugin::{ExtensionName, PluginCreateError, ZarrVersion};
 use crate::error::Cause;
 use crate::unpack::Expected;
 use crate::zarr::checksum::Checksum;
-use crate::zarr::configuration::{CHECKSUM, DELTA, LZ4, LZMA, NAMES, into_configuration, is_name};
+use crate::zarr::configuration::{CHECKSUM, DELTA, NAMES, into_configuration, is_name};
+#[cfg(feature = "codecs")]
+use crate::zarr::configuration::{LZ4, LZMA};
 use crate::zarr::delta::Delta;
 #[cfg(feature = "codecs")]
 use crate::zarr::{lz4, lzma::Lzma};
