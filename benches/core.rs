@@ -14,7 +14,7 @@ use criterion::{BatchSize, BenchmarkId, Criterion, Throughput, criterion_group, 
 use ndarray::{Array3, Ix1};
 use ndarray_shm::render::Claim;
 use ndarray_shm::{
-    AttachOptions, CreateOptions, Directory, Draft, RefcountedArray, RenderBuffer, SharedArray, default_backend, unlink,
+    CreateOptions, Directory, Draft, OpenOptions, RefcountedArray, RenderBuffer, SharedArray, default_backend, unlink,
 };
 #[cfg(target_os = "linux")]
 use yardstick::calls;
@@ -80,17 +80,19 @@ fn describe(c: &mut Criterion) {
         });
     }
     for (name, directory) in [("without", &without), ("described", &described)] {
-        let options = CreateOptions::<SharedArray<u8, _>>::new().backend(directory.clone());
+        let options = CreateOptions::new().backend(directory.clone());
         group.bench_function(format!("{name}: create, unlink"), |b| {
             b.iter(|| {
-                let array = options.create("bench-describe", (64, 64)).unwrap();
+                let array = options.create::<u8, _>("bench-describe", (64, 64)).unwrap();
                 directory.unlink("bench-describe").unwrap();
                 array
             });
         });
-        let _array = options.create("bench-describe", (64, 64)).unwrap();
-        let options = AttachOptions::<SharedArray<u8, _>>::new().backend(directory.clone());
-        group.bench_function(format!("{name}: open"), |b| b.iter(|| options.open("bench-describe", (64, 64)).unwrap()));
+        let _array = options.create::<u8, _>("bench-describe", (64, 64)).unwrap();
+        let options = OpenOptions::new().backend(directory.clone());
+        group.bench_function(format!("{name}: open"), |b| {
+            b.iter(|| options.open::<u8, _>("bench-describe", (64, 64)).unwrap());
+        });
         directory.unlink("bench-describe").unwrap();
     }
     group.finish();

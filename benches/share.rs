@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use ndarray::Ix1;
 use ndarray_shm::counted::{Channel, ChannelListener, SharingStrategy};
-use ndarray_shm::{CreateOptions, RefcountedArray, Result};
+use ndarray_shm::{CreateOptions, Result};
 
 const ARRAYS: usize = 4000;
 const ELEMENTS: usize = 1024;
@@ -43,7 +43,7 @@ fn send(channel: &Channel, strategy: SharingStrategy) -> Result<Duration> {
     for index in 0..ARRAYS {
         #[allow(clippy::cast_precision_loss)] // small
         let fill = |mut view: ndarray::ArrayViewMut1<'_, f32>| view.fill(index as f32);
-        let array = CreateOptions::<RefcountedArray<f32, _>>::new().share_with(strategy, ELEMENTS, fill)?;
+        let array = CreateOptions::new().share_with::<f32, _>(strategy, ELEMENTS, fill)?;
         channel.send(&0, &[&array])?;
     }
     channel.send(&0, &[])?;

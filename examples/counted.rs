@@ -16,8 +16,8 @@ use ndarray_shm::{CreateOptions, RefcountedArray};
 fn main() -> Result<(), Box<dyn Error>> {
     process::init(&[("double", double)]);
 
-    let options = CreateOptions::<RefcountedArray<u32, Ix1>>::new();
-    let array = options.share_with(SharingStrategy::FileSystem, 1000, |mut view| view.fill(21))?;
+    let options = CreateOptions::new();
+    let array = options.share_with::<u32, Ix1>(SharingStrategy::FileSystem, 1000, |mut view| view.fill(21))?;
     let name = array.location().expect("this strategy gives a name").clone();
 
     // A handle is one line of text. It keeps the array alive for 30 seconds, even if no process is attached.

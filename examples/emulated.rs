@@ -11,7 +11,7 @@
 use std::error::Error;
 
 use ndarray_shm::process::{self, Context};
-use ndarray_shm::{AttachOptions, CreateOptions, Directory, SharedArray};
+use ndarray_shm::{CreateOptions, Directory, OpenOptions};
 
 const SHAPE: (usize, usize) = (100, 100);
 
@@ -20,8 +20,8 @@ fn main() -> Result<(), Box<dyn Error>> {
 
     let name = format!("emulated-example-{}", std::process::id());
     let directory = Directory::emulated()?;
-    let options = CreateOptions::<SharedArray<u8, _>>::new().backend(directory.clone());
-    let array = options.create(name.as_str(), SHAPE)?;
+    let options = CreateOptions::new().backend(directory.clone());
+    let array = options.create::<u8, _>(name.as_str(), SHAPE)?;
     let file = directory.path().join(&name);
     assert_eq!(file.metadata()?.len(), 100 * 100); // the elements and nothing else
 
@@ -37,7 +37,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 
 /// Runs in the child process, which uses the same directory.
 fn fill(context: &Context) -> Result<(), Box<dyn Error>> {
-    let options = AttachOptions::<SharedArray<u8, _>>::new().backend(Directory::emulated()?);
-    options.open(context.arguments()[0].as_str(), SHAPE)?.write()?.fill(7);
+    let options = OpenOptions::new().backend(Directory::emulated()?);
+    options.open::<u8, _>(context.arguments()[0].as_str(), SHAPE)?.write()?.fill(7);
     Ok(())
 }

@@ -112,7 +112,7 @@ pub use num_complex as __num_complex;
 pub use crate::arena::Arena;
 #[doc(inline)]
 pub use crate::array::{
-    ArrayReader, ArrayWriter, AttachOptions, CreateOptions, CreationMode, DType, Draft, Element, FrozenArray, Order,
+    ArrayReader, ArrayWriter, CreateOptions, CreationMode, DType, Draft, Element, FrozenArray, OpenOptions, Order,
     ReadGuard, SharedArray, WriteGuard,
 };
 #[doc(inline)]

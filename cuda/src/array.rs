@@ -3,21 +3,22 @@
 #![allow(unsafe_code)]
 
 use std::fmt;
-use std::marker::PhantomData;
+use std::ops::Deref;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cudarc::driver::sys::CUdeviceptr;
 use ndarray::{Array, ArrayRef, Axis, Dimension, RemoveAxis, ShapeBuilder};
-use ndarray_shm::{DType, Element, Order};
+use ndarray_shm::array::Layout;
+use ndarray_shm::{Element, Order};
 
 use crate::context::all_has_ended;
 use crate::copies;
 use crate::device::Device;
 use crate::driver::{functions, functions_in_drop};
 use crate::error::{Error, Result};
-use crate::layout::DeviceLayout;
+use crate::layout;
 use crate::memory::DeviceMapping;
 use crate::pending::Pending;
 use crate::stream::{DeviceEvent, Stream};
@@ -53,8 +54,7 @@ pub struct DeviceArray<T, D> {
     memory: Arc<DeviceMemory>,
     /// Where the elements begin, in bytes from the start of the memory.
     offset: usize,
-    layout: DeviceLayout<D>,
-    elements: PhantomData<T>,
+    layout: Layout<T, D>,
 }
 
 /// One allocation, of which several arrays of this process can be parts.
@@ -148,6 +148,14 @@ impl Drop for DeviceMemory {
     }
 }
 
+impl<T, D> Deref for DeviceArray<T, D> {
+    type Target = Layout<T, D>;
+
+    fn deref(&self) -> &Self::Target {
+        &self.layout
+    }
+}
+
 impl<T: Element, D: Dimension> DeviceArray<T, D> {
     /// Creates an array of zeros.
     ///
@@ -157,8 +165,8 @@ impl<T: Element, D: Dimension> DeviceArray<T, D> {
     /// - [`TooLarge`](Error::TooLarge), [`Unsupported`](Error::Unsupported), [`ForkedChild`](Error::ForkedChild), and
     ///   failures of the driver.
     pub fn zeroed(device: Device, shape: impl ShapeBuilder<Dim = D>) -> Result<Self> {
-        let array = Self::undefined(device, DeviceLayout::new::<T>(shape)?)?;
-        copies::fill(device, array.start(), 0, array.layout.bytes::<T>())?;
+        let array = Self::undefined(device, layout::of_shape::<T, _>(shape)?)?;
+        copies::fill(device, array.start(), 0, layout::in_memory(&array.layout))?;
         Ok(array)
     }
 
@@ -170,20 +178,20 @@ impl<T: Element, D: Dimension> DeviceArray<T, D> {
     ///
     /// As [`zeroed`](Self::zeroed).
     pub fn from_host(device: Device, array: &ArrayRef<T, D>) -> Result<Self> {
-        let copy = Self::undefined(device, DeviceLayout::like(array)?)?;
+        let copy = Self::undefined(device, layout::of_copy(array)?)?;
         copies::upload(device, copy.start(), &copy.layout, array)?;
         Ok(copy)
     }
 
     /// Takes memory for an array. What it contains is not defined.
-    pub(crate) fn undefined(device: Device, layout: DeviceLayout<D>) -> Result<Self> {
-        let mapping = DeviceMapping::create(device, layout.bytes::<T>())?;
-        Ok(Self { memory: Arc::new(DeviceMemory::new(mapping, false)), offset: 0, layout, elements: PhantomData })
+    pub(crate) fn undefined(device: Device, layout: Layout<T, D>) -> Result<Self> {
+        let mapping = DeviceMapping::create(device, layout::in_memory(&layout))?;
+        Ok(Self { memory: Arc::new(DeviceMemory::new(mapping, false)), offset: 0, layout })
     }
 
     /// Makes an array of a part of memory, which the caller has checked to be long enough.
-    pub(crate) fn of_parts(memory: Arc<DeviceMemory>, offset: usize, layout: DeviceLayout<D>) -> Self {
-        Self { memory, offset, layout, elements: PhantomData }
+    pub(crate) fn of_parts(memory: Arc<DeviceMemory>, offset: usize, layout: Layout<T, D>) -> Self {
+        Self { memory, offset, layout }
     }
 
     pub(crate) fn memory(&self) -> &Arc<DeviceMemory> {
@@ -194,10 +202,6 @@ impl<T: Element, D: Dimension> DeviceArray<T, D> {
         self.offset
     }
 
-    pub(crate) fn layout(&self) -> &DeviceLayout<D> {
-        &self.layout
-    }
-
     fn start(&self) -> CUdeviceptr {
         self.memory.mapping.start() + self.offset as u64
     }
@@ -205,31 +209,6 @@ impl<T: Element, D: Dimension> DeviceArray<T, D> {
     /// Returns the GPU.
     pub fn device(&self) -> Device {
         self.memory.mapping.device()
-    }
-
-    /// Returns the lengths of the axes.
-    pub fn shape(&self) -> &[usize] {
-        self.layout.dim.slice()
-    }
-
-    /// Returns the order of the axes in memory.
-    pub fn order(&self) -> Order {
-        self.layout.order
-    }
-
-    /// Returns the number of elements.
-    pub fn len(&self) -> usize {
-        self.layout.len
-    }
-
-    /// Returns whether the array has no elements.
-    pub fn is_empty(&self) -> bool {
-        self.layout.len == 0
-    }
-
-    /// Returns the type of the elements.
-    pub fn dtype(&self) -> DType {
-        T::DTYPE
     }
 
     /// Returns whether other code may read the elements: the array was sent, received, exported or split. That never
@@ -384,10 +363,10 @@ impl<T: Element, D: RemoveAxis> DeviceArray<T, D> {
                 found: self.shape().to_vec(),
             });
         }
-        let inner = self.layout.dim.remove_axis(Axis(axis)).size() * size_of::<T>();
-        let mut layout = self.layout.clone();
-        layout.dim[axis] = range.len();
-        layout.len = layout.dim.size();
+        let mut dim = self.raw_dim();
+        let inner = dim.remove_axis(Axis(axis)).size() * size_of::<T>();
+        dim[axis] = range.len();
+        let layout = layout::of_shape(dim.set_f(self.order() == Order::F))?;
         self.memory.share();
         Ok(Self::of_parts(Arc::clone(&self.memory), self.offset + range.start * inner, layout))
     }

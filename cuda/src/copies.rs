@@ -6,14 +6,15 @@
 use std::borrow::Cow;
 
 use cudarc::driver::sys::CUdeviceptr;
-use ndarray::{Array, ArrayRef, Dimension, ShapeBuilder};
+use ndarray::{Array, ArrayRef, Dimension};
+use ndarray_shm::array::Layout;
 use ndarray_shm::{Element, Order};
 
 use crate::context::may_still_run;
 use crate::device::Device;
 use crate::driver::call;
 use crate::error::Result;
-use crate::layout::DeviceLayout;
+use crate::layout;
 
 /// Fills bytes of a GPU, which the caller has to itself.
 pub(crate) fn fill(device: Device, at: CUdeviceptr, value: u8, bytes: usize) -> Result<()> {
@@ -32,10 +33,10 @@ pub(crate) fn fill(device: Device, at: CUdeviceptr, value: u8, bytes: usize) -> 
 pub(crate) fn upload<T: Element, D: Dimension>(
     device: Device,
     to: CUdeviceptr,
-    layout: &DeviceLayout<D>,
+    layout: &Layout<T, D>,
     array: &ArrayRef<T, D>,
 ) -> Result<()> {
-    let elements = in_order(array, layout.order);
+    let elements = in_order(array, layout.order());
     if elements.is_empty() {
         return Ok(());
     }
@@ -55,12 +56,12 @@ pub(crate) fn upload<T: Element, D: Dimension>(
 pub(crate) fn download<T: Element, D: Dimension>(
     device: Device,
     from: CUdeviceptr,
-    layout: &DeviceLayout<D>,
+    layout: &Layout<T, D>,
 ) -> Result<Array<T, D>> {
-    let mut elements: Vec<T> = Vec::with_capacity(layout.len);
-    if layout.len > 0 {
+    let mut elements: Vec<T> = Vec::with_capacity(layout.len());
+    if !layout.is_empty() {
         let (current, stream) = (device.enter()?, device.stream());
-        let (to, bytes) = (elements.as_mut_ptr().cast(), layout.bytes::<T>());
+        let (to, bytes) = (elements.as_mut_ptr().cast(), layout::in_memory(layout));
         // SAFETY: the source is a mapped array of this layout; the target has room for it until this function has
         // waited for the copy.
         let enqueued = unsafe { call!(current.functions, cuMemcpyDtoHAsync_v2(to, from, bytes, stream.raw())) };
@@ -73,9 +74,8 @@ pub(crate) fn download<T: Element, D: Dimension>(
         }
     }
     // SAFETY: the copy has written all elements, for which every bit pattern is valid, within the capacity.
-    unsafe { elements.set_len(layout.len) };
-    let shape = layout.dim.clone().set_f(layout.order == Order::F);
-    Ok(Array::from_shape_vec(shape, elements).expect("the vector has the length of the shape"))
+    unsafe { elements.set_len(layout.len()) };
+    Ok(Array::from_shape_vec(layout.shape_with_order(), elements).expect("the vector has the length of the shape"))
 }
 
 /// Returns the elements in an order, without a copy if they are contiguous in it.

@@ -36,7 +36,7 @@ use crate::page_lockable::{LockedElements, LockedTarget, PageLockable};
 /// the kernel unlocks the pages. A forked child drops the value without unlocking the pages of its parent.
 ///
 /// Locked pages take memory that the kernel cannot use otherwise, those of holes in a sparse array included. Of an
-/// array that was attached [copy-on-write](ndarray_shm::AttachOptions::copy_on_write), the kernel may lock copies,
+/// array that was attached [copy-on-write](ndarray_shm::OpenOptions::copy_on_write), the kernel may lock copies,
 /// which no longer show what other processes write. Locking takes about as long as touching every page, so it pays for
 /// memory that is copied more than once or in the background.
 ///

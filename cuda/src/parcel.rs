@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use crate::array::{DeviceArray, DeviceMemory};
 use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::layout::DeviceLayout;
+use crate::layout;
 use crate::memory::DeviceMapping;
 use crate::pending::Pending;
 use crate::stream::EventNote;
@@ -90,9 +90,9 @@ impl<T: Element, D: Dimension> DeviceArray<T, D> {
                 note.version
             )));
         }
-        let layout = DeviceLayout::<D>::described::<T>(parcel.dtype(), parcel.shape(), parcel.order())?;
+        let layout = layout::of_message::<T, D>(parcel.dtype(), parcel.shape(), parcel.order())?;
         let device = Device::named(&note.device)?;
-        layout.require_within::<T>(note.offset, note.bytes)?;
+        layout::require_within(&layout, note.offset, note.bytes)?;
         let mapping = DeviceMapping::import(device, parcel.descriptor().as_fd(), note.bytes)?;
         let array = Self::of_parts(Arc::new(DeviceMemory::new(mapping, true)), note.offset, layout);
         *array.memory().said()? = Pending::open(device.context(), &note.events)?;

@@ -13,7 +13,7 @@ use crate::array::DeviceArray;
 use crate::device::Device;
 use crate::driver::{call, functions, functions_in_drop};
 use crate::error::{Error, IntoError, Result};
-use crate::layout::DeviceLayout;
+use crate::layout;
 use crate::page_lockable::{LockedSource, LockedTarget};
 use crate::page_locked::PageLocked;
 use crate::stream::{DeviceEvent, Stream};
@@ -144,7 +144,7 @@ impl<T: Element, D: Dimension> DeviceArray<T, D> {
         let device = source.device();
         let room = || {
             require(stream, device)?;
-            Self::undefined(device, DeviceLayout::like(&source.source_view())?)
+            Self::undefined(device, layout::of_copy(&source.source_view())?)
         };
         let array = match room() {
             Ok(array) => array,
@@ -152,7 +152,7 @@ impl<T: Element, D: Dimension> DeviceArray<T, D> {
         };
         let begun = Transfer::begin(device, (array, source), |(array, source)| {
             let elements = source.source_view();
-            let (to, from, bytes) = (array.device_pointer(), elements.as_ptr().cast(), array.layout().bytes::<T>());
+            let (to, from, bytes) = (array.device_pointer(), elements.as_ptr().cast(), layout::in_memory(array));
             if bytes > 0 {
                 let current = device.enter()?;
                 // SAFETY: the source is contiguous and in the order of the target, which was made for it. The transfer
@@ -215,7 +215,7 @@ impl<T: Element, D: Dimension> DeviceArray<T, D> {
             return Err(IntoError::new(error, target));
         }
         Transfer::begin(self.device(), target, |target| {
-            let (from, bytes) = (self.device_pointer(), self.layout().bytes::<T>());
+            let (from, bytes) = (self.device_pointer(), layout::in_memory(self));
             let to = target.view_mut().as_mut_ptr().cast();
             if bytes > 0 {
                 let current = self.device().enter()?;

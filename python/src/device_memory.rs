@@ -7,6 +7,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use ndarray::{ArrayView, IxDyn, ShapeBuilder};
+use ndarray_shm::array::Layout;
 use ndarray_shm::array::with_element;
 use ndarray_shm::counted::Foreign;
 use ndarray_shm::{Element, Order};
@@ -46,7 +47,7 @@ impl<T: Element> DeviceMemory for DeviceArray<T, IxDyn> {
     }
 
     fn order(&self) -> Order {
-        DeviceArray::order(self)
+        Layout::order(self)
     }
 
     fn is_shared(&self) -> bool {
@@ -65,7 +66,7 @@ impl<T: Element> DeviceMemory for DeviceArray<T, IxDyn> {
             return Err(Error::Shared);
         }
         let elements = typed::<T>(bytes);
-        let view = view(&elements, self.shape(), DeviceArray::order(self))?;
+        let view = view(&elements, self.shape(), Layout::order(self))?;
         // SAFETY: only copies of this crate's stream, which are done in order, use an array that is not shared. Of a
         // shared one, Python code promises it.
         unsafe { self.overwrite(&view) }

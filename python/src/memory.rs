@@ -3,23 +3,23 @@
 use std::collections::BTreeMap;
 use std::ffi::CStr;
 use std::fs::File;
+use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ndarray::{Dimension, Ix1, IxDyn, ShapeBuilder};
+use ndarray::{Dimension, IxDyn, ShapeBuilder};
 use ndarray_shm::array::{ArrayLock, Description, with_element};
 use ndarray_shm::backend::FileId;
 use ndarray_shm::counted::{Handle, HandleOptions};
 use ndarray_shm::{
-    Access, AttachOptions, CreateOptions, CreationMode, DType, Directory, Element, Error, Order, Pages, Result,
+    Access, CreateOptions, CreationMode, DType, Directory, Element, Error, OpenOptions, Order, Pages, Result,
     SharedArray, default_backend,
 };
 
-/// An attached array with elements of any type.
-pub(crate) trait Memory: Send + Sync {
+/// What an attached array of any kind can do, whatever its element type. Every method is that of [`SharedArray`].
+pub(crate) trait Attached: Send + Sync {
     /// Returns the address of the first element.
     fn pointer(&self) -> *mut u8;
-    fn name(&self) -> &str;
     fn directory(&self) -> &Directory;
     fn is_readonly(&self) -> bool;
     fn file_id(&self) -> FileId;
@@ -27,13 +27,19 @@ pub(crate) trait Memory: Send + Sync {
     ///
     /// What Python code does with it is that code's promise, as with every view without a lock.
     fn leased_descriptor(&self) -> Result<File>;
-    fn unlink(&self) -> Result<bool>;
     fn lock(
         &self,
         access: Access,
         limit: Option<Duration>,
         keep_waiting: &mut dyn FnMut() -> bool,
     ) -> Result<ArrayLock>;
+}
+
+/// An attached array with elements of any type, and what is particular to its kind.
+pub(crate) trait Memory: Send + Sync {
+    fn attached(&self) -> &(dyn Attached + 'static);
+    fn name(&self) -> &str;
+    fn unlink(&self) -> Result<bool>;
     /// Returns the methods of a counted array, if it is one.
     fn counted(&self) -> Option<&dyn Counted> {
         None
@@ -41,6 +47,14 @@ pub(crate) trait Memory: Send + Sync {
     /// As [`counted`](Self::counted), for what needs the array for itself.
     fn counted_mut(&mut self) -> Option<&mut dyn Counted> {
         None
+    }
+}
+
+impl Deref for dyn Memory {
+    type Target = dyn Attached;
+
+    fn deref(&self) -> &Self::Target {
+        self.attached()
     }
 }
 
@@ -73,14 +87,11 @@ pub(crate) trait Counted: Memory {
     fn loan(&self) -> Settle;
 }
 
-impl<T: Element, D: Dimension> Memory for SharedArray<T, D> {
+impl<T: Element, D: Dimension> Attached for SharedArray<T, D> {
     fn pointer(&self) -> *mut u8 {
-        // Writing through the pointer of a read-only array changes a private copy: see `open`.
+        // Python gets every read-only array as a private copy-on-write mapping, so that code that writes all the same
+        // changes a copy: see `open`, and `Counted::private`.
         self.raw_view().as_ptr().cast_mut().cast()
-    }
-
-    fn name(&self) -> &str {
-        self.location().as_str()
     }
 
     fn directory(&self) -> &Directory {
@@ -88,23 +99,19 @@ impl<T: Element, D: Dimension> Memory for SharedArray<T, D> {
     }
 
     fn is_readonly(&self) -> bool {
-        SharedArray::is_readonly(self)
+        Self::is_readonly(self)
     }
 
     fn file_id(&self) -> FileId {
-        SharedArray::file_id(self)
+        Self::file_id(self)
     }
 
     fn leased_descriptor(&self) -> Result<File> {
         #[allow(unsafe_code)]
         // SAFETY: Python code gets the descriptor, and promises what a caller of `view_mut` promises.
         unsafe {
-            SharedArray::leased_descriptor(self)
+            Self::leased_descriptor(self)
         }
-    }
-
-    fn unlink(&self) -> Result<bool> {
-        SharedArray::unlink(self)
     }
 
     fn lock(
@@ -113,7 +120,21 @@ impl<T: Element, D: Dimension> Memory for SharedArray<T, D> {
         limit: Option<Duration>,
         keep_waiting: &mut dyn FnMut() -> bool,
     ) -> Result<ArrayLock> {
-        SharedArray::lock(self, access, limit, keep_waiting)
+        Self::lock(self, access, limit, keep_waiting)
+    }
+}
+
+impl<T: Element, D: Dimension + 'static> Memory for SharedArray<T, D> {
+    fn attached(&self) -> &(dyn Attached + 'static) {
+        self
+    }
+
+    fn name(&self) -> &str {
+        self.location().as_str()
+    }
+
+    fn unlink(&self) -> Result<bool> {
+        Self::unlink(self)
     }
 }
 
@@ -121,41 +142,16 @@ impl<T: Element, D: Dimension> Memory for SharedArray<T, D> {
 pub(crate) struct Nameless<T: Element>(pub(crate) SharedArray<T, IxDyn>);
 
 impl<T: Element> Memory for Nameless<T> {
-    fn pointer(&self) -> *mut u8 {
-        Memory::pointer(&self.0)
+    fn attached(&self) -> &(dyn Attached + 'static) {
+        &self.0
     }
 
     fn name(&self) -> &'static str {
         ""
     }
 
-    fn directory(&self) -> &Directory {
-        Memory::directory(&self.0)
-    }
-
-    fn is_readonly(&self) -> bool {
-        Memory::is_readonly(&self.0)
-    }
-
-    fn file_id(&self) -> FileId {
-        Memory::file_id(&self.0)
-    }
-
-    fn leased_descriptor(&self) -> Result<File> {
-        Memory::leased_descriptor(&self.0)
-    }
-
     fn unlink(&self) -> Result<bool> {
         Ok(false)
-    }
-
-    fn lock(
-        &self,
-        access: Access,
-        limit: Option<Duration>,
-        keep_waiting: &mut dyn FnMut() -> bool,
-    ) -> Result<ArrayLock> {
-        SharedArray::lock(&self.0, access, limit, keep_waiting)
     }
 }
 
@@ -305,7 +301,7 @@ pub(crate) fn create<E: From<Error>>(
     let lengths = IxDyn(&shape.lengths).set_f(shape.order == Order::F);
     let pages = if how.sparse { Pages::Sparse } else { Pages::Auto };
     with_element!(shape.element.dtype, T => {
-        let mut options = CreateOptions::<SharedArray<T, IxDyn>>::new()
+        let mut options = CreateOptions::new()
             .mode(how.mode)
             .pages(pages)
             .permissions(how.permissions)
@@ -319,7 +315,7 @@ pub(crate) fn create<E: From<Error>>(
         for (key, text) in how.notes.iter().filter(|(key, _)| *key != BOOL_NOTE.0) {
             options = options.note(key, text);
         }
-        let array = options.try_create_with(name, lengths, |mut view| match view.as_slice_memory_order_mut() {
+        let array = options.try_create_with::<T, IxDyn, _>(name, lengths, |mut view| match view.as_slice_memory_order_mut() {
             Some(elements) => fill(bytemuck::cast_slice_mut(elements)),
             None => Ok(()), // a new array is always contiguous
         })?;
@@ -335,8 +331,8 @@ pub(crate) struct Opening {
 }
 
 impl Opening {
-    fn options<T: Element, D: Dimension>(&self, directory: Directory) -> AttachOptions<SharedArray<T, D>> {
-        let options = AttachOptions::<SharedArray<T, D>>::new().backend(directory).reinterpret(self.reinterpret);
+    fn options(&self, directory: Directory) -> OpenOptions {
+        let options = OpenOptions::new().backend(directory).reinterpret(self.reinterpret);
         let options = if self.readonly { options.copy_on_write() } else { options };
         options.keep_fd(self.keep_fd)
     }
@@ -360,7 +356,7 @@ pub(crate) fn open(
         None => default_backend()?,
     };
     if element.is_none() && lengths.is_none() && order.is_none() {
-        let (array, description) = how.options::<u8, Ix1>(directory).open_bytes(name)?;
+        let (array, description) = how.options(directory).open_bytes(name)?;
         let found = description.ok_or_else(|| Error::NotDescribed { location: name.to_owned() })?;
         return Ok((Arc::new(array), Shape::described(&found), Some(found)));
     }
@@ -380,25 +376,25 @@ pub(crate) fn open(
     shape.order = order.unwrap_or(shape.order);
     let dimensions = IxDyn(&shape.lengths).set_f(shape.order == Order::F);
     let memory: Arc<dyn Memory> = with_element!(shape.element.dtype, T => {
-        Arc::new(how.options::<T, IxDyn>(directory).open(name, dimensions)?)
+        Arc::new(how.options(directory).open::<T, IxDyn>(name, dimensions)?)
     }, else => unreachable!("all features of elements are enabled"));
     let description = description_of(&*memory).filter(|_| !how.reinterpret);
     Ok((memory, shape, description))
 }
 
 /// Returns the description of an attached array; `None` without one, and if its name leads to another array by now.
-fn description_of(memory: &dyn Memory) -> Option<Description> {
+fn description_of(memory: &(dyn Memory + 'static)) -> Option<Description> {
     let directory = memory.directory();
     directory.description(memory.name()).ok().flatten()?;
     // A file keeps its number as long as it is attached, so that this is the description of the same file.
-    let options = AttachOptions::<SharedArray<u8, Ix1>>::new().backend(directory.clone());
+    let options = OpenOptions::new().backend(directory.clone());
     let (bytes, description) = options.access(Access::Read).leave_holes(true).open_bytes(memory.name()).ok()?;
     description.filter(|_| bytes.file_id() == memory.file_id())
 }
 
 /// Opens the bytes of a plain array, whatever its element type is.
 pub(crate) fn open_bytes(name: &str) -> Result<(Arc<dyn Memory>, Shape)> {
-    let (array, _) = AttachOptions::<SharedArray<u8, Ix1>>::new().open_bytes(name)?;
+    let (array, _) = OpenOptions::new().open_bytes(name)?;
     let element = ElementType { dtype: DType::U8, is_bool: false };
     let shape = Shape { element, lengths: array.shape().to_vec(), order: Order::C };
     Ok((Arc::new(array), shape))

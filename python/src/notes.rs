@@ -147,7 +147,7 @@ impl Notes {
         let now = Instant::now();
         // Renewing shortens nothing that was promised before.
         let end = before.map_or(now, |issued| issued.end).max(now + grace);
-        let path = array.directory().path().join(array.name());
+        let path = array.attached().directory().path().join(array.name());
         self.current.insert(key, self.next);
         self.issued.insert(self.next, Issued { text: text.clone(), key, end, path });
         self.next += 1;

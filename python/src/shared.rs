@@ -1,32 +1,28 @@
 //! Counted arrays: shared with other processes by a handle, and removed by their last user.
 
 use std::collections::BTreeMap;
-use std::fs::File;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use ndarray::{IxDyn, ShapeBuilder};
-use ndarray_shm::array::{ArrayLock, with_element};
-use ndarray_shm::backend::FileId;
+use ndarray_shm::array::with_element;
 use ndarray_shm::counted::{Handle, HandleOptions, SharingStrategy};
 use ndarray_shm::manager::Program;
-use ndarray_shm::{
-    Access, AttachOptions, CreateOptions, Directory, Element, Error, Location, Order, RefcountedArray, Result,
-};
+use ndarray_shm::{CreateOptions, Directory, Element, Error, Location, OpenOptions, Order, RefcountedArray, Result};
 use pyo3::prelude::*;
 
 use crate::arguments::{lengths_of, order_of, seconds};
 use crate::attachment::Attachment;
 use crate::copying::Source;
 use crate::errors::exception;
-use crate::memory::{Counted, ElementType, Memory, Settle, Shape};
+use crate::memory::{Attached, Counted, ElementType, Memory, Settle, Shape};
 use crate::signals::interruptibly;
 
 /// Attaches to a counted array and leaves it: the last handle to leave removes an array that no process has.
 fn settle<T: Element>(directory: &Directory, location: &Location, id: u128) -> Result<bool> {
     let gone = |error: &Error| error.is_not_found() || error.is_not_counted();
-    match AttachOptions::<RefcountedArray<T, IxDyn>>::new().backend(directory.clone()).open(location.clone()) {
+    match OpenOptions::new().backend(directory.clone()).open_counted::<T, IxDyn>(location.clone()) {
         Ok(same) if same.id() == id => drop(same),
         Ok(_) => return Ok(true), // another array has the name by now
         Err(error) if gone(&error) => return Ok(true),
@@ -39,33 +35,12 @@ fn settle<T: Element>(directory: &Directory, location: &Location, id: u128) -> R
 }
 
 impl<T: Element> Memory for RefcountedArray<T, IxDyn> {
-    fn pointer(&self) -> *mut u8 {
-        // Writing through the pointer of a frozen array changes a private copy: see `Counted::private`.
-        self.raw_view().as_ptr().cast_mut().cast()
+    fn attached(&self) -> &(dyn Attached + 'static) {
+        &**self
     }
 
     fn name(&self) -> &str {
         self.location().map_or("", |location| location.as_str())
-    }
-
-    fn directory(&self) -> &Directory {
-        self.backend()
-    }
-
-    fn is_readonly(&self) -> bool {
-        RefcountedArray::is_readonly(self)
-    }
-
-    fn file_id(&self) -> FileId {
-        RefcountedArray::file_id(self)
-    }
-
-    fn leased_descriptor(&self) -> Result<File> {
-        #[allow(unsafe_code)]
-        // SAFETY: Python code gets the descriptor, and promises what a caller of `view_mut` promises.
-        unsafe {
-            RefcountedArray::leased_descriptor(self)
-        }
     }
 
     fn unlink(&self) -> Result<bool> {
@@ -74,15 +49,6 @@ impl<T: Element> Memory for RefcountedArray<T, IxDyn> {
         }
         let (location, what) = (self.name().to_owned(), "the last process that has it removes its name");
         Err(Error::Unsupported { location, what: what.into() })
-    }
-
-    fn lock(
-        &self,
-        access: Access,
-        limit: Option<Duration>,
-        keep_waiting: &mut dyn FnMut() -> bool,
-    ) -> Result<ArrayLock> {
-        RefcountedArray::lock(self, access, limit, keep_waiting)
     }
 
     fn counted(&self) -> Option<&dyn Counted> {
@@ -152,8 +118,8 @@ impl<T: Element> Counted for RefcountedArray<T, IxDyn> {
         }
         let gone = || Error::Unlinked { location: self.name().to_owned() };
         let location = self.location().ok_or_else(gone)?;
-        let options = AttachOptions::<Self>::new().backend(self.backend().clone()).copy_on_write();
-        match options.open(location.clone()) {
+        let options = OpenOptions::new().backend(self.backend().clone()).copy_on_write();
+        match options.open_counted::<T, IxDyn>(location.clone()) {
             Ok(same) if same.id() == self.id() => Ok(Arc::new(same)),
             Err(error) if !error.is_not_found() => Err(error),
             _ => Err(gone()),
@@ -216,8 +182,8 @@ pub(crate) fn create(
 ) -> Result<Arc<dyn Memory>> {
     let lengths = IxDyn(&shape.lengths).set_f(shape.order == Order::F);
     with_element!(shape.element.dtype, T => {
-        let options = CreateOptions::<RefcountedArray<T, IxDyn>>::new().keep_fd(keep_fd);
-        let array = options.share_with(strategy, lengths, |mut view| {
+        let options = CreateOptions::new().keep_fd(keep_fd);
+        let array = options.share_with::<T, IxDyn>(strategy, lengths, |mut view| {
             if let Some(elements) = view.as_slice_memory_order_mut() {
                 fill(bytemuck::cast_slice_mut(elements)); // a new array is always contiguous
             }
@@ -233,7 +199,7 @@ pub(crate) fn open_counted(py: Python<'_>, name: &str, directory: PathBuf, dtype
     let opened = || -> Result<Attachment> {
         let element = ElementType::parse(dtype)?;
         with_element!(element.dtype, T => {
-            let array = AttachOptions::<RefcountedArray<T, IxDyn>>::new().backend(directory).open(name)?;
+            let array = OpenOptions::new().backend(directory).open_counted::<T, IxDyn>(name)?;
             let shape = Shape { element, lengths: array.shape().to_vec(), order: array.order() };
             Ok(Attachment::new(Arc::new(array), shape))
         }, else => unreachable!("all features of elements are enabled"))

@@ -6,7 +6,7 @@
 //! of its process, and only that process clears the bit while it lives.
 
 use std::fmt;
-use std::marker::PhantomData;
+use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,8 +16,7 @@ use crate::arena::blocks::{Block, BlockContents};
 use crate::arena::handle::ArenaHandle;
 use crate::arena::header::{ArenaHeader, DROP_WAIT};
 use crate::arena::tables::slots::Slot;
-use crate::array::layout::Layout;
-use crate::array::{Element, Order};
+use crate::array::{Element, Layout};
 use crate::backoff::Deadline;
 use crate::error::{Error, IntoError, Result};
 
@@ -32,19 +31,9 @@ pub struct ArenaDraft<T, D> {
 
 impl<T: Element, D: Dimension> ArenaDraft<T, D> {
     /// Allocates a block. With a limit, waits for a free one.
-    pub(super) fn new(header: &Arc<ArenaHeader>, layout: Layout<D>, limit: Option<Duration>) -> Result<Self> {
+    pub(super) fn new(header: &Arc<ArenaHeader>, layout: Layout<T, D>, limit: Option<Duration>) -> Result<Self> {
         let block = Block::allocate::<T, D>(header, &layout, limit)?;
         Ok(Self { array: ArenaArray::new(block, 0, layout) })
-    }
-
-    /// Returns the lengths of the axes.
-    pub fn shape(&self) -> &[usize] {
-        self.array.shape()
-    }
-
-    /// Returns the order of the axes in memory.
-    pub fn order(&self) -> Order {
-        self.array.order()
     }
 
     /// Returns a view of the elements.
@@ -66,7 +55,7 @@ impl<T: Element, D: Dimension> ArenaDraft<T, D> {
         let pointer = self.array.block.pointer().cast::<T>();
         // SAFETY: nothing is dereferenced; the pointer is aligned and not null, and the layout was checked not to
         // overflow.
-        let view = unsafe { RawArrayViewMut::from_shape_ptr(self.array.layout.shape(), pointer) };
+        let view = unsafe { RawArrayViewMut::from_shape_ptr(self.array.layout.shape_with_order(), pointer) };
         // SAFETY: the block has room for the layout, and every bit pattern is a value of `T`. The block is mapped for
         // writing as long as it is held, which is at least as long as the borrow. No other process can reach a draft,
         // and in this process `&mut self` excludes every other access.
@@ -97,13 +86,12 @@ impl<T: Element, D: Dimension> ArenaDraft<T, D> {
 pub struct ArenaArray<T, D> {
     pub(super) block: Arc<Block>,
     serial: u64,
-    layout: Layout<D>,
-    elements: PhantomData<T>,
+    layout: Layout<T, D>,
 }
 
 impl<T: Element, D: Dimension> ArenaArray<T, D> {
-    fn new(block: Block, serial: u64, layout: Layout<D>) -> Self {
-        Self { block: Arc::new(block), serial, layout, elements: PhantomData }
+    fn new(block: Block, serial: u64, layout: Layout<T, D>) -> Self {
+        Self { block: Arc::new(block), serial, layout }
     }
 
     /// Takes over a hold on a shared block. Releases it if the block does not contain elements `T` with the axes of
@@ -115,7 +103,7 @@ impl<T: Element, D: Dimension> ArenaArray<T, D> {
 
     /// Takes over a hold on a shared block. Gives it back if its contents are not elements `T` with the axes of `D`.
     pub(super) fn of_block(block: Block, serial: u64, found: &BlockContents) -> Result<Self, IntoError<Block>> {
-        match Layout::described::<T>(found.dtype, found.shape.slice(), found.order, block.header.name()) {
+        match Layout::<T, _>::described(found.dtype, found.shape.slice(), found.order, block.header.name()) {
             Ok(layout) => Ok(Self::new(block, serial, layout)),
             Err(error) => Err(IntoError::new(error, block)),
         }
@@ -131,23 +119,13 @@ impl<T: Element, D: Dimension> ArenaArray<T, D> {
         let pointer = self.block.pointer().cast::<T>().cast_const();
         // SAFETY: nothing is dereferenced; the pointer is aligned and not null, and the layout was checked not to
         // overflow.
-        let view = unsafe { RawArrayView::from_shape_ptr(self.layout.shape(), pointer) };
+        let view = unsafe { RawArrayView::from_shape_ptr(self.layout.shape_with_order(), pointer) };
         // SAFETY: the block has room for the layout: it was allocated for it, or its description was checked against
         // its size. It is mapped as long as it is held, which is at least as long as the borrow. Every bit pattern is a
         // value of `T`. While the borrow lives, no process and no thread writes to the elements: a shared block is
         // never written, as the first lines of this file show, and only `ArenaDraft::view_mut` writes to one that is
         // not shared, which borrows this mutably.
         unsafe { view.deref_into_view() }
-    }
-
-    /// Returns the lengths of the axes.
-    pub fn shape(&self) -> &[usize] {
-        self.layout.dim.slice()
-    }
-
-    /// Returns the order of the axes in memory.
-    pub fn order(&self) -> Order {
-        self.layout.order
     }
 
     /// Returns a handle, by which other members get the array as long as any process holds it.
@@ -213,15 +191,31 @@ impl<T: Element, D: Dimension> ArenaArray<T, D> {
 impl<T, D: Clone> Clone for ArenaArray<T, D> {
     fn clone(&self) -> Self {
         let (block, layout) = (Arc::clone(&self.block), self.layout.clone());
-        Self { block, serial: self.serial, layout, elements: PhantomData }
+        Self { block, serial: self.serial, layout }
     }
 }
 
-fn describe<T: Element, D: Dimension>(f: &mut fmt::Formatter<'_>, what: &str, layout: &Layout<D>) -> fmt::Result {
+impl<T, D> Deref for ArenaDraft<T, D> {
+    type Target = Layout<T, D>;
+
+    fn deref(&self) -> &Self::Target {
+        &self.array.layout
+    }
+}
+
+impl<T, D> Deref for ArenaArray<T, D> {
+    type Target = Layout<T, D>;
+
+    fn deref(&self) -> &Self::Target {
+        &self.layout
+    }
+}
+
+fn describe<T: Element, D: Dimension>(f: &mut fmt::Formatter<'_>, what: &str, layout: &Layout<T, D>) -> fmt::Result {
     f.debug_struct(what)
         .field("dtype", &<T as Element>::DTYPE)
-        .field("shape", &layout.dim.slice())
-        .field("order", &layout.order)
+        .field("shape", &layout.shape())
+        .field("order", &layout.order())
         .finish_non_exhaustive()
 }
 

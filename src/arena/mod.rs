@@ -192,7 +192,7 @@ impl Arena {
     /// - [`TooLarge`](Error::TooLarge); [`InvalidSetting`](Error::InvalidSetting): more than 32 axes.
     /// - [`Unsupported`](Error::Unsupported): this is a forked child.
     pub fn draft<T: Element, D: Dimension>(&self, shape: impl ShapeBuilder<Dim = D>) -> Result<ArenaDraft<T, D>> {
-        let layout = Layout::new::<T>(shape, self.header.name())?;
+        let layout = Layout::<T, _>::named(shape, self.header.name())?;
         ArenaDraft::new(&self.header, layout, None)
     }
 
@@ -229,7 +229,7 @@ impl Arena {
         shape: impl ShapeBuilder<Dim = D>,
         limit: Duration,
     ) -> Result<ArenaDraft<T, D>> {
-        let layout = Layout::new::<T>(shape, self.header.name())?;
+        let layout = Layout::<T, _>::named(shape, self.header.name())?;
         ArenaDraft::new(&self.header, layout, Some(limit))
     }
 

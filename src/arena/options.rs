@@ -3,7 +3,7 @@
 use crate::arena::Arena;
 use crate::arena::header::ArenaHeader;
 use crate::arena::tables::geometry::{Geometry, MOST_CELLS, MOST_QUEUES, MOST_SPANS, SPAN};
-use crate::backend::{Directory, DraftOptions, IntoLocation, Pages, common_settings};
+use crate::backend::{Directory, DraftOptions, IntoLocation, Pages};
 use crate::error::{Error, Result};
 use crate::os;
 use crate::segment::Home;
@@ -41,9 +41,26 @@ impl ArenaOptions {
         Self { backend: None, draft: DraftOptions::default(), keep: false, queues: 8, cells: 1024 }
     }
 
-    common_settings! {
-        /// Do not let other users read the file: a user that may only read it can still take locks that members wait
-        /// for.
+    /// Uses this directory instead of the [default](crate::default_backend).
+    pub fn backend(mut self, directory: Directory) -> Self {
+        self.backend = Some(directory);
+        self
+    }
+
+    /// Creates files with these permission bits, whatever the umask. The default is 0600. Windows has no permission
+    /// bits.
+    ///
+    /// Do not let other users read the file: a user that may only read it can still take locks that members wait
+    /// for.
+    pub fn permissions(mut self, bits: u32) -> Self {
+        self.draft.permissions = bits & 0o777;
+        self
+    }
+
+    /// Chooses which memory is allocated in advance, and on which pages. The default is [`Pages::Auto`].
+    pub fn pages(mut self, pages: Pages) -> Self {
+        self.draft.pages = pages;
+        self
     }
 
     /// Sets whether the name outlives all members. If so, only [`Arena::unlink`] removes it.

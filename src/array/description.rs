@@ -17,8 +17,7 @@ use std::fmt::{self, Write as _};
 
 use ndarray::Dimension;
 
-use super::layout::Layout;
-use super::{DType, Element, Order};
+use super::{DType, Element, Layout, Order};
 use crate::backend::{Backend, Directory, DraftOptions, IntoLocation, Location};
 use crate::error::{Error, Result};
 use crate::segment::{FoundDescription, LONGEST_DESCRIPTION, describe, read_description};
@@ -251,19 +250,19 @@ fn parse_head(text: &[u8]) -> Option<(DType, Vec<usize>, Order, u64, &str)> {
 }
 
 /// Returns the description of an array of this layout, without notes.
-pub(crate) fn text_of<T: Element, D: Dimension>(layout: &Layout<D>) -> String {
-    head(T::DTYPE, layout.dim.slice(), layout.order, layout.bytes::<T>())
+pub(crate) fn text_of<T: Element, D: Dimension>(layout: &Layout<T, D>) -> String {
+    head(T::DTYPE, layout.shape(), layout.order(), layout.bytes())
 }
 
 /// Compares a layout with a file's length and description. Fails if the length differs, or if the description is of
 /// another array.
 pub(crate) fn check<T: Element, D: Dimension>(
-    layout: &Layout<D>,
+    layout: &Layout<T, D>,
     length: u64,
     text: Option<&[u8]>,
     location: &Location,
 ) -> Result<()> {
-    let expected = layout.bytes::<T>();
+    let expected = layout.bytes();
     // The usual case, a few hundred nanoseconds cheaper than parsing: the text begins with the lines that this crate
     // writes for this layout. The notes behind them need no check: with damaged notes the description would be ignored,
     // and the result be the same.
@@ -276,13 +275,13 @@ pub(crate) fn check<T: Element, D: Dimension>(
         return Err(Error::SizeMismatch { location: location.to_string(), expected, found: length, description });
     }
     let Some((dtype, shape, order, ..)) = found else { return Ok(()) };
-    let lengths = layout.dim.slice();
-    if dtype == T::DTYPE && is_same_memory((&shape, order), (lengths, layout.order)) {
+    let lengths = layout.shape();
+    if dtype == T::DTYPE && is_same_memory((&shape, order), (lengths, layout.order())) {
         return Ok(());
     }
     Err(Error::DescriptionMismatch {
         location: location.to_string(),
-        expected: in_words(T::DTYPE, lengths, layout.order),
+        expected: in_words(T::DTYPE, lengths, layout.order()),
         found: in_words(dtype, &shape, order),
     })
 }
@@ -292,10 +291,10 @@ pub(crate) fn layout_of<T: Element, D: Dimension>(
     length: u64,
     text: Option<&[u8]>,
     location: &Location,
-) -> Result<Layout<D>> {
+) -> Result<Layout<T, D>> {
     match text.and_then(parse_head) {
         Some((dtype, shape, order, bytes, _)) if bytes == length => {
-            Layout::described::<T>(dtype, &shape, order, location.as_str())
+            Layout::<T, _>::described(dtype, &shape, order, location.as_str())
         }
         _ => Err(Error::NotDescribed { location: location.to_string() }),
     }

@@ -1,11 +1,10 @@
 //! Drafts: an array that only its creator can reach, until it is published under a name.
 
-use std::marker::PhantomData;
+use std::ops::Deref;
 
 use ndarray::{ArrayView, ArrayViewMut, Dimension, ShapeBuilder};
 
-use super::layout::{Layout, Order};
-use super::{Element, SealableDraft, SharedArray, description, view};
+use super::{Element, Layout, SealableDraft, SharedArray, description, view};
 use crate::backend::{Directory, DraftOptions, IntoLocation, Location, PageUse, Publish, default_backend};
 use crate::error::{IntoError, Result};
 use crate::segment::DraftSegment;
@@ -32,11 +31,10 @@ pub(crate) const NAMELESS: &str = "(nameless)";
 #[derive(Debug)]
 pub struct Draft<T, D> {
     memory: DraftSegment,
-    layout: Layout<D>,
+    layout: Layout<T, D>,
     keep_descriptor: bool,
     /// The text of the description, if it is not that of the layout alone.
     description: Option<String>,
-    elements: PhantomData<T>,
 }
 
 impl<T: Element, D: Dimension> Draft<T, D> {
@@ -46,7 +44,7 @@ impl<T: Element, D: Dimension> Draft<T, D> {
     ///
     /// [`NoSpace`](crate::Error::NoSpace), [`TooLarge`](crate::Error::TooLarge), and those of [`default_backend`].
     pub fn new(shape: impl ShapeBuilder<Dim = D>) -> Result<Self> {
-        let layout = Layout::new::<T>(shape, NAMELESS)?;
+        let layout = Layout::new(shape)?;
         Self::in_backend(default_backend()?, layout, false, DraftOptions::default(), false)
     }
 
@@ -63,24 +61,14 @@ impl<T: Element, D: Dimension> Draft<T, D> {
     /// Creates a draft of zeros; one for a counted array has room for the trailer behind the elements.
     pub(crate) fn in_backend(
         backend: Directory,
-        layout: Layout<D>,
+        layout: Layout<T, D>,
         counted: bool,
         options: DraftOptions,
         keep_descriptor: bool,
     ) -> Result<Self> {
         let new = if counted { DraftSegment::new_counted } else { DraftSegment::new };
-        let memory = new(backend, layout.bytes::<T>(), options)?;
+        let memory = new(backend, layout.bytes(), options)?;
         Ok(Self::from_parts(memory, layout, keep_descriptor))
-    }
-
-    /// Returns the lengths of the axes.
-    pub fn shape(&self) -> &[usize] {
-        self.layout.dim.slice()
-    }
-
-    /// Returns the order of the axes in memory.
-    pub fn order(&self) -> Order {
-        self.layout.order
     }
 
     /// Returns on what kind of pages the elements are; see [`SharedArray::pages`].
@@ -141,17 +129,13 @@ impl<T: Element, D: Dimension> Draft<T, D> {
         self.memory.backend()
     }
 
-    pub(crate) fn layout(&self) -> &Layout<D> {
-        &self.layout
-    }
-
     /// Returns the parts: memory, layout, and whether to keep the descriptor.
-    pub(crate) fn into_parts(self) -> (DraftSegment, Layout<D>, bool) {
+    pub(crate) fn into_parts(self) -> (DraftSegment, Layout<T, D>, bool) {
         (self.memory, self.layout, self.keep_descriptor)
     }
 
-    pub(crate) fn from_parts(memory: DraftSegment, layout: Layout<D>, keep_descriptor: bool) -> Self {
-        Self { memory, layout, keep_descriptor, description: None, elements: PhantomData }
+    pub(crate) fn from_parts(memory: DraftSegment, layout: Layout<T, D>, keep_descriptor: bool) -> Self {
+        Self { memory, layout, keep_descriptor, description: None }
     }
 
     pub(crate) fn set_description(&mut self, text: Option<String>) {
@@ -159,13 +143,19 @@ impl<T: Element, D: Dimension> Draft<T, D> {
     }
 
     pub(crate) fn publish_as(self, location: &Location, mode: Publish) -> Result<SharedArray<T, D>, IntoError<Self>> {
-        let Self { memory, layout, keep_descriptor, description, elements } = self;
+        let Self { memory, layout, keep_descriptor, description } = self;
         let text = description.clone().unwrap_or_else(|| description::text_of::<T, D>(&layout));
         match memory.publish(location, mode, keep_descriptor, Some(text.as_bytes())) {
             Ok(segment) => Ok(SharedArray::of(segment, layout)),
-            Err((error, memory)) => {
-                Err(IntoError::new(error, Self { memory, layout, keep_descriptor, description, elements }))
-            }
+            Err((error, memory)) => Err(IntoError::new(error, Self { memory, layout, keep_descriptor, description })),
         }
+    }
+}
+
+impl<T, D> Deref for Draft<T, D> {
+    type Target = Layout<T, D>;
+
+    fn deref(&self) -> &Self::Target {
+        &self.layout
     }
 }

@@ -3,7 +3,7 @@
 
 use std::fmt;
 use std::fs::File;
-use std::marker::PhantomData;
+use std::ops::Deref;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,8 +11,7 @@ use std::time::Duration;
 use ndarray::{ArrayRef, ArrayView, ArrayViewMut, Dimension, ShapeBuilder};
 
 use super::draft::NAMELESS;
-use super::layout::{Layout, Order};
-use super::{Element, view};
+use super::{Element, Layout, Order, view};
 use crate::backend::{self, PageUse, Pages};
 use crate::backoff::Backoff;
 use crate::error::{Error, Result};
@@ -30,8 +29,15 @@ const SEAL_WAIT: Duration = Duration::from_secs(5);
 pub struct SealableDraft<T, D> {
     mapped: Mapped,
     file: File,
-    layout: Layout<D>,
-    elements: PhantomData<T>,
+    layout: Layout<T, D>,
+}
+
+impl<T, D> Deref for SealableDraft<T, D> {
+    type Target = Layout<T, D>;
+
+    fn deref(&self) -> &Self::Target {
+        &self.layout
+    }
 }
 
 impl<T: Element, D: Dimension> SealableDraft<T, D> {
@@ -43,8 +49,8 @@ impl<T: Element, D: Dimension> SealableDraft<T, D> {
     /// - [`TooLarge`](Error::TooLarge): the array fits no address space.
     /// - [`NoSpace`](Error::NoSpace): there is not enough memory.
     pub fn new(shape: impl ShapeBuilder<Dim = D>) -> Result<Self> {
-        let layout = Layout::new::<T>(shape, NAMELESS)?;
-        let needed = layout.bytes::<T>();
+        let layout = Layout::new(shape)?;
+        let needed = layout.bytes();
         let no_space = |room: os::Room| {
             let (location, advice) =
                 (NAMELESS.to_owned(), backend::advice(room.bound, backend::Place::Nameless, Path::new(NAMELESS)));
@@ -73,7 +79,7 @@ impl<T: Element, D: Dimension> SealableDraft<T, D> {
             }
         })?;
         let mapped = Mapped::of_draft(&file, needed, NAMELESS)?;
-        Ok(Self { mapped, file, layout, elements: PhantomData })
+        Ok(Self { mapped, file, layout })
     }
 
     /// Returns a view of the elements.
@@ -160,7 +166,7 @@ pub struct FrozenArray<T: Element, D: Dimension> {
 /// that lifetime.
 struct Frozen<T: Element, D: Dimension> {
     view: ArrayView<'static, T, D>,
-    layout: Layout<D>,
+    layout: Layout<T, D>,
     file: Option<File>,
     mapped: Mapped,
 }
@@ -195,11 +201,11 @@ impl<T: Element, D: Dimension> FrozenArray<T, D> {
     /// - [`Unsupported`](Error::Unsupported): the memory is not sealed against writing, shrinking and growing.
     /// - [`SizeMismatch`](Error::SizeMismatch): shape and type need another number of bytes.
     pub fn from_fd(file: impl Into<File>, shape: impl ShapeBuilder<Dim = D>) -> Result<Self> {
-        Self::of_sealed(file.into(), Layout::new::<T>(shape, NAMELESS)?)
+        Self::of_sealed(file.into(), Layout::new(shape)?)
     }
 
     #[allow(unsafe_code)]
-    pub(crate) fn of_sealed(file: File, layout: Layout<D>) -> Result<Self> {
+    pub(crate) fn of_sealed(file: File, layout: Layout<T, D>) -> Result<Self> {
         let location = NAMELESS.to_owned();
         if !os::is_sealed(&file) {
             return Err(Error::Unsupported {
@@ -211,7 +217,7 @@ impl<T: Element, D: Dimension> FrozenArray<T, D> {
             });
         }
         let found = os::facts(&file).map_err(|error| Error::os("look at", NAMELESS, error))?.length;
-        let expected = layout.bytes::<T>();
+        let expected = layout.bytes();
         if found != expected {
             return Err(Error::SizeMismatch { location, expected, found, description: None });
         }
@@ -240,7 +246,7 @@ impl<T: Element, D: Dimension> FrozenArray<T, D> {
 
     /// Returns the order of the axes in memory.
     pub fn order(&self) -> Order {
-        self.frozen.layout.order
+        self.frozen.layout.order()
     }
 
     /// Returns the descriptor, to send to other processes or to let children inherit; `None` after
@@ -260,7 +266,7 @@ impl<T: Element, D: Dimension> FrozenArray<T, D> {
     }
 }
 
-impl<T: Element, D: Dimension> std::ops::Deref for FrozenArray<T, D> {
+impl<T: Element, D: Dimension> Deref for FrozenArray<T, D> {
     type Target = ArrayRef<T, D>;
 
     fn deref(&self) -> &Self::Target {
@@ -278,8 +284,8 @@ impl<T: Element, D: Dimension> fmt::Debug for FrozenArray<T, D> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("FrozenArray")
             .field("dtype", &T::DTYPE)
-            .field("shape", &self.frozen.layout.dim.slice())
-            .field("order", &self.frozen.layout.order)
+            .field("shape", &self.frozen.layout.shape())
+            .field("order", &self.frozen.layout.order())
             .finish_non_exhaustive()
     }
 }

@@ -1,11 +1,12 @@
 //! Shapes and orders: the size of an array in bytes, and the view that its bytes are read through.
 
 use std::fmt;
+use std::marker::PhantomData;
 use std::str::FromStr;
 
 use ndarray::{Array, ArrayRef, Dimension, IxDyn, Shape, ShapeBuilder};
 
-use super::{DType, Element};
+use super::{DType, Element, NAMELESS};
 use crate::error::{Error, Result};
 
 /// The order of an array's axes in memory: which axis is contiguous.
@@ -42,25 +43,54 @@ impl FromStr for Order {
     }
 }
 
-/// A shape and its order, checked to fit the address space.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Layout<D> {
-    pub(crate) dim: D,
-    pub(crate) order: Order,
-    /// Number of elements.
-    pub(crate) len: usize,
+/// Shape, order and element type of an array, checked to fit the address space.
+///
+/// Every array of this crate dereferences to its layout, so these are methods of each of them.
+///
+/// ```
+/// use ndarray_shm::{Draft, Order, ndarray::ShapeBuilder};
+///
+/// let draft = Draft::<f32, _>::new((4, 5).f())?;
+/// assert_eq!((draft.shape(), draft.order(), draft.len()), (&[4, 5][..], Order::F, 20));
+/// let alike = Draft::<u8, _>::new(draft.shape_with_order())?; // any other element type has the same shapes
+/// assert_eq!((alike.raw_dim(), alike.bytes()), (draft.raw_dim(), 20));
+/// # Ok::<(), ndarray_shm::Error>(())
+/// ```
+pub struct Layout<T, D> {
+    dim: D,
+    order: Order,
+    len: usize,
+    elements: PhantomData<T>,
 }
 
-impl<D: Dimension> Layout<D> {
-    /// Checks a shape for elements of type `T`.
-    pub(crate) fn new<T: Element>(shape: impl ShapeBuilder<Dim = D>, name: &str) -> Result<Self> {
-        let shape = shape.into_shape_with_order();
-        let dim = shape.raw_dim().clone();
-        Self::checked::<T>(dim, name, || order_of(shape))
+impl<T: Element, D: Dimension> Layout<T, D> {
+    /// Checks a shape: any that ndarray accepts, such as `(3, 4)`, or `(3, 4).f()` for Fortran order.
+    ///
+    /// # Errors
+    ///
+    /// [`TooLarge`](Error::TooLarge): the array fits no address space.
+    pub fn new(shape: impl ShapeBuilder<Dim = D>) -> Result<Self> {
+        Self::named(shape, NAMELESS)
     }
 
-    /// Checks lengths for elements of type `T`. Calls `order` only if they fit.
-    fn checked<T: Element>(dim: D, name: &str, order: impl FnOnce() -> Order) -> Result<Self> {
+    /// Returns the layout of a copy of an array. Fortran order is kept; every other order of axes becomes C.
+    ///
+    /// # Errors
+    ///
+    /// As [`new`](Self::new): an array with strides of zero can have more elements than the address space.
+    pub fn like(array: &ArrayRef<T, D>) -> Result<Self> {
+        Self::new(shape_like(array))
+    }
+
+    /// Checks a shape. The error names the array.
+    pub(crate) fn named(shape: impl ShapeBuilder<Dim = D>, name: &str) -> Result<Self> {
+        let shape = shape.into_shape_with_order();
+        let dim = shape.raw_dim().clone();
+        Self::checked(dim, name, || order_of(shape))
+    }
+
+    /// Checks lengths. Calls `order` only if they fit.
+    fn checked(dim: D, name: &str, order: impl FnOnce() -> Order) -> Result<Self> {
         // ndarray computes strides, so the product of the non-empty axes must fit even if another axis is empty.
         let lengths = dim.slice();
         let span =
@@ -72,11 +102,11 @@ impl<D: Dimension> Layout<D> {
             return Err(Error::TooLarge { location, shape, item: size_of::<T>() });
         }
         let len = dim.size();
-        Ok(Self { order: order(), dim, len })
+        Ok(Self { order: order(), dim, len, elements: PhantomData })
     }
 
     /// Checks a description against element type `T` and the number of axes of `D`.
-    pub(crate) fn described<T: Element>(dtype: DType, shape: &[usize], order: Order, name: &str) -> Result<Self> {
+    pub(crate) fn described(dtype: DType, shape: &[usize], order: Order, name: &str) -> Result<Self> {
         let location = || name.to_owned();
         if dtype != T::DTYPE {
             let (expected, found) = (T::DTYPE.to_string(), dtype.to_string());
@@ -88,19 +118,70 @@ impl<D: Dimension> Layout<D> {
             found: format!("{shape:?}"),
         })?;
         match order {
-            Order::C => Self::checked::<T>(dim, name, || Order::C),
-            Order::F => Self::new::<T>(dim.f(), name),
+            Order::C => Self::checked(dim, name, || Order::C),
+            Order::F => Self::named(dim.f(), name),
         }
     }
 
-    /// Returns the size of all elements of type `T` in bytes.
-    pub(crate) fn bytes<T: Element>(&self) -> u64 {
-        (self.len * size_of::<T>()) as u64
+    /// Returns the lengths of the axes.
+    pub fn shape(&self) -> &[usize] {
+        self.dim.slice()
     }
 
-    /// Returns the shape and order as ndarray's type.
-    pub(crate) fn shape(&self) -> Shape<D> {
+    /// Returns the lengths of the axes as ndarray's dimension type.
+    pub fn raw_dim(&self) -> D {
+        self.dim.clone()
+    }
+
+    /// Returns the order of the axes in memory.
+    pub fn order(&self) -> Order {
+        self.order
+    }
+
+    /// Returns the lengths of the axes and their order as ndarray's type, from which arrays are created.
+    pub fn shape_with_order(&self) -> Shape<D> {
         self.dim.clone().set_f(self.order == Order::F)
+    }
+
+    /// Returns the number of elements.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Returns whether the array has no elements.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Returns the type of the elements.
+    pub fn dtype(&self) -> DType {
+        T::DTYPE
+    }
+
+    /// Returns the size of all elements in bytes.
+    pub fn bytes(&self) -> u64 {
+        (self.len * size_of::<T>()) as u64
+    }
+}
+
+// Not derived: a derived impl would require as much of the element type.
+impl<T, D: Clone> Clone for Layout<T, D> {
+    fn clone(&self) -> Self {
+        Self { dim: self.dim.clone(), ..*self }
+    }
+}
+
+impl<T, D: PartialEq> PartialEq for Layout<T, D> {
+    fn eq(&self, other: &Self) -> bool {
+        (&self.dim, self.order) == (&other.dim, other.order)
+    }
+}
+
+impl<T, D: Eq> Eq for Layout<T, D> {}
+
+impl<T, D: fmt::Debug> fmt::Debug for Layout<T, D> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Layout").field("dim", &self.dim).field("order", &self.order).finish_non_exhaustive()
     }
 }
 
@@ -125,21 +206,23 @@ mod tests {
 
     #[test]
     fn layout_detects_order_of_shape() {
-        let order = |layout: Result<Layout<_>>| layout.expect("it fits").order;
-        assert_eq!(order(Layout::new::<u8>((3, 4, 5), "x")), Order::C);
-        assert_eq!(order(Layout::new::<u8>((3, 4, 5).f(), "x")), Order::F);
-        assert_eq!(Layout::new::<u8>(IxDyn(&[2, 2]).f(), "x").expect("it fits").order, Order::F);
-        assert_eq!(Layout::new::<u8>(7.f(), "x").expect("it fits").order, Order::C);
-        assert_eq!(Layout::new::<u8>((), "x").expect("it fits").len, 1);
-        assert_eq!(Layout::new::<u64>((0, 9), "x").expect("it fits").len, 0);
+        fn order<T: Element, D: Dimension>(layout: Result<Layout<T, D>>) -> Order {
+            layout.expect("it fits").order
+        }
+        assert_eq!(order(Layout::<u8, _>::named((3, 4, 5), "x")), Order::C);
+        assert_eq!(order(Layout::<u8, _>::named((3, 4, 5).f(), "x")), Order::F);
+        assert_eq!(Layout::<u8, _>::named(IxDyn(&[2, 2]).f(), "x").expect("it fits").order, Order::F);
+        assert_eq!(Layout::<u8, _>::named(7.f(), "x").expect("it fits").order, Order::C);
+        assert_eq!(Layout::<u8, _>::named((), "x").expect("it fits").len, 1);
+        assert_eq!(Layout::<u64, _>::named((0, 9), "x").expect("it fits").len, 0);
     }
 
     #[test]
     fn layout_refuses_shape_beyond_address_space() {
         let half = usize::MAX / 2;
-        assert!(matches!(Layout::new::<u8>((half, 3), "x"), Err(Error::TooLarge { .. })));
-        assert!(matches!(Layout::new::<u16>(half, "x"), Err(Error::TooLarge { item: 2, .. })));
-        assert!(matches!(Layout::new::<u8>((0, half, 3), "x"), Err(Error::TooLarge { .. })));
-        assert!(Layout::new::<u8>(half, "x").is_ok());
+        assert!(matches!(Layout::<u8, _>::named((half, 3), "x"), Err(Error::TooLarge { .. })));
+        assert!(matches!(Layout::<u16, _>::named(half, "x"), Err(Error::TooLarge { item: 2, .. })));
+        assert!(matches!(Layout::<u8, _>::named((0, half, 3), "x"), Err(Error::TooLarge { .. })));
+        assert!(Layout::<u8, _>::named(half, "x").is_ok());
     }
 }

@@ -27,7 +27,8 @@
 //! painters that write at the same time ([`RenderBuffer`](crate::RenderBuffer)), or for thousands of small arrays
 //! ([`Arena`](crate::Arena)): each array here costs a file and a mapping.
 
-pub(crate) mod access;
+mod access;
+mod create;
 pub(crate) mod description;
 mod draft;
 mod element;
@@ -35,10 +36,13 @@ mod frozen;
 mod guard;
 mod held;
 pub(crate) mod layout;
-mod options;
+mod memory;
+mod open;
 mod shared;
 pub(crate) mod view;
 
+pub(crate) use self::create::Creatable;
+pub use self::create::{CreateOptions, CreationMode};
 pub(crate) use self::description::description_at;
 pub use self::description::{Description, SeenDescription};
 pub use self::draft::Draft;
@@ -47,9 +51,8 @@ pub use self::element::{DType, Element};
 pub use self::frozen::{FrozenArray, SealableDraft};
 pub use self::guard::{ArrayLock, CellGuard, ReadGuard, WriteGuard};
 pub use self::held::{ArrayReader, ArrayWriter};
-pub use self::layout::Order;
-pub use self::options::{AttachOptions, CreateOptions, CreationMode};
-pub(crate) use self::options::{Attachable, Creatable};
+pub use self::layout::{Layout, Order};
+pub use self::open::OpenOptions;
 pub use self::shared::SharedArray;
 #[doc(inline)]
 pub use crate::with_element;

@@ -1,19 +1,16 @@
 //! `SharedArray`: the array that processes share by name.
 
 use std::fs::File;
-use std::marker::PhantomData;
+use std::ops::Deref;
 
 use ndarray::{ArrayRef, ArrayView, ArrayViewMut, Dimension, ShapeBuilder};
 
-use super::access::guarded;
-use super::layout::{Layout, shape_like};
-use super::{AttachOptions, Attachable, CreateOptions, Element, view};
-use crate::backend::lock_space::LEASE;
-use crate::backend::{Access, IntoLocation, Location};
-use crate::error::{Error, Result};
-use crate::os::{LockKind, LockRange};
-use crate::segment::locks::{Hold, Wait};
-use crate::segment::{Attach, Segment};
+use super::layout::shape_like;
+use super::memory::ArrayMemory;
+use super::{CreateOptions, Element, Layout, OpenOptions, view};
+use crate::backend::{IntoLocation, Location};
+use crate::error::Result;
+use crate::segment::{CountedSegment, Segment};
 
 /// A typed n-dimensional array in shared memory, attached under a name.
 ///
@@ -43,9 +40,8 @@ use crate::segment::{Attach, Segment};
 /// ```
 #[derive(Debug)]
 pub struct SharedArray<T, D> {
-    segment: Segment,
-    layout: Layout<D>,
-    elements: PhantomData<T>,
+    memory: ArrayMemory,
+    layout: Layout<T, D>,
 }
 
 impl<T: Element, D: Dimension> SharedArray<T, D> {
@@ -56,10 +52,11 @@ impl<T: Element, D: Dimension> SharedArray<T, D> {
     ///
     /// # Errors
     ///
-    /// - [`AlreadyExists`](Error::AlreadyExists): the name is taken.
-    /// - [`NoSpace`](Error::NoSpace): there is not enough memory; none was reserved.
-    /// - [`InvalidLocation`](Error::InvalidLocation), [`Reserved`](Error::Reserved): the location is not a valid name.
-    /// - [`TooLarge`](Error::TooLarge): the array fits no address space.
+    /// - [`AlreadyExists`](crate::Error::AlreadyExists): the name is taken.
+    /// - [`NoSpace`](crate::Error::NoSpace): there is not enough memory; none was reserved.
+    /// - [`InvalidLocation`](crate::Error::InvalidLocation), [`Reserved`](crate::Error::Reserved): the location is not
+    ///   a valid name.
+    /// - [`TooLarge`](crate::Error::TooLarge): the array fits no address space.
     /// - those of [`default_backend`](crate::default_backend).
     pub fn create(location: impl IntoLocation, shape: impl ShapeBuilder<Dim = D>) -> Result<Self> {
         CreateOptions::new().create(location, shape)
@@ -93,27 +90,27 @@ impl<T: Element, D: Dimension> SharedArray<T, D> {
     ///
     /// Shape and type must be those that the array was created with: they must give the file's size, and agree with the
     /// array's [description](super::Description), if it has one. Axes of length 1 are ignored and neighbouring axes may
-    /// be merged. [`reinterpret`](AttachOptions::reinterpret) skips the comparison with the description.
+    /// be merged. [`reinterpret`](OpenOptions::reinterpret) skips the comparison with the description.
     ///
-    /// Memory is reserved for the holes of a sparse file, unless [`leave_holes`](AttachOptions::leave_holes) is set.
-    /// [`AttachOptions`] changes the other defaults, such as attaching for reading only.
+    /// Memory is reserved for the holes of a sparse file, unless [`leave_holes`](OpenOptions::leave_holes) is set.
+    /// [`OpenOptions`] changes the other defaults, such as attaching for reading only.
     ///
     /// For access that lasts, open an [`ArrayReader`](super::ArrayReader) or [`ArrayWriter`](super::ArrayWriter)
     /// instead.
     ///
     /// # Errors
     ///
-    /// - [`NotFound`](Error::NotFound): no file has the name. [`Elsewhere`](Error::Elsewhere): nor here, but one in the
-    ///   other of the two usual places, `/dev/shm` and the emulated directory, has it.
-    ///   [`is_not_found`](Error::is_not_found) is true for both.
-    /// - [`NotAnArray`](Error::NotAnArray): it is a directory, a link or another special file.
-    /// - [`SizeMismatch`](Error::SizeMismatch): shape and type need another number of bytes.
-    /// - [`DescriptionMismatch`](Error::DescriptionMismatch): the description has another type, shape or order.
-    /// - [`Reserved`](Error::Reserved): the file is bookkeeping of this crate.
-    /// - [`PermissionDenied`](Error::PermissionDenied): this user may not open the file, or not for writing.
-    /// - [`NoSpace`](Error::NoSpace): there is not enough memory to fill the holes.
+    /// - [`NotFound`](crate::Error::NotFound): no file has the name. [`Elsewhere`](crate::Error::Elsewhere): nor here,
+    ///   but one in the other of the two usual places, `/dev/shm` and the emulated directory, has it.
+    ///   [`is_not_found`](crate::Error::is_not_found) is true for both.
+    /// - [`NotAnArray`](crate::Error::NotAnArray): it is a directory, a link or another special file.
+    /// - [`SizeMismatch`](crate::Error::SizeMismatch): shape and type need another number of bytes.
+    /// - [`DescriptionMismatch`](crate::Error::DescriptionMismatch): the description has another type, shape or order.
+    /// - [`Reserved`](crate::Error::Reserved): the file is bookkeeping of this crate.
+    /// - [`PermissionDenied`](crate::Error::PermissionDenied): this user may not open the file, or not for writing.
+    /// - [`NoSpace`](crate::Error::NoSpace): there is not enough memory to fill the holes.
     pub fn open(location: impl IntoLocation, shape: impl ShapeBuilder<Dim = D>) -> Result<Self> {
-        AttachOptions::<Self>::new().open(location, shape)
+        OpenOptions::new().open(location, shape)
     }
 
     /// Attaches to an existing array, for reading and writing, with the shape and order of its
@@ -131,7 +128,7 @@ impl<T: Element, D: Dimension> SharedArray<T, D> {
     /// SharedArray::<u16, _>::create("open-dyn-example", (3, 4).f())?;
     /// match SharedArray::<u16, IxDyn>::open_dyn("open-dyn-example") {
     ///     Ok(array) => assert_eq!((array.shape(), array.order()), (&[3, 4][..], Order::F)),
-    ///     Err(Error::NotDescribed { .. }) => {} // Windows, and tmpfs before Linux 6.6
+    ///     Err(crate::Error::NotDescribed { .. }) => {} // Windows, and tmpfs before Linux 6.6
     ///     Err(error) => return Err(error),
     /// }
     /// unlink("open-dyn-example")?;
@@ -140,49 +137,56 @@ impl<T: Element, D: Dimension> SharedArray<T, D> {
     ///
     /// # Errors
     ///
-    /// - [`NotDescribed`](Error::NotDescribed): the array has no description, or one that is malformed or for another
-    ///   number of bytes.
-    /// - [`DTypeMismatch`](Error::DTypeMismatch): the elements have another type.
-    /// - [`ShapeMismatch`](Error::ShapeMismatch): the number of axes differs from that of `D`.
+    /// - [`NotDescribed`](crate::Error::NotDescribed): the array has no description, or one that is malformed or for
+    ///   another number of bytes.
+    /// - [`DTypeMismatch`](crate::Error::DTypeMismatch): the elements have another type.
+    /// - [`ShapeMismatch`](crate::Error::ShapeMismatch): the number of axes differs from that of `D`.
     /// - those of [`open`](Self::open).
     pub fn open_dyn(location: impl IntoLocation) -> Result<Self> {
-        AttachOptions::<Self>::new().open_dyn(location)
+        OpenOptions::new().open_dyn(location)
     }
 
-    pub(crate) fn of(segment: Segment, layout: Layout<D>) -> Self {
-        Self { segment, layout, elements: PhantomData }
+    pub(crate) fn of(memory: impl Into<ArrayMemory>, layout: Layout<T, D>) -> Self {
+        Self { memory: memory.into(), layout }
+    }
+
+    pub(super) fn memory(&self) -> &ArrayMemory {
+        &self.memory
     }
 
     pub(crate) fn segment(&self) -> &Segment {
-        &self.segment
+        self.memory.segment()
     }
 
-    /// Returns the parts: memory and layout.
-    pub(crate) fn into_parts(self) -> (Segment, Layout<D>) {
-        (self.segment, self.layout)
+    /// Returns the handle of a counted array.
+    pub(crate) fn counted(&self) -> &CountedSegment {
+        self.memory.counted()
     }
 
-    /// Closes the descriptor that a pool needs to use the memory again, unless something else needs it.
-    pub(crate) fn without_recycling(mut self) -> Self {
-        self.segment.stop_recycling();
-        self
+    pub(crate) fn counted_mut(&mut self) -> &mut CountedSegment {
+        self.memory.counted_mut()
     }
 
-    fn hold(&self, kind: LockKind, range: LockRange, wait: Wait<'_>) -> Result<Hold> {
-        self.segment.hold(kind, range, wait)
+    pub(crate) fn into_counted(self) -> CountedSegment {
+        self.memory.into_counted()
     }
 
-    fn read_only(&self) -> Error {
-        self.segment.read_only()
+    /// Returns the parts of a plain array: memory and layout.
+    pub(crate) fn into_parts(self) -> (Segment, Layout<T, D>) {
+        (self.memory.into_plain(), self.layout)
     }
 
-    pub(crate) fn layout(&self) -> &Layout<D> {
-        &self.layout
+    /// Closes the descriptor that a pool needs to use the memory of a plain array again, unless something else needs
+    /// it.
+    pub(crate) fn without_recycling(self) -> Self {
+        let (mut segment, layout) = self.into_parts();
+        segment.stop_recycling();
+        Self::of(segment, layout)
     }
 
     /// Returns the name under which the array was attached. The name may have been removed since.
     pub fn location(&self) -> &Location {
-        self.segment.location()
+        self.segment().location()
     }
 
     /// Opens a descriptor that keeps the array attached, for a library that maps the file by itself, such as torch.
@@ -190,9 +194,16 @@ impl<T: Element, D: Dimension> SharedArray<T, D> {
     /// The descriptor has an open file description of its own with a lease of its own. The lease lasts until the last
     /// duplicate of the descriptor is closed, in whatever process: until then the array counts as attached, and no
     /// [`Pool`](crate::Pool) uses the memory again, also after this handle was dropped. The elements are the whole
-    /// file. The descriptor is open for writing unless the array was opened read-only.
+    /// file, except for counted arrays. The descriptor is open for writing unless the array was opened read-only.
     ///
     /// Close the descriptor and its duplicates, and do not unlock: unlocking one ends the lease of all.
+    ///
+    /// Of a [counted](crate::RefcountedArray) array, the elements are at the beginning of the file, and the library
+    /// must map no more than those: the bytes behind them are the trailer. The descriptor counts as one more handle, so
+    /// that the array keeps its name until the last duplicate is closed. The kernel closes it without telling this
+    /// crate, so the handle stays counted, like that of a killed process: the array is then removed by the next handle
+    /// that is dropped, by [`reclaim`](crate::counted::reclaim()), by `ndshm gc` or by the manager. An array without a
+    /// name leaves nothing to remove. A frozen array's descriptor is not open for writing.
     ///
     /// # Safety
     ///
@@ -202,11 +213,13 @@ impl<T: Element, D: Dimension> SharedArray<T, D> {
     ///
     /// # Errors
     ///
-    /// - [`Unsupported`](Error::Unsupported): off Linux, and in a forked child if its parent can recycle the memory.
-    /// - [`Unlinked`](Error::Unlinked): the name was removed, or now belongs to another array. An array that
-    ///   [keeps its descriptor](crate::AttachOptions::keep_fd) needs no name for this.
-    /// - [`SizeMismatch`](Error::SizeMismatch): another program changed the length of the file.
-    /// - [`TooManyOpenFiles`](Error::TooManyOpenFiles): there is no descriptor left.
+    /// - [`Unsupported`](crate::Error::Unsupported): off Linux, and in a forked child if its parent can recycle the
+    ///   memory.
+    /// - [`Unlinked`](crate::Error::Unlinked): the name was removed, or now belongs to another array. An array that
+    ///   [keeps its descriptor](crate::OpenOptions::keep_fd) needs no name for this.
+    /// - [`SizeMismatch`](crate::Error::SizeMismatch): another program changed the length of the file.
+    /// - [`TooManyHandles`](crate::Error::TooManyHandles): 2^32 - 1 handles of the counted array are counted.
+    /// - [`TooManyOpenFiles`](crate::Error::TooManyOpenFiles): there is no descriptor left.
     ///
     /// # Examples
     ///
@@ -222,7 +235,7 @@ impl<T: Element, D: Dimension> SharedArray<T, D> {
     ///         drop(descriptor);
     ///         assert!(!attached("leased-descriptor-example")?);
     ///     }
-    ///     Err(Error::Unsupported { .. }) => {} // off Linux
+    ///     Err(crate::Error::Unsupported { .. }) => {} // off Linux
     ///     Err(error) => return Err(error),
     /// }
     /// unlink("leased-descriptor-example")?;
@@ -230,8 +243,7 @@ impl<T: Element, D: Dimension> SharedArray<T, D> {
     /// ```
     #[allow(unsafe_code)]
     pub unsafe fn leased_descriptor(&self) -> Result<File> {
-        self.segment.refuse_inherited()?;
-        self.segment.leased_descriptor(self.segment.access(), LEASE)
+        self.memory.leased_descriptor()
     }
 
     /// Returns a view of the elements, without a lock.
@@ -244,15 +256,14 @@ impl<T: Element, D: Dimension> SharedArray<T, D> {
     #[allow(unsafe_code)]
     pub unsafe fn view(&self) -> ArrayView<'_, T, D> {
         // SAFETY: the caller promises that nothing writes to the elements and that the file keeps its length.
-        unsafe { view::shared(&self.segment, &self.layout) }
+        unsafe { view::shared(self.segment(), &self.layout) }
     }
 }
 
-guarded!(SharedArray);
+impl<T, D> Deref for SharedArray<T, D> {
+    type Target = Layout<T, D>;
 
-#[allow(private_interfaces)] // see the trait
-impl<T: Element, D: Dimension> Attachable for SharedArray<T, D> {
-    fn how() -> Attach {
-        Attach::new(Access::ReadWrite)
+    fn deref(&self) -> &Self::Target {
+        &self.layout
     }
 }

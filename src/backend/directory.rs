@@ -29,8 +29,8 @@ use crate::os::{self, FileId};
 /// std::fs::create_dir_all(&scratch)?;
 /// let directory = Directory::new("scratch", &scratch);
 ///
-/// let options = CreateOptions::<SharedArray<u8, _>>::new().backend(directory.clone());
-/// let array = options.create("example", (2, 3))?;
+/// let options = CreateOptions::new().backend(directory.clone());
+/// let array = options.create::<u8, _>("example", (2, 3))?;
 /// assert_eq!(array.backend().path(), scratch);
 ///
 /// directory.unlink("example")?;

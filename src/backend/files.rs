@@ -134,7 +134,7 @@ impl Files {
         reserved.map_err(|error| match error.kind() {
             io::ErrorKind::Unsupported => Error::Unsupported {
                 location: self.path.display().to_string(),
-                what: "a file has holes that this file system cannot fill; open it with AttachOptions::leave_holes or \
+                what: "a file has holes that this file system cannot fill; open it with OpenOptions::leave_holes or \
                        read-only"
                     .into(),
             },

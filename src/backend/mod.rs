@@ -7,7 +7,7 @@
 //! use ndarray_shm::{CreateOptions, Directory, SharedArray};
 //!
 //! let emulated = Directory::emulated()?; // files with the same semantics, on every platform
-//! let array = CreateOptions::<SharedArray<f32, _>>::new().backend(emulated.clone()).create("backend-example", 100)?;
+//! let array = CreateOptions::new().backend(emulated.clone()).create::<f32, _>("backend-example", 100)?;
 //! assert_eq!(array.backend().name(), "emulated");
 //! emulated.unlink("backend-example")?;
 //! # Ok::<(), ndarray_shm::Error>(())
@@ -47,7 +47,6 @@ pub(crate) use self::location::Companion;
 pub use self::location::{IntoLocation, Location, RESERVED_PREFIX};
 pub(crate) use self::name_lock::{Alone, lock_name};
 pub use self::options::DraftOptions;
-pub(crate) use self::options::common_settings;
 pub use self::pages::{PageUse, Pages};
 pub(crate) use self::reserve::reserve;
 pub(crate) use self::selection::{chosen_variable, found_elsewhere, remembered};

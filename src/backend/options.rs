@@ -1,4 +1,4 @@
-//! Options of drafts, and the settings that all options for creating share.
+//! Options of drafts.
 
 use super::Pages;
 
@@ -16,33 +16,3 @@ impl Default for DraftOptions {
         Self { permissions: 0o600, pages: Pages::default() }
     }
 }
-
-/// Defines the setters that all options for creating share, so that they mean the same everywhere. The arguments are
-/// further documentation of `permissions` for the type.
-macro_rules! common_settings {
-    ($(#[doc = $permissions:expr])*) => {
-        /// Uses this directory instead of the [default](crate::default_backend).
-        pub fn backend(mut self, directory: crate::backend::Directory) -> Self {
-            self.backend = Some(directory);
-            self
-        }
-
-        /// Creates files with these permission bits, whatever the umask. The default is 0600. Windows has no permission
-        /// bits.
-        ///
-        $(#[doc = $permissions])*
-        pub fn permissions(mut self, bits: u32) -> Self {
-            self.draft.permissions = bits & 0o777;
-            self
-        }
-
-        /// Chooses which memory is allocated in advance, and on which pages. The default is
-        /// [`Pages::Auto`](crate::Pages::Auto).
-        pub fn pages(mut self, pages: crate::backend::Pages) -> Self {
-            self.draft.pages = pages;
-            self
-        }
-    };
-}
-
-pub(crate) use common_settings;

@@ -22,7 +22,7 @@ pub enum Pages {
     ///
     /// Each process decides for itself: one that attaches to the same array or renderbuffer fills its holes, and one
     /// that opens the same arena is refused, unless it chooses this too, or
-    /// [`leave_holes`](crate::AttachOptions::leave_holes).
+    /// [`leave_holes`](crate::OpenOptions::leave_holes).
     Sparse,
 }
 

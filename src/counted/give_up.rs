@@ -49,7 +49,7 @@ const PATIENCE: Duration = Duration::from_millis(500);
 ///     give_up(sent.iter().filter(|handle| handle.directory() == directory.path()), bytes) > 0
 /// });
 ///
-/// let array = CreateOptions::<RefcountedArray<u8, _>>::new().share(SharingStrategy::FileSystem, 100)?;
+/// let array = CreateOptions::new().share::<u8, _>(SharingStrategy::FileSystem, 100)?;
 /// let handle = array.handle_with(HandleOptions::new().reusable())?;
 /// SENT.lock().unwrap().push(handle.clone());
 /// # handle.revoke()?;

@@ -66,7 +66,7 @@ impl HandleOptions {
 /// use ndarray_shm::counted::{Handle, SharingStrategy};
 /// use ndarray_shm::{CreateOptions, RefcountedArray};
 ///
-/// let array = CreateOptions::<RefcountedArray<u16, _>>::new().share(SharingStrategy::FileSystem, (2, 3))?;
+/// let array = CreateOptions::new().share::<u16, _>(SharingStrategy::FileSystem, (2, 3))?;
 /// let text = array.handle()?.to_string();
 /// drop(array);
 ///
@@ -133,7 +133,7 @@ impl Handle {
     /// use ndarray_shm::counted::SharingStrategy;
     /// use ndarray_shm::{CreateOptions, RefcountedArray};
     ///
-    /// let array = CreateOptions::<RefcountedArray<u16, _>>::new().share(SharingStrategy::FileSystem, (2, 3))?;
+    /// let array = CreateOptions::new().share::<u16, _>(SharingStrategy::FileSystem, (2, 3))?;
     /// let handle = array.handle()?;
     /// assert!(handle.renew(std::time::Duration::from_secs(60))?); // for two receivers
     /// assert_eq!(array.in_flight(), 1);
@@ -159,7 +159,7 @@ impl Handle {
     /// use ndarray_shm::counted::SharingStrategy;
     /// use ndarray_shm::{CreateOptions, RefcountedArray};
     ///
-    /// let array = CreateOptions::<RefcountedArray<u16, _>>::new().share(SharingStrategy::FileSystem, (2, 3))?;
+    /// let array = CreateOptions::new().share::<u16, _>(SharingStrategy::FileSystem, (2, 3))?;
     /// let handle = array.handle()?;
     /// handle.renew(std::time::Duration::from_secs(60))?; // for two receivers
     /// assert!(handle.redeem()?);
@@ -189,7 +189,7 @@ impl Handle {
     /// use ndarray_shm::counted::SharingStrategy;
     /// use ndarray_shm::{CreateOptions, RefcountedArray};
     ///
-    /// let array = CreateOptions::<RefcountedArray<u16, _>>::new().share(SharingStrategy::FileSystem, (2, 3))?;
+    /// let array = CreateOptions::new().share::<u16, _>(SharingStrategy::FileSystem, (2, 3))?;
     /// let handle = array.handle()?;
     /// assert!(handle.prolong(Duration::from_secs(600))?);
     /// assert!(handle.redeem()? && !handle.prolong(Duration::from_secs(600))?);
@@ -219,7 +219,7 @@ impl Handle {
     /// use ndarray_shm::counted::{HandleOptions, SharingStrategy};
     /// use ndarray_shm::{CreateOptions, RefcountedArray};
     ///
-    /// let array = CreateOptions::<RefcountedArray<u16, _>>::new().share(SharingStrategy::FileSystem, (2, 3))?;
+    /// let array = CreateOptions::new().share::<u16, _>(SharingStrategy::FileSystem, (2, 3))?;
     /// let handle = array.handle_with(HandleOptions::new().reusable().grace(Duration::from_secs(600)))?;
     /// assert!(handle.expire(Duration::from_secs(30))?);
     /// # handle.revoke()?;

@@ -1,34 +1,29 @@
-//! Creating and attaching counted arrays with options. The option types themselves are in src/array/options.rs.
+//! Creating and attaching counted arrays with options. The options themselves are in src/array/create.rs and
+//! src/array/open.rs.
 
 use ndarray::{ArrayViewMut, Dimension, ShapeBuilder};
 
 use super::handle::Handle;
 use super::refcounted::{RefcountedArray, read, share_as};
 use super::strategy::SharingStrategy;
-use crate::array::layout::Layout;
-use crate::array::{
-    ArrayReader, AttachOptions, Attachable, Creatable, CreateOptions, CreationMode, Draft, Element, NAMELESS,
-};
-use crate::backend::{Access, IntoLocation, Publish, default_backend};
+use crate::array::{ArrayReader, Creatable, CreateOptions, Draft, Element, Layout, NAMELESS, OpenOptions};
+use crate::backend::{IntoLocation, Publish};
 use crate::error::{Error, IntoError, Result};
 use crate::manager_client;
 use crate::random;
 use crate::segment::{Attach, CountedBy, CountedSegment, Home};
 
-#[allow(private_interfaces)] // see the trait
-impl<T: Element, D: Dimension> Creatable for RefcountedArray<T, D> {
-    type Element = T;
-    type Dim = D;
+impl<T: Element, D: Dimension> Creatable<T, D> for RefcountedArray<T, D> {
     const COUNTED: bool = true;
 
     fn refuse_taken(home: &Home) -> Result<()> {
         home.refuse_taken_by_the_living()
     }
 
-    fn open_same(home: &Home, layout: &Layout<D>, how: Attach) -> Result<Self> {
+    fn open_same(home: &Home, layout: &Layout<T, D>, how: Attach) -> Result<Self> {
         let (memory, found, id) = attach::<T, D>(home, how, CountedBy::Name)?;
         if found != *layout {
-            let describe = |layout: &Layout<D>| format!("{:?} in {} order", layout.dim.slice(), layout.order);
+            let describe = |layout: &Layout<T, D>| format!("{:?} in {} order", layout.shape(), layout.order());
             let (expected, found) = (describe(layout), describe(&found));
             return Err(Error::ShapeMismatch { location: home.location.to_string(), expected, found });
         }
@@ -40,22 +35,68 @@ impl<T: Element, D: Dimension> Creatable for RefcountedArray<T, D> {
     }
 }
 
-#[allow(private_interfaces)] // see the trait
-impl<T: Element, D: Dimension> Attachable for RefcountedArray<T, D> {
-    fn how() -> Attach {
-        Attach::new(Access::ReadWrite)
+/// Counted arrays.
+impl CreateOptions {
+    /// Creates a counted array of zeros.
+    ///
+    /// # Errors
+    ///
+    /// As [`RefcountedArray::create`], and [`InvalidSetting`](Error::InvalidSetting) if there are
+    /// [notes](Self::note). With [`OpenOrCreate`](crate::CreationMode::OpenOrCreate) also as [`RefcountedArray::open`].
+    pub fn create_counted<T: Element, D: Dimension>(
+        &self,
+        location: impl IntoLocation,
+        shape: impl ShapeBuilder<Dim = D>,
+    ) -> Result<RefcountedArray<T, D>> {
+        self.create_counted_with(location, shape, |_| {})
     }
-}
 
-impl<T: Element, D: Dimension> CreateOptions<RefcountedArray<T, D>> {
+    /// Creates a counted array that `fill` writes before other processes can see it. An existing array that is opened
+    /// is not filled.
+    ///
+    /// # Errors
+    ///
+    /// As [`create_counted`](Self::create_counted).
+    pub fn create_counted_with<T: Element, D: Dimension>(
+        &self,
+        location: impl IntoLocation,
+        shape: impl ShapeBuilder<Dim = D>,
+        fill: impl FnOnce(ArrayViewMut<'_, T, D>),
+    ) -> Result<RefcountedArray<T, D>> {
+        self.try_create_counted_with(location, shape, |view| {
+            fill(view);
+            Ok(())
+        })
+    }
+
+    /// Creates a counted array as [`create_counted_with`](Self::create_counted_with) does. If `fill` fails, no array is
+    /// created.
+    ///
+    /// # Errors
+    ///
+    /// That of `fill`, and those of [`create_counted`](Self::create_counted).
+    pub fn try_create_counted_with<T: Element, D: Dimension, E: From<Error>>(
+        &self,
+        location: impl IntoLocation,
+        shape: impl ShapeBuilder<Dim = D>,
+        fill: impl FnOnce(ArrayViewMut<'_, T, D>) -> Result<(), E>,
+    ) -> Result<RefcountedArray<T, D>, E> {
+        self.create_named(location, shape, fill)
+    }
+
     /// Creates an array of zeros to be sent to other processes: without a name, or with a random one, as `strategy`
     /// says.
     ///
     /// # Errors
     ///
-    /// [`InvalidSetting`](Error::InvalidSetting): the [`mode`](Self::mode) is not [`CreationMode::CreateNew`]. A random
-    /// name cannot replace or open an existing array. Also the errors of [`Draft::share`].
-    pub fn share(&self, strategy: SharingStrategy, shape: impl ShapeBuilder<Dim = D>) -> Result<RefcountedArray<T, D>> {
+    /// [`InvalidSetting`](Error::InvalidSetting): there are [notes](Self::note), or the [`mode`](Self::mode) is not
+    /// [`CreateNew`](crate::CreationMode::CreateNew). A random name cannot replace or open an existing array. Also the
+    /// errors of [`Draft::share`].
+    pub fn share<T: Element, D: Dimension>(
+        &self,
+        strategy: SharingStrategy,
+        shape: impl ShapeBuilder<Dim = D>,
+    ) -> Result<RefcountedArray<T, D>> {
         self.share_with(strategy, shape, |_| {})
     }
 
@@ -64,7 +105,7 @@ impl<T: Element, D: Dimension> CreateOptions<RefcountedArray<T, D>> {
     /// # Errors
     ///
     /// As [`share`](Self::share).
-    pub fn share_with(
+    pub fn share_with<T: Element, D: Dimension>(
         &self,
         strategy: SharingStrategy,
         shape: impl ShapeBuilder<Dim = D>,
@@ -81,34 +122,27 @@ impl<T: Element, D: Dimension> CreateOptions<RefcountedArray<T, D>> {
     /// # Errors
     ///
     /// That of `fill`, and those of [`share`](Self::share).
-    pub fn try_share_with<E: From<Error>>(
+    pub fn try_share_with<T: Element, D: Dimension, E: From<Error>>(
         &self,
         strategy: SharingStrategy,
         shape: impl ShapeBuilder<Dim = D>,
         fill: impl FnOnce(ArrayViewMut<'_, T, D>) -> Result<(), E>,
     ) -> Result<RefcountedArray<T, D>, E> {
-        if self.mode != CreationMode::CreateNew {
-            let (setting, value) = ("the creation mode", format!("{:?}", self.mode));
-            let expected = "CreateNew, because a shared array gets a random name";
-            return Err(Error::InvalidSetting { setting, value, expected }.into());
-        }
         strategy.check(NAMELESS)?;
-        let backend = self.backend.clone().map_or_else(default_backend, Ok)?;
-        let mut draft = self.draft(&backend, Layout::new::<T>(shape, NAMELESS)?)?;
-        fill(draft.view_mut())?;
-        Ok(draft.share(strategy).map_err(Error::from)?)
+        Ok(self.create_nameless(shape, fill)?.share(strategy).map_err(Error::from)?)
     }
 }
 
-impl<T: Element, D: Dimension> AttachOptions<RefcountedArray<T, D>> {
-    /// Attaches to the array with this name.
+/// Counted arrays.
+impl OpenOptions {
+    /// Attaches to the counted array with this name.
     ///
     /// # Errors
     ///
     /// As [`RefcountedArray::open`].
-    pub fn open(&self, location: impl IntoLocation) -> Result<RefcountedArray<T, D>> {
-        let (memory, layout, id) =
-            attach::<T, D>(&Home::new(self.backend.as_ref(), location)?, self.how, CountedBy::Name)?;
+    pub fn open_counted<T: Element, D: Dimension>(&self, location: impl IntoLocation) -> Result<RefcountedArray<T, D>> {
+        let how = self.counted_for_guards()?;
+        let (memory, layout, id) = attach(&Home::new(self.backend.as_ref(), location)?, how, CountedBy::Name)?;
         Ok(RefcountedArray::of(memory, layout, id))
     }
 
@@ -117,9 +151,36 @@ impl<T: Element, D: Dimension> AttachOptions<RefcountedArray<T, D>> {
     /// # Errors
     ///
     /// As [`Handle::attach`].
-    pub fn attach(&self, handle: &Handle) -> Result<RefcountedArray<T, D>> {
-        let (memory, layout, id) = attach::<T, D>(&handle.home(self.backend.as_ref())?, self.how, handle.entry())?;
+    pub fn attach<T: Element, D: Dimension>(&self, handle: &Handle) -> Result<RefcountedArray<T, D>> {
+        let how = self.counted_for_guards()?;
+        let (memory, layout, id) = attach(&handle.home(self.backend.as_ref())?, how, handle.entry())?;
         Ok(RefcountedArray::of(memory, layout, id))
+    }
+
+    /// Attaches to the counted array with this name for reading, once its read lock is granted.
+    ///
+    /// # Errors
+    ///
+    /// As [`RefcountedArray::open`], and the errors of waiting of [`open_reader`](Self::open_reader).
+    pub fn open_counted_reader<T: Element, D: Dimension>(
+        &self,
+        location: impl IntoLocation,
+    ) -> Result<ArrayReader<T, D>> {
+        let how = self.counted_for_reading()?;
+        let (memory, layout, _) = attach(&Home::new(self.backend.as_ref(), location)?, how, CountedBy::Name)?;
+        Ok(ArrayReader::of(memory, layout))
+    }
+
+    /// Attaches with a handle for reading, once the array's read lock is granted, and uses the handle up unless it is
+    /// reusable.
+    ///
+    /// # Errors
+    ///
+    /// [`HandleSpent`](Error::HandleSpent), and those of [`open_counted_reader`](Self::open_counted_reader).
+    pub fn attach_reader<T: Element, D: Dimension>(&self, handle: &Handle) -> Result<ArrayReader<T, D>> {
+        let how = self.counted_for_reading()?;
+        let (memory, layout, _) = attach(&handle.home(self.backend.as_ref())?, how, handle.entry())?;
+        Ok(ArrayReader::of(memory, layout))
     }
 }
 
@@ -133,31 +194,7 @@ impl Handle {
     ///   over.
     /// - those of [`RefcountedArray::open`]. A wrong element type or number of axes does not use the handle up.
     pub fn attach<T: Element, D: Dimension>(&self) -> Result<RefcountedArray<T, D>> {
-        AttachOptions::<RefcountedArray<_, _>>::new().attach(self)
-    }
-}
-
-impl<T: Element, D: Dimension> AttachOptions<ArrayReader<T, D>> {
-    /// Attaches to the counted array with this name, once its read lock is granted.
-    ///
-    /// # Errors
-    ///
-    /// As [`RefcountedArray::open`], and the errors of waiting of [`open`](Self::open).
-    pub fn open_counted(&self, location: impl IntoLocation) -> Result<ArrayReader<T, D>> {
-        let home = Home::new(self.backend.as_ref(), location)?;
-        let (memory, layout, _) = attach::<T, D>(&home, self.how, CountedBy::Name)?;
-        Ok(ArrayReader::of(memory, layout))
-    }
-
-    /// Attaches with a handle, once the array's read lock is granted, and uses the handle up unless it is reusable.
-    ///
-    /// # Errors
-    ///
-    /// [`HandleSpent`](Error::HandleSpent), and those of [`open_counted`](Self::open_counted).
-    pub fn attach(&self, handle: &Handle) -> Result<ArrayReader<T, D>> {
-        let home = handle.home(self.backend.as_ref())?;
-        let (memory, layout, _) = attach::<T, D>(&home, self.how, handle.entry())?;
-        Ok(ArrayReader::of(memory, layout))
+        OpenOptions::new().attach(self)
     }
 }
 
@@ -166,7 +203,7 @@ fn attach<T: Element, D: Dimension>(
     home: &Home,
     how: Attach,
     entry: CountedBy,
-) -> Result<(CountedSegment, Layout<D>, u128)> {
+) -> Result<(CountedSegment, Layout<T, D>, u128)> {
     // First of all, so that the manager knows this directory if the process is killed while it is attached.
     manager_client::announce(&home.backend);
     let how = Attach { farewell: Some(manager_client::remind), ..how };

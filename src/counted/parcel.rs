@@ -10,8 +10,7 @@ use super::foreign::{FOREIGN, Foreign, Label, require_size};
 use super::handle::{Handle, address, backend_at, path_of_text, path_to_text};
 use super::refcounted::{RefcountedArray, reader_of_descriptor};
 use super::strategy::SharingStrategy;
-use crate::array::layout::Layout;
-use crate::array::{ArrayReader, AttachOptions, DType, Element, FrozenArray, NAMELESS, Order};
+use crate::array::{ArrayReader, DType, Element, FrozenArray, Layout, NAMELESS, OpenOptions, Order};
 use crate::backend::{Access, Directory, Location};
 use crate::error::{Error, IntoError, Result};
 use crate::os;
@@ -229,7 +228,7 @@ impl ReceivedArray {
     pub fn attach<T: Element, D: Dimension>(self) -> Result<RefcountedArray<T, D>, IntoError<Self>> {
         self.take(|received| match &received.parcel.way {
             Way::FileSystem { handle } => {
-                let mut options = AttachOptions::<RefcountedArray<_, _>>::new();
+                let mut options = OpenOptions::new();
                 options.backend.clone_from(&received.backend);
                 options.attach(handle)
             }
@@ -253,9 +252,9 @@ impl ReceivedArray {
     pub fn reader<T: Element, D: Dimension>(self) -> Result<ArrayReader<T, D>, IntoError<Self>> {
         self.take(|received| match &received.parcel.way {
             Way::FileSystem { handle } => {
-                let mut options = AttachOptions::<ArrayReader<_, _>>::new();
+                let mut options = OpenOptions::new();
                 options.backend.clone_from(&received.backend);
-                options.attach(handle)
+                options.attach_reader(handle)
             }
             Way::FileDescriptor { .. } => {
                 let (file, home) = received.descriptor()?;
@@ -341,8 +340,8 @@ impl ReceivedArray {
     }
 
     /// Returns the layout that the sender claims. Sealed memory has no trailer to compare it with.
-    fn layout<T: Element, D: Dimension>(&self) -> Result<Layout<D>> {
-        Layout::described::<T>(self.parcel.dtype, &self.parcel.shape, self.parcel.order, NAMELESS)
+    fn layout<T: Element, D: Dimension>(&self) -> Result<Layout<T, D>> {
+        Layout::<T, _>::described(self.parcel.dtype, &self.parcel.shape, self.parcel.order, NAMELESS)
     }
 }
 

@@ -17,8 +17,7 @@ use std::time::{Duration, SystemTime};
 use ndarray::Dimension;
 
 use super::fields::{self, Fields, MOST_AXES, check_axes};
-use crate::array::layout::Layout;
-use crate::array::{DType, Element, Order};
+use crate::array::{DType, Element, Layout, Order};
 use crate::error::{Error, Result};
 use crate::segment::trailer::{RECORD, Trailer};
 
@@ -38,11 +37,11 @@ pub(super) struct ArrayRecord {
 
 impl ArrayRecord {
     /// Returns the record of an array that this process creates now.
-    pub(super) fn new<T: Element, D: Dimension>(layout: &Layout<D>) -> Result<Self> {
-        let shape = layout.dim.slice().to_vec();
+    pub(super) fn new<T: Element, D: Dimension>(layout: &Layout<T, D>) -> Result<Self> {
+        let shape = layout.shape().to_vec();
         check_axes(&shape)?;
         let (creator, created) = (std::process::id(), SystemTime::now());
-        Ok(Self { dtype: T::DTYPE, order: layout.order, shape, creator, created })
+        Ok(Self { dtype: T::DTYPE, order: layout.order(), shape, creator, created })
     }
 
     pub(super) fn to_bytes(&self) -> [u8; RECORD] {
@@ -83,8 +82,8 @@ impl ArrayRecord {
     }
 
     /// Returns the layout, if the record has the element type `T` and the number of axes of `D`.
-    pub(super) fn layout<T: Element, D: Dimension>(&self, name: &str) -> Result<Layout<D>> {
-        Layout::described::<T>(self.dtype, &self.shape, self.order, name)
+    pub(super) fn layout<T: Element, D: Dimension>(&self, name: &str) -> Result<Layout<T, D>> {
+        Layout::<T, _>::described(self.dtype, &self.shape, self.order, name)
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::fs::File;
-use std::marker::PhantomData;
+use std::ops::Deref;
 use std::time::Duration;
 
 use ndarray::{ArrayRef, ArrayView, ArrayViewMut, Dimension, ShapeBuilder};
@@ -10,17 +10,15 @@ use ndarray::{ArrayRef, ArrayView, ArrayViewMut, Dimension, ShapeBuilder};
 use super::handle::{Handle, HandleOptions};
 use super::record::ArrayRecord;
 use super::strategy::SharingStrategy;
-use crate::array::access::guarded;
-use crate::array::layout::{Layout, shape_like};
-use crate::array::{ArrayReader, AttachOptions, CreateOptions, Draft, Element, view};
+use crate::array::layout::shape_like;
+use crate::array::{ArrayReader, CreateOptions, Draft, Element, Layout, OpenOptions, SharedArray, view};
 use crate::backend::{Access, IntoLocation, Location, Publish};
 use crate::error::{Error, IntoError, Result};
 use crate::manager_client;
-use crate::os::{self, LockKind, LockRange};
+use crate::os::{self, LockKind};
 use crate::random;
-use crate::segment::locks::{Hold, Wait};
 use crate::segment::trailer::Trailer;
-use crate::segment::{Attach, CellWait, CountedSegment, Home, Segment};
+use crate::segment::{Attach, CellWait, CountedSegment, Home};
 
 /// How many random names are tried before giving up.
 const TRIES: u32 = 100;
@@ -52,11 +50,9 @@ const TRIES: u32 = 100;
 /// # Ok::<(), ndarray_shm::Error>(())
 /// ```
 pub struct RefcountedArray<T, D> {
-    memory: CountedSegment,
-    layout: Layout<D>,
+    array: SharedArray<T, D>,
     /// Random number of the array, the same in all handles.
     id: u128,
-    elements: PhantomData<T>,
 }
 
 impl<T: Element, D: Dimension> RefcountedArray<T, D> {
@@ -68,7 +64,7 @@ impl<T: Element, D: Dimension> RefcountedArray<T, D> {
     ///
     /// As [`SharedArray::create`](crate::SharedArray::create).
     pub fn create(location: impl IntoLocation, shape: impl ShapeBuilder<Dim = D>) -> Result<Self> {
-        CreateOptions::new().create(location, shape)
+        CreateOptions::new().create_counted(location, shape)
     }
 
     /// Creates an array and lets `fill` write it before other processes can see it.
@@ -81,13 +77,13 @@ impl<T: Element, D: Dimension> RefcountedArray<T, D> {
         shape: impl ShapeBuilder<Dim = D>,
         fill: impl FnOnce(ArrayViewMut<'_, T, D>),
     ) -> Result<Self> {
-        CreateOptions::new().create_with(location, shape, fill)
+        CreateOptions::new().create_counted_with(location, shape, fill)
     }
 
     /// Attaches to an existing array for reading and writing, or only for reading if it is frozen.
     ///
-    /// [`AttachOptions`] changes the defaults. For a read lock that lasts as long as the attachment, open an
-    /// [`ArrayReader`] with [`open_counted`](AttachOptions::open_counted) instead.
+    /// [`OpenOptions`] changes the defaults. For a read lock that lasts as long as the attachment, open an
+    /// [`ArrayReader`] with [`open_counted_reader`](OpenOptions::open_counted_reader) instead.
     ///
     /// # Errors
     ///
@@ -100,27 +96,19 @@ impl<T: Element, D: Dimension> RefcountedArray<T, D> {
     /// - [`PermissionDenied`](Error::PermissionDenied): this user may not read and write the file.
     /// - [`TooManyHandles`](Error::TooManyHandles): 2^32 - 1 handles are counted.
     pub fn open(location: impl IntoLocation) -> Result<Self> {
-        AttachOptions::<Self>::new().open(location)
+        OpenOptions::new().open_counted(location)
     }
 
-    pub(super) fn of(memory: CountedSegment, layout: Layout<D>, id: u128) -> Self {
-        Self { memory, layout, id, elements: PhantomData }
+    pub(super) fn of(memory: CountedSegment, layout: Layout<T, D>, id: u128) -> Self {
+        Self { array: SharedArray::of(memory, layout), id }
     }
 
-    pub(super) fn segment(&self) -> &Segment {
-        self.memory.segment()
+    fn memory(&self) -> &CountedSegment {
+        self.array.counted()
     }
 
     pub(super) fn home(&self) -> &Home {
-        self.memory.home()
-    }
-
-    fn hold(&self, kind: LockKind, range: LockRange, wait: Wait<'_>) -> Result<Hold> {
-        self.memory.hold(kind, range, wait)
-    }
-
-    fn read_only(&self) -> Error {
-        self.memory.read_only()
+        self.memory().home()
     }
 
     /// Attaches through a received descriptor.
@@ -138,15 +126,15 @@ impl<T: Element, D: Dimension> RefcountedArray<T, D> {
 
     /// Returns the number of attached handles in all processes.
     ///
-    /// Handles of killed processes stay counted, and [leased descriptors](Self::leased_descriptor) that are closed.
-    /// [`inspect`](crate::counted::inspect()) returns whether any process is attached.
+    /// Handles of killed processes stay counted, and [leased descriptors](SharedArray::leased_descriptor) that are
+    /// closed. [`inspect`](crate::counted::inspect()) returns whether any process is attached.
     pub fn refcount(&self) -> u32 {
-        self.memory.counts().state().handles()
+        self.memory().counts().state().handles()
     }
 
     /// Returns the number of handles in flight that have not expired.
     pub fn in_flight(&self) -> usize {
-        self.memory.counts().in_flight(os::since_boot()).0
+        self.memory().counts().in_flight(os::since_boot()).0
     }
 
     /// Returns the array's name.
@@ -166,7 +154,7 @@ impl<T: Element, D: Dimension> RefcountedArray<T, D> {
 
     /// Returns how the array can be sent at present: by name if it has one, else by descriptor.
     pub fn strategy(&self) -> SharingStrategy {
-        let state = self.memory.counts().state();
+        let state = self.memory().counts().state();
         if state.is_named() && !state.is_dead() { SharingStrategy::FileSystem } else { SharingStrategy::FileDescriptor }
     }
 
@@ -181,40 +169,40 @@ impl<T: Element, D: Dimension> RefcountedArray<T, D> {
                 "it is shared by the strategy file_descriptor, and so has no name to keep; publish() it first",
             ));
         }
-        self.memory.counts().keep();
+        self.memory().counts().keep();
         Ok(())
     }
 
     /// Returns whether the name is kept after the last handle has detached.
     pub fn is_kept(&self) -> bool {
-        self.memory.counts().state().is_kept()
+        self.memory().counts().state().is_kept()
     }
 
     /// Freezes the array: waits for all guards to be dropped, then forbids writing for ever.
     ///
     /// Later write guards fail in every process, and later attachments map the elements read-only. [`view`](Self::view)
     /// then needs no guard. The mapping of this handle becomes read-only (on Linux), so a write through an old
-    /// [`raw_view`](Self::raw_view) of it ends the process. Other handles, of this and other processes, keep their
-    /// mappings. The locks are advisory: code that does not take them can still write there. The kernel enforces it for
-    /// a [`FrozenArray`](crate::FrozenArray).
+    /// [`raw_view`](SharedArray::raw_view) of it ends the process. Other handles, of this and other processes, keep
+    /// their mappings. The locks are advisory: code that does not take them can still write there. The kernel enforces
+    /// it for a [`FrozenArray`](crate::FrozenArray).
     ///
     /// # Errors
     ///
-    /// As [`write`](Self::write).
+    /// As [`write`](SharedArray::write).
     pub fn freeze(&self) -> Result<()> {
-        self.memory.freeze()
+        self.memory().freeze()
     }
 
     /// Returns whether the array is frozen.
     pub fn is_frozen(&self) -> bool {
-        self.memory.is_frozen()
+        self.memory().is_frozen()
     }
 
     /// Returns a view of a frozen array, without a guard.
     ///
     /// # Errors
     ///
-    /// [`Unsupported`](Error::Unsupported): the array is not frozen. Use [`read`](Self::read).
+    /// [`Unsupported`](Error::Unsupported): the array is not frozen. Use [`read`](SharedArray::read).
     #[allow(unsafe_code)]
     pub fn view(&self) -> Result<ArrayView<'_, T, D>> {
         if !self.is_frozen() {
@@ -223,7 +211,7 @@ impl<T: Element, D: Dimension> RefcountedArray<T, D> {
         // SAFETY: the flag was set by a process that held write locks on all cells, so no write guard existed then.
         // Since then every write guard finds the flag after taking its lock, and is refused. The flag is never cleared.
         // So no process writes.
-        Ok(unsafe { view::shared(self.segment(), &self.layout) })
+        Ok(unsafe { view::shared(self.array.segment(), &self.array) })
     }
 
     /// Issues a handle with which one process can attach. It protects the array for 30 seconds.
@@ -253,14 +241,14 @@ impl<T: Element, D: Dimension> RefcountedArray<T, D> {
                  Channel",
             ));
         }
-        Handle::issue(&self.memory, self.id, options)
+        Handle::issue(self.memory(), self.id, options)
     }
 
     /// Renews a handle of this array, as [`Handle::renew`] does, without attaching once more.
     ///
     /// Returns `false` if the handle is not one of this array, and as [`Handle::renew`] does.
     pub fn renew(&self, handle: &Handle, grace: Duration) -> bool {
-        handle.renew_with(&self.memory, self.id, grace)
+        handle.renew_with(self.memory(), self.id, grace)
     }
 
     /// Prolongs a handle of this array, as [`Handle::prolong`] does, without attaching once more.
@@ -268,7 +256,7 @@ impl<T: Element, D: Dimension> RefcountedArray<T, D> {
     /// Returns `false` if the handle is not one of this array, and as [`Handle::prolong`] does. With a `grace` of 0 it
     /// tells whether the handle still protects the array, and changes nothing.
     pub fn prolong(&self, handle: &Handle, grace: Duration) -> bool {
-        handle.prolong_with(&self.memory, self.id, grace)
+        handle.prolong_with(self.memory(), self.id, grace)
     }
 
     /// Uses up a handle of this array that has arrived, as [`Handle::attach`] does, without attaching once more.
@@ -280,14 +268,14 @@ impl<T: Element, D: Dimension> RefcountedArray<T, D> {
     /// use ndarray_shm::RefcountedArray;
     /// use ndarray_shm::counted::SharingStrategy;
     ///
-    /// let array = ndarray_shm::CreateOptions::<RefcountedArray<u16, _>>::new().share(SharingStrategy::FileSystem, (2, 3))?;
+    /// let array = ndarray_shm::CreateOptions::new().share::<u16, _>(SharingStrategy::FileSystem, (2, 3))?;
     /// let handle = array.handle()?;
     /// assert!(array.redeem(&handle) && !array.redeem(&handle));
     /// assert_eq!(array.in_flight(), 0);
     /// # Ok::<(), ndarray_shm::Error>(())
     /// ```
     pub fn redeem(&self, handle: &Handle) -> bool {
-        handle.redeem_with(&self.memory, self.id)
+        handle.redeem_with(self.memory(), self.id)
     }
 
     /// Lets the memory be that of a new array, with another [number](Self::id) and the same name, type, shape and
@@ -308,7 +296,7 @@ impl<T: Element, D: Dimension> RefcountedArray<T, D> {
     /// use ndarray_shm::counted::SharingStrategy;
     /// use ndarray_shm::{CreateOptions, RefcountedArray};
     ///
-    /// let options = CreateOptions::<RefcountedArray<u8, _>>::new().keep_fd(true);
+    /// let options = CreateOptions::new().keep_fd(true);
     /// let mut array = options.share(SharingStrategy::FileSystem, 100)?;
     /// let (before, handle) = (array.id(), array.handle()?);
     /// assert!(!array.recycle()?, "a handle is in flight");
@@ -324,7 +312,7 @@ impl<T: Element, D: Dimension> RefcountedArray<T, D> {
     /// Those of locking, and of reading and writing the end of the file.
     pub fn recycle(&mut self) -> Result<bool> {
         let id = random::number();
-        let is_new = self.memory.renumber(id)?;
+        let is_new = self.array.counted_mut().renumber(id)?;
         if is_new {
             self.id = id;
         }
@@ -342,7 +330,7 @@ impl<T: Element, D: Dimension> RefcountedArray<T, D> {
     /// - [`Unsupported`](Error::Unsupported): a file of this kind can never get a name.
     pub fn publish(&self) -> Result<()> {
         manager_client::announce(&self.home().backend);
-        self.memory.publish()
+        self.memory().publish()
     }
 
     /// Attaches once more. The new handle has a mapping of its own and is counted.
@@ -353,13 +341,13 @@ impl<T: Element, D: Dimension> RefcountedArray<T, D> {
     /// [`open`](Self::open).
     pub fn try_clone(&self) -> Result<Self> {
         let (access, home) = (self.segment().access(), self.home().clone());
-        let file = self.memory.descriptor_to_send()?;
+        let file = self.memory().descriptor_to_send()?;
         if self.strategy() == SharingStrategy::FileDescriptor {
             return Self::of_descriptor(&file, &home, access);
         }
         let keep = self.segment().keeps_descriptor();
-        let options = AttachOptions::<Self>::new().backend(home.backend).access(access).keep_fd(keep);
-        match options.open(home.location) {
+        let options = OpenOptions::new().backend(home.backend).access(access).keep_fd(keep);
+        match options.open_counted(home.location) {
             Ok(again) if again.id == self.id => Ok(again),
             Err(error) if !error.is_not_found() => Err(error),
             _ => Err(Error::Unlinked { location: self.home().location.to_string() }),
@@ -381,35 +369,8 @@ impl<T: Element, D: Dimension> RefcountedArray<T, D> {
     }
 
     fn reader(&self) -> Result<ArrayReader<T, D>> {
-        let file = self.memory.descriptor_to_send()?;
+        let file = self.memory().descriptor_to_send()?;
         reader_of_descriptor(&file, self.home())
-    }
-
-    /// Opens a descriptor that keeps the array attached, for a library that maps the file by itself, such as torch.
-    ///
-    /// As [`SharedArray::leased_descriptor`](crate::SharedArray::leased_descriptor), with the lease of counted arrays.
-    /// The elements are at the beginning of the file, and the library must map no more than those: the bytes behind
-    /// them are the trailer. The descriptor is open for writing unless the array is frozen or was opened read-only.
-    ///
-    /// The descriptor counts as one more handle, so that the array keeps its name until the last duplicate is closed.
-    /// The kernel closes it without telling this crate, so the handle stays counted, like that of a killed process. The
-    /// array is then removed by the next handle that is dropped, by [`reclaim`](crate::counted::reclaim()), by
-    /// `ndshm gc` or by the manager. An array without a name leaves nothing to remove.
-    ///
-    /// # Safety
-    ///
-    /// As for [`SharedArray::leased_descriptor`](crate::SharedArray::leased_descriptor). When the array is frozen,
-    /// nothing writes through the descriptor any more.
-    ///
-    /// # Errors
-    ///
-    /// - [`Unsupported`](Error::Unsupported): off Linux.
-    /// - [`Unlinked`](Error::Unlinked): the name was removed, and this handle keeps no descriptor.
-    /// - [`TooManyHandles`](Error::TooManyHandles): 2^32 - 1 handles are counted.
-    /// - [`TooManyOpenFiles`](Error::TooManyOpenFiles): there is no descriptor left.
-    #[allow(unsafe_code)]
-    pub unsafe fn leased_descriptor(&self) -> Result<File> {
-        self.memory.leased_descriptor()
     }
 
     /// Counts this handle out and, if it was the last, removes the name, as dropping it does. The memory stays mapped
@@ -422,7 +383,7 @@ impl<T: Element, D: Dimension> RefcountedArray<T, D> {
     /// use ndarray_shm::counted::SharingStrategy;
     /// use ndarray_shm::{CreateOptions, RefcountedArray};
     ///
-    /// let array = CreateOptions::<RefcountedArray<u8, _>>::new().share(SharingStrategy::FileSystem, 100)?;
+    /// let array = CreateOptions::new().share::<u8, _>(SharingStrategy::FileSystem, 100)?;
     /// let name = array.name_if_published().clone();
     /// array.count_out()?;
     /// assert!(RefcountedArray::<u8, ndarray::Ix1>::open(name).is_err());
@@ -434,7 +395,7 @@ impl<T: Element, D: Dimension> RefcountedArray<T, D> {
     ///
     /// Those of removing a name.
     pub fn count_out(&self) -> Result<()> {
-        self.memory.count_out()
+        self.memory().count_out()
     }
 
     /// Detaches, and reports errors. Dropping detaches too, and ignores them.
@@ -443,7 +404,7 @@ impl<T: Element, D: Dimension> RefcountedArray<T, D> {
     ///
     /// [`PermissionDenied`](Error::PermissionDenied): this was the last handle, and this user may not remove the name.
     pub fn close(self) -> Result<()> {
-        self.memory.close()
+        self.array.into_counted().close()
     }
 
     fn nameless(&self, what: &'static str) -> Error {
@@ -453,7 +414,7 @@ impl<T: Element, D: Dimension> RefcountedArray<T, D> {
     /// Opens a new descriptor for a receiver.
     #[cfg(feature = "channel")]
     pub(super) fn descriptor_to_send(&self) -> Result<File> {
-        self.memory.descriptor_to_send()
+        self.memory().descriptor_to_send()
     }
 }
 
@@ -471,12 +432,18 @@ pub(super) fn reader_of_descriptor<T: Element, D: Dimension>(file: &File, home: 
 
 /// Returns the layout and the random number in a trailer, if its array has element type `T` and the number of axes of
 /// `D`.
-pub(super) fn read<T: Element, D: Dimension>(trailer: &Trailer, home: &Home) -> Result<(Layout<D>, u128)> {
+pub(super) fn read<T: Element, D: Dimension>(trailer: &Trailer, home: &Home) -> Result<(Layout<T, D>, u128)> {
     let name = home.location.as_str();
     Ok((ArrayRecord::of(trailer, name)?.layout::<T, D>(name)?, trailer.id))
 }
 
-guarded!(RefcountedArray);
+impl<T, D> Deref for RefcountedArray<T, D> {
+    type Target = SharedArray<T, D>;
+
+    fn deref(&self) -> &Self::Target {
+        &self.array
+    }
+}
 
 impl<T: Element, D: Dimension> fmt::Debug for RefcountedArray<T, D> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -84,7 +84,7 @@ pub struct PooledDraft<T: Element, D: Dimension> {
 
 impl<T: Element, D: Dimension> PooledDraft<T, D> {
     pub(super) fn new(draft: Draft<T, D>, pool: Pool, is_recycled: bool) -> Self {
-        let bytes = draft.layout().bytes::<T>();
+        let bytes = draft.bytes();
         Self { loan: Loan::new(draft, bytes, pool, give_draft_back), is_recycled }
     }
 
@@ -160,7 +160,7 @@ pub struct PooledArray<T: Element, D: Dimension> {
 
 impl<T: Element, D: Dimension> PooledArray<T, D> {
     pub(super) fn new(array: SharedArray<T, D>, pool: Pool) -> Self {
-        let bytes = array.layout().bytes::<T>();
+        let bytes = array.bytes();
         Self { loan: Loan::new(array, bytes, pool, give_array_back) }
     }
 

@@ -30,9 +30,8 @@ use ndarray::{Dimension, ShapeBuilder};
 
 pub use self::loan::{PooledArray, PooledDraft};
 use self::shelf::{Limits, Shelf};
-use crate::array::layout::Layout;
-use crate::array::{Draft, Element, NAMELESS, SharedArray};
-use crate::backend::{Directory, DraftOptions, common_settings, default_backend};
+use crate::array::{Draft, Element, Layout, SharedArray};
+use crate::backend::{Directory, DraftOptions, Pages, default_backend};
 use crate::error::{Error, IntoError, Result};
 use crate::os;
 use crate::segment::{DraftSegment, can_recycle, recycle};
@@ -75,7 +74,24 @@ impl PoolOptions {
         Self::default()
     }
 
-    common_settings! {}
+    /// Uses this directory instead of the [default](crate::default_backend).
+    pub fn backend(mut self, directory: Directory) -> Self {
+        self.backend = Some(directory);
+        self
+    }
+
+    /// Creates files with these permission bits, whatever the umask. The default is 0600. Windows has no permission
+    /// bits.
+    pub fn permissions(mut self, bits: u32) -> Self {
+        self.draft.permissions = bits & 0o777;
+        self
+    }
+
+    /// Chooses which memory is allocated in advance, and on which pages. The default is [`Pages::Auto`].
+    pub fn pages(mut self, pages: Pages) -> Self {
+        self.draft.pages = pages;
+        self
+    }
 
     /// Keeps at most this many bytes of memory that is not lent, idle and draining together. Beyond that the oldest is
     /// dropped.
@@ -232,8 +248,8 @@ impl Pool {
     ///
     /// As [`Draft::new`].
     pub fn take<T: Element, D: Dimension>(&self, shape: impl ShapeBuilder<Dim = D>) -> Result<PooledDraft<T, D>> {
-        let layout = Layout::new::<T>(shape, NAMELESS)?;
-        let bytes = layout.bytes::<T>();
+        let layout = Layout::<T, _>::new(shape)?;
+        let bytes = layout.bytes();
         let (memory, is_recycled) = self.lend(bytes, self.shared.draft)?;
         Ok(PooledDraft::new(Draft::from_parts(memory, layout, false), self.clone(), is_recycled))
     }

@@ -1,6 +1,6 @@
 //! `RenderBuffer`: one array that many painters fill at the same time, chunk by chunk.
 
-use std::marker::PhantomData;
+use std::ops::Deref;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
@@ -11,8 +11,7 @@ use super::grid::ChunkGrid;
 use super::options::RenderOptions;
 use super::pair::{ChunkStates, Pair};
 use super::sharing::SharedWith;
-use crate::array::layout::Layout;
-use crate::array::{Element, Order, SharedArray, view};
+use crate::array::{Element, Layout, SharedArray, view};
 use crate::backend::lock_space::cell;
 use crate::backend::{Backend, IntoLocation, Location, Publish};
 use crate::backoff::Backoff;
@@ -53,7 +52,7 @@ use crate::segment::locks::{Hold, Wait};
 pub struct RenderBuffer<T, D> {
     pub(super) pair: Pair,
     home: Home,
-    layout: Layout<D>,
+    layout: Layout<T, D>,
     grid: ChunkGrid<D>,
     /// Whether finishing may replace an array that has the public name.
     replace: bool,
@@ -62,7 +61,14 @@ pub struct RenderBuffer<T, D> {
     /// Where the next search begins: behind the chunk that was claimed last. Only a hint; the locks and the ledger
     /// decide.
     next: AtomicUsize,
-    elements: PhantomData<T>,
+}
+
+impl<T, D> Deref for RenderBuffer<T, D> {
+    type Target = Layout<T, D>;
+
+    fn deref(&self) -> &Self::Target {
+        &self.layout
+    }
 }
 
 impl<T: Element, D: Dimension> RenderBuffer<T, D> {
@@ -115,25 +121,21 @@ impl<T: Element, D: Dimension> RenderBuffer<T, D> {
         RenderOptions::new().open(location)
     }
 
-    pub(super) fn of(pair: Pair, home: Home, layout: Layout<D>, grid: ChunkGrid<D>, options: &RenderOptions) -> Self {
+    pub(super) fn of(
+        pair: Pair,
+        home: Home,
+        layout: Layout<T, D>,
+        grid: ChunkGrid<D>,
+        options: &RenderOptions,
+    ) -> Self {
         let RenderOptions { replace, timeout, .. } = *options;
         let patience = if options.shared_with == SharedWith::OnlyMe { Duration::ZERO } else { timeout };
-        Self { pair, home, layout, grid, replace, patience, next: AtomicUsize::new(0), elements: PhantomData }
+        Self { pair, home, layout, grid, replace, patience, next: AtomicUsize::new(0) }
     }
 
     /// Returns how the array is divided into chunks.
     pub fn grid(&self) -> &ChunkGrid<D> {
         &self.grid
-    }
-
-    /// Returns the lengths of the array's axes.
-    pub fn shape(&self) -> &[usize] {
-        self.layout.dim.slice()
-    }
-
-    /// Returns the order of the axes in memory.
-    pub fn order(&self) -> Order {
-        self.layout.order
     }
 
     /// Returns the name that the finished array will have.

@@ -9,9 +9,8 @@ use super::grid::ChunkGrid;
 use super::ledger::RenderSpec;
 use super::pair::{Making, Pair, WORK_NOTE};
 use super::sharing::SharedWith;
-use crate::array::layout::Layout;
-use crate::array::{Description, Element, Order};
-use crate::backend::{Directory, DraftOptions, IntoLocation, Pages, common_settings};
+use crate::array::{Description, Element, Layout, Order};
+use crate::backend::{Directory, DraftOptions, IntoLocation, Pages};
 use crate::backoff::Deadline;
 use crate::error::{Error, Result};
 use crate::pool::Pool;
@@ -38,7 +37,8 @@ pub struct RenderOptions {
     backend: Option<Directory>,
     pub(super) replace: bool,
     accept_finished: bool,
-    draft: DraftOptions,
+    permissions: Option<u32>,
+    pages: Pages,
     chunk_offset: Option<Vec<usize>>,
     notes: Vec<(String, String)>,
     pool: Option<Pool>,
@@ -48,10 +48,18 @@ pub struct RenderOptions {
 
 impl Default for RenderOptions {
     fn default() -> Self {
-        let (backend, chunk_offset, pool) = (None, None, None);
-        let (replace, accept_finished) = (false, false);
-        let (draft, notes, shared_with) = (DraftOptions::default(), Vec::new(), SharedWith::default());
-        Self { backend, replace, accept_finished, draft, chunk_offset, notes, pool, shared_with, timeout: TIMEOUT }
+        Self {
+            backend: None,
+            replace: false,
+            accept_finished: false,
+            permissions: None,
+            pages: Pages::default(),
+            chunk_offset: None,
+            notes: Vec::new(),
+            pool: None,
+            shared_with: SharedWith::default(),
+            timeout: TIMEOUT,
+        }
     }
 }
 
@@ -61,9 +69,26 @@ impl RenderOptions {
         Self::default()
     }
 
-    common_settings! {
-        /// A buffer with files that every user may write to can be joined only with options that have that bit too: any
-        /// user can shorten such files, which kills this process (SIGBUS).
+    /// Uses this directory instead of the [default](crate::default_backend).
+    pub fn backend(mut self, directory: Directory) -> Self {
+        self.backend = Some(directory);
+        self
+    }
+
+    /// Creates files with these permission bits, whatever the umask. The default is 0600. Windows has no permission
+    /// bits.
+    ///
+    /// A buffer with files that every user may write to can be joined only with options that have that bit too: any
+    /// user can shorten such files, which kills this process (SIGBUS).
+    pub fn permissions(mut self, bits: u32) -> Self {
+        self.permissions = Some(bits & 0o777);
+        self
+    }
+
+    /// Chooses which memory is allocated in advance, and on which pages. The default is [`Pages::Auto`].
+    pub fn pages(mut self, pages: Pages) -> Self {
+        self.pages = pages;
+        self
     }
 
     /// Chooses whether the finished array may replace an existing one. The old array keeps its name until then.
@@ -120,14 +145,13 @@ impl RenderOptions {
         self
     }
 
-    /// Uses memory of this pool, with the pool's backend and permissions, if this process begins the buffer.
+    /// Uses memory of this pool, with the pool's backend and permissions, if this process begins the buffer. A
+    /// [`backend`](Self::backend) or [`permissions`](Self::permissions) that are chosen too must be those of the pool.
     ///
     /// **Chunks contain arbitrary old data** until they are painted. The buffer and the finished array keep one
     /// descriptor open. The memory returns to the pool when the array is [put](Pool::put) into it, or is
     /// [adopted](Pool::adopt) by it and dropped. In all other respects the array is an ordinary one.
     pub fn pool(mut self, pool: &Pool) -> Self {
-        self.backend = Some(pool.backend().clone());
-        self.draft.permissions = pool.permissions();
         self.pool = Some(pool.clone());
         self
     }
@@ -158,7 +182,7 @@ impl RenderOptions {
     }
 
     /// Adds a note, such as its source, to the array's [description](crate::array::Description). Only the process that
-    /// begins the buffer writes it.
+    /// begins the buffer writes it; [`open`](Self::open) refuses it.
     ///
     /// Keys and texts follow the rules of [`with_note`](crate::array::Description::with_note). The key `work` is
     /// [used by the library](Self::accept_finished).
@@ -180,20 +204,20 @@ impl RenderOptions {
         chunk_shape: impl IntoDimension<Dim = D>,
         fingerprint: &str,
     ) -> Result<RenderBuffer<T, D>> {
-        let home = Home::new(self.backend.as_ref(), location)?;
-        let layout = Layout::new::<T>(shape, home.location.as_str())?;
+        let home = Home::new(self.directory(), location)?;
+        let layout = Layout::<T, _>::named(shape, home.location.as_str())?;
         let offset = match &self.chunk_offset {
-            Some(offset) => dimension(offset, layout.dim.ndim()).ok_or_else(|| Error::InvalidSetting {
+            Some(offset) => dimension(offset, layout.shape().len()).ok_or_else(|| Error::InvalidSetting {
                 setting: "the chunk offset",
                 value: format!("{offset:?}"),
                 expected: "as many axes as the array has",
             })?,
-            None => D::zeros(layout.dim.ndim()),
+            None => D::zeros(layout.shape().len()),
         };
-        let grid = ChunkGrid::new(layout.dim.clone(), chunk_shape.into_dimension(), offset)?;
+        let grid = ChunkGrid::new(layout.raw_dim(), chunk_shape.into_dimension(), offset)?;
         let work = RenderSpec {
             dtype: T::DTYPE,
-            order: layout.order,
+            order: layout.order(),
             shape: grid.shape().to_vec(),
             chunk_shape: grid.chunk_shape().to_vec(),
             chunk_offset: grid.chunk_offset().to_vec(),
@@ -215,7 +239,7 @@ impl RenderOptions {
             description = description.with_note(key, text)?;
         }
         let making = Making { description: Some(&description), ..self.making() };
-        let pair = Pair::open_or_create(&home, &work, layout.bytes::<T>(), &making)
+        let pair = Pair::open_or_create(&home, &work, layout.bytes(), &making)
             .map_err(|error| error.about(&home.location).with_limit(self.timeout))?;
         Ok(RenderBuffer::of(pair, home, layout, grid, &self))
     }
@@ -224,16 +248,17 @@ impl RenderOptions {
     ///
     /// # Errors
     ///
-    /// [`InvalidSetting`](Error::InvalidSetting): a chunk offset, a pool, or pages other than [`Pages::Sparse`] were
-    /// chosen. Also the errors of [`RenderBuffer::open`].
+    /// [`InvalidSetting`](Error::InvalidSetting): a chunk offset, a pool, a note, or pages other than
+    /// [`Pages::Sparse`] were chosen. Also the errors of [`RenderBuffer::open`].
     pub fn open<T: Element, D: Dimension>(self, location: impl IntoLocation) -> Result<RenderBuffer<T, D>> {
         if self.chunk_offset.is_some()
             || self.pool.is_some()
-            || ![Pages::default(), Pages::Sparse].contains(&self.draft.pages)
+            || !self.notes.is_empty()
+            || ![Pages::default(), Pages::Sparse].contains(&self.pages)
         {
             return Err(Error::InvalidSetting {
                 setting: "the choice of options for joining a buffer",
-                value: "chunk offset, pool or pages".to_owned(),
+                value: "chunk offset, pool, note or pages".to_owned(),
                 expected: "without these, except Pages::Sparse: the process that begins the buffer chooses them",
             });
         }
@@ -257,16 +282,27 @@ impl RenderOptions {
         };
         let dim = axes(&work.shape)?;
         let grid = ChunkGrid::new(dim.clone(), axes(&work.chunk_shape)?, axes(&work.chunk_offset)?)?;
-        let layout = Layout::new::<T>(dim.set_f(work.order == Order::F), home.location.as_str())?;
+        let layout = Layout::<T, _>::named(dim.set_f(work.order == Order::F), home.location.as_str())?;
         Ok(RenderBuffer::of(pair, home, layout, grid, &self))
     }
 
+    /// Returns the directory that was chosen, by itself or with the pool.
+    fn directory(&self) -> Option<&Directory> {
+        self.backend.as_ref().or_else(|| self.pool.as_ref().map(Pool::backend))
+    }
+
+    /// Returns the permission bits of the files: those that were chosen, by themselves or with the pool.
+    fn file_permissions(&self) -> u32 {
+        let of_pool = || self.pool.as_ref().map(Pool::permissions);
+        self.permissions.or_else(of_pool).unwrap_or(DraftOptions::default().permissions)
+    }
+
     fn making(&self) -> Making<'_> {
-        let Self { draft, replace, accept_finished, ref pool, ref shared_with, timeout, .. } = *self;
+        let Self { pages, replace, accept_finished, ref pool, ref shared_with, timeout, .. } = *self;
         // Mode 0600 until the file has the chosen group. With more permissions, the group that new files get would be
         // able to open it.
-        let permissions = if matches!(shared_with, SharedWith::Group(_)) { 0o600 } else { draft.permissions };
-        let (draft, pool) = (DraftOptions { permissions, ..draft }, pool.as_ref());
+        let permissions = if matches!(shared_with, SharedWith::Group(_)) { 0o600 } else { self.file_permissions() };
+        let (draft, pool) = (DraftOptions { permissions, pages }, pool.as_ref());
         let until = Deadline::after(timeout);
         Making { draft, replace, accept_finished, pool, shared_with, description: None, until }
     }
@@ -275,7 +311,7 @@ impl RenderOptions {
 /// Refuses a pool with another directory or other permissions than the buffer, and a buffer that is shared with a
 /// group.
 fn require_same(pool: &Pool, home: &Home, options: &RenderOptions) -> Result<()> {
-    let permissions = options.draft.permissions;
+    let permissions = options.file_permissions();
     if matches!(options.shared_with, SharedWith::Group(_)) {
         let (setting, value) = ("the sharing of a pool's memory", format!("{:?}", options.shared_with));
         return Err(Error::InvalidSetting {

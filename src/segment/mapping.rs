@@ -29,7 +29,7 @@ pub(super) fn fill_holes(file: &File, facts: &Facts, home: &Home, access: Access
         Err(Error::PermissionDenied { .. }) => Err(Error::Unsupported {
             location: location.to_string(),
             what: "it has holes, reading them takes memory, and this user may not fill them beforehand; open it with \
-                   AttachOptions::leave_holes"
+                   OpenOptions::leave_holes"
                 .into(),
         }),
         // The name was replaced or removed meanwhile. Only the caller's file may be filled, not another file of that

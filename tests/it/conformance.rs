@@ -20,6 +20,7 @@ mod hostile;
 mod hostile_arena;
 mod lookalikes;
 mod names;
+mod options;
 mod orphans;
 mod pool;
 mod queue_kills;
@@ -57,6 +58,7 @@ pub fn trials(place: &Place) -> Vec<Trial> {
         fuzz::trials,
         lookalikes::trials,
         names::trials,
+        options::trials,
         pool::trials,
         queues::trials,
         queue_kills::trials,

@@ -97,8 +97,8 @@ fn emulated(directory: &Path) -> String {
 
 fn arrays_are_made_exactly_where_sharing_is_supported() {
     let base = tempfile::tempdir().unwrap();
-    let options = CreateOptions::<SharedArray<u8, _>>::new().backend(Directory::new("files", base.path()));
-    let made = options.create("supported", 3);
+    let options = CreateOptions::new().backend(Directory::new("files", base.path()));
+    let made = options.create::<u8, _>("supported", 3);
     match made {
         Ok(_) => assert!(std::hint::black_box(SUPPORTED)),
         Err(error) => assert!(error.is_unsupported() && !SUPPORTED, "{error}"),
@@ -192,8 +192,8 @@ fn say_open(arguments: &[String]) {
         say(format!("{} {error}", error.is_not_found()));
     }
     // A name in the other place is no reason not to create this one.
-    let options = CreateOptions::<SharedArray<u8, _>>::new().mode(CreationMode::OpenOrCreate);
-    say(options.create(name, 4).map_or_else(|error| error.to_string(), |_| "created".to_owned()));
+    let options = CreateOptions::new().mode(CreationMode::OpenOrCreate);
+    say(options.create::<u8, _>(name, 4).map_or_else(|error| error.to_string(), |_| "created".to_owned()));
     say(ndarray_shm::unlink(name).expect("it was created"));
 }
 

@@ -25,6 +25,7 @@ pub const TABLE: &[(&[&str], &[&str])] = &[
             "conformance::handles",
             "conformance::lookalikes",
             "conformance::names",
+            "conformance::options",
             "conformance::orphans",
             "conformance::pool",
             "conformance::races",

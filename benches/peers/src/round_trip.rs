@@ -100,7 +100,7 @@ fn prepare<'a>(case: &'a str, way: &'a str, bytes: usize, address: &str) -> Fail
             let name = case == "ours-name";
             let strategy = if name { SharingStrategy::FileSystem } else { SharingStrategy::FileDescriptor };
             let finish = move || -> Failable<Box<dyn Side>> {
-                let array = CreateOptions::<RefcountedArray<_, _>>::new().share(strategy, bytes)?;
+                let array = CreateOptions::new().share(strategy, bytes)?;
                 Ok(Box::new(OurChannel { channel: listener.accept()?, array: Some(array) }))
             };
             Prepared { address: path.display().to_string(), finish: Box::new(finish) }

@@ -9,9 +9,7 @@ use std::mem;
 use ndarray::{ArrayViewD, IxDyn, ShapeBuilder as _};
 use ndarray_shm::array::Description;
 use ndarray_shm::backend::EntryKind;
-use ndarray_shm::{
-    Access, ArrayReader, AttachOptions, DType, Directory, Element, Location, Order, SharedArray, render,
-};
+use ndarray_shm::{Access, DType, Directory, Element, Location, OpenOptions, Order, render};
 use ndarray_shm_volume::VolumeNotes;
 
 use super::counted::Look;
@@ -146,8 +144,8 @@ impl Described {
         look: impl FnOnce(ArrayViewD<'_, T>) -> Result<R, Failure>,
     ) -> Result<R, Failure> {
         if let ArrayKind::Counted { orphaned } = self.kind {
-            let options = AttachOptions::<ArrayReader<T, IxDyn>>::new().backend(self.backend.clone());
-            let reader = options.open_counted(&self.location)?;
+            let options = OpenOptions::new().backend(self.backend.clone());
+            let reader = options.open_counted_reader::<T, IxDyn>(&self.location)?;
             let result = look(reader.view());
             if orphaned {
                 // Dropping the last handle removes the name, which a reading command must not do. It leaves as if it
@@ -157,7 +155,7 @@ impl Described {
             return result;
         }
         let shape = IxDyn(&self.shape).set_f(self.order == Order::F);
-        let options = AttachOptions::<SharedArray<T, IxDyn>>::new().backend(self.backend.clone());
+        let options = OpenOptions::new().backend(self.backend.clone());
         let options = options.reinterpret(self.reinterpret);
         let array = options.access(Access::Read).open(&self.location, shape)?;
         let guard = match array.try_read() {

@@ -10,7 +10,7 @@ use std::path::Path;
 
 use ndarray::{ArrayViewD, Axis, IxDyn, ShapeBuilder as _, Slice};
 use ndarray_shm::backend::EntryKind;
-use ndarray_shm::{Access, AttachOptions, Directory, Element, Location, Order, SharedArray, render, with_element};
+use ndarray_shm::{Access, Directory, Element, Location, OpenOptions, Order, SharedArray, render, with_element};
 use ndarray_shm_volume::demo::{DemoSpec, write_volume};
 use ndarray_shm_volume::{Bbox, ChunkSource, Elements, Missing, Scratch, StopFlag, VolumeUrl, open_volume};
 use serde::Serialize;
@@ -202,10 +202,8 @@ fn compare<T: Element + PartialEq>(
 ) -> Result<(), Failure> {
     let meta = source.meta();
     let shape = IxDyn(&Bbox::whole(&meta.shape).shape()).set_f(order == Order::F);
-    let array: SharedArray<T, IxDyn> = AttachOptions::<SharedArray<_, _>>::new()
-        .backend(backend.clone())
-        .access(Access::Read)
-        .open(location, shape)?;
+    let array: SharedArray<T, IxDyn> =
+        OpenOptions::new().backend(backend.clone()).access(Access::Read).open(location, shape)?;
     let guard = array.read()?;
     let mut scratch = Scratch::new();
     for region in meta.chunks(&meta.domain()) {

@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use bytemuck::cast_slice_mut;
 use ndarray::{ArrayViewMutD, IxDyn, ShapeBuilder as _};
-use ndarray_shm::{CreateOptions, CreationMode, DType, Directory, Element, Order, SharedArray, with_element};
+use ndarray_shm::{CreateOptions, CreationMode, DType, Directory, Element, Order, with_element};
 use ndarray_shm_volume::StopFlag;
 use serde::Serialize;
 
@@ -120,10 +120,11 @@ impl<'a> NpyFile<'a> {
     fn import<T: Element>(mut self, args: &ImportArgs, backend: &Directory, stop: &StopFlag) -> Result<(), Failure> {
         let shape = IxDyn(&self.shape).set_f(self.header.order == Order::F);
         let mode = if args.replace { CreationMode::Replace } else { CreationMode::CreateNew };
-        let options = CreateOptions::<SharedArray<T, IxDyn>>::new().backend(backend.clone()).mode(mode);
+        let options = CreateOptions::new().backend(backend.clone()).mode(mode);
         let display = Display::new(args.location.as_str(), "block", args.quiet);
-        let filled =
-            options.try_create_with(&args.location, shape, |view| self.fill(view, stop, &display).map_err(Torn));
+        let filled = options.try_create_with::<T, IxDyn, _>(&args.location, shape, |view| {
+            self.fill(view, stop, &display).map_err(Torn)
+        });
         display.clear();
         filled.map(drop).map_err(|Torn(failure)| failure)
     }

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::Path;
 
 use ndarray::ShapeBuilder as _;
-use ndarray_shm::{CreateOptions, SharedArray};
+use ndarray_shm::CreateOptions;
 
 use crate::scene::{Finished, Scene, run};
 use crate::volume;
@@ -22,8 +22,8 @@ fn text(path: &Path) -> &str {
 }
 
 fn array(scene: &Scene) {
-    let options = CreateOptions::<SharedArray<u16, _>>::new().backend(scene.backend());
-    options.create_with("x", (3, 4).f(), |mut view| view[[2, 1]] = 7).expect("created");
+    let options = CreateOptions::new().backend(scene.backend());
+    options.create_with::<u16, _>("x", (3, 4).f(), |mut view| view[[2, 1]] = 7).expect("created");
 }
 
 /// Returns the layout options that a command needs for the array: none if it describes itself.

@@ -5,8 +5,8 @@ use std::io::{Seek as _, SeekFrom, Write as _};
 use std::path::Path;
 use std::time::{Duration, Instant, SystemTime};
 
+use ndarray_shm::CreateOptions;
 use ndarray_shm::render::RenderOptions;
-use ndarray_shm::{CreateOptions, SharedArray};
 use serde_json::{Value, json};
 
 use crate::counted::{info, item, line};
@@ -111,19 +111,14 @@ fn gc_removes_the_orphan_and_nothing_else() {
 fn unused_locks_of_uploads_are_removed() {
     let scene = Scene::new();
     let lock = |name: &str| {
-        let made = CreateOptions::<SharedArray<u8, ndarray::Ix1>>::new().backend(scene.backend()).create(name, 1);
+        let made = CreateOptions::new().backend(scene.backend()).create::<u8, ndarray::Ix1>(name, 1);
         made.expect("a lock")
     };
     drop(lock("ndshm-write-0badcafe"));
     let held = lock("ndshm-write-00c0ffee");
     let cell = held.lock_cell(7, Duration::ZERO).expect("it is free");
     // A file of another length is an array, in spite of its name.
-    drop(
-        CreateOptions::<SharedArray<u8, _>>::new()
-            .backend(scene.backend())
-            .create("ndshm-write-12345678", 2)
-            .expect("an array"),
-    );
+    drop(CreateOptions::new().backend(scene.backend()).create::<u8, _>("ndshm-write-12345678", 2).expect("an array"));
     let before = scene.files();
     assert_eq!(item(&scene, "ndshm-write-0badcafe")["kind"], "lock");
     assert_eq!(item(&scene, "ndshm-write-12345678")["kind"], "array");

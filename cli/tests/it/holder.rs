@@ -8,7 +8,7 @@ use std::time::Duration;
 use ndarray_shm::arena::ArenaOptions;
 use ndarray_shm::arena::loans::Counters;
 use ndarray_shm::counted::{Handle, HandleOptions};
-use ndarray_shm::{AttachOptions, CreateOptions, Directory, RefcountedArray, SharedArray};
+use ndarray_shm::{CreateOptions, Directory, OpenOptions, SharedArray};
 use sysinfo::Pid;
 
 /// The environment variable that makes `the_role_of_a_holder` a holder. Its value says what to hold.
@@ -105,8 +105,7 @@ fn the_role_of_a_holder() {
         std::io::stdin().read_to_end(&mut Vec::new()).expect("a pipe");
     };
     if *how == "plain" {
-        let _held: SharedArray<u8, _> =
-            CreateOptions::<SharedArray<_, _>>::new().backend(backend()).create(*name, 4096).expect("created");
+        let _held: SharedArray<u8, _> = CreateOptions::new().backend(backend()).create(*name, 4096).expect("created");
         return wait(&[]);
     }
     if *how == "arena" {
@@ -118,9 +117,9 @@ fn the_role_of_a_holder() {
         return wait(&[]);
     }
     let array = if *how == "create" {
-        CreateOptions::<RefcountedArray<f32, ndarray::Ix2>>::new().backend(backend()).create(*name, (30, 40))
+        CreateOptions::new().backend(backend()).create_counted::<f32, ndarray::Ix2>(*name, (30, 40))
     } else {
-        AttachOptions::<RefcountedArray<_, _>>::new().backend(backend()).open(*name)
+        OpenOptions::new().backend(backend()).open_counted(*name)
     };
     let array = array.expect("created or attached");
     let mut handles = Vec::new();

@@ -7,7 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use ndarray_shm::manager::{self, Program};
-use ndarray_shm::{CreateOptions, Directory, RefcountedArray};
+use ndarray_shm::{CreateOptions, Directory};
 use sysinfo::{Pid, Signal};
 
 use crate::scene::{Running, Scene, heeding_hangup, is_running, run, signal, wait_until};
@@ -21,8 +21,7 @@ fn role_of_a_client() {
     let Some(directory) = std::env::var_os(CLIENT) else { return };
     manager::set_program(Program::Search);
     let backend = Directory::new("emulated", directory);
-    let _held =
-        CreateOptions::<RefcountedArray<u8, _>>::new().backend(backend).create("held-x", 4).expect("a new array");
+    let _held = CreateOptions::new().backend(backend).create_counted::<u8, _>("held-x", 4).expect("a new array");
     thread::sleep(Duration::from_mins(5));
 }
 

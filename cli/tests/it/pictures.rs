@@ -143,11 +143,11 @@ fn view_reports_missing_and_invalid_options() {
 #[test]
 fn counted_arrays_and_renderbuffers_need_no_layout() {
     use ndarray_shm::render::RenderOptions;
-    use ndarray_shm::{CreateOptions, CreationMode, RefcountedArray};
+    use ndarray_shm::{CreateOptions, CreationMode};
 
     let scene = Scene::new();
-    let options = CreateOptions::<RefcountedArray<u8, _>>::new().backend(scene.backend()).mode(CreationMode::CreateNew);
-    let counted = options.create_with("counted", (2, 3), |mut view| view[[1, 2]] = 9).expect("made");
+    let options = CreateOptions::new().backend(scene.backend()).mode(CreationMode::CreateNew);
+    let counted = options.create_counted_with::<u8, _>("counted", (2, 3), |mut view| view[[1, 2]] = 9).expect("made");
     let out = scene.temporary().join("x.png");
     let path = out.to_str().expect("text");
     view(&scene, "counted", &["--out", path]).expect_code(0);

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use ndarray::ShapeBuilder as _;
-use ndarray_shm::{CreateOptions, RefcountedArray};
+use ndarray_shm::CreateOptions;
 use serde_json::Value;
 
 use crate::downloading::{assert_whole, download};
@@ -69,8 +69,8 @@ fn mismatched_type_is_refused_before_a_volume_exists() {
     let refused = upload(&scene, &to, &["--order", "c"]).expect_code(2);
     assert!(refused.err.contains("of 2 bytes each, but the volume's are of type |u1"), "{refused:?}");
     fs::remove_file(scene.emulated().join("x")).expect("there");
-    let options = CreateOptions::<RefcountedArray<f32, _>>::new().backend(scene.backend());
-    let array = options.create_with("x", (8, 8), |mut view| view.fill(1.0)).expect("an array");
+    let options = CreateOptions::new().backend(scene.backend());
+    let array = options.create_counted_with::<f32, _>("x", (8, 8), |mut view| view.fill(1.0)).expect("an array");
     let refused = upload(&scene, &to, &[]).expect_code(2);
     assert!(refused.err.contains("of type <f4, but the volume's are of type |u1"), "{refused:?}");
     let other = scene.temporary().join("other");
@@ -300,8 +300,8 @@ fn array_with_one_long_axis_needs_no_order() {
 #[test]
 fn contradicting_order_is_refused() {
     let scene = Scene::new();
-    let options = CreateOptions::<RefcountedArray<u8, _>>::new().backend(scene.backend());
-    let array = options.create_with("x", (2, 4).f(), |mut view| view.fill(7)).expect("a new array");
+    let options = CreateOptions::new().backend(scene.backend());
+    let array = options.create_counted_with::<u8, _>("x", (2, 4).f(), |mut view| view.fill(7)).expect("a new array");
     let to = scene.temporary().join("volume");
     let new = ["--create", "--format", "zarr3", "--dtype", "uint8", "--shape", "2,4", "--chunk", "2,2"];
     let put = |order: &str| run(scene.ndshm(["upload", "x", text(&to), "--quiet", "--order", order]).args(new));

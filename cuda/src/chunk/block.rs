@@ -1,12 +1,13 @@
 //! A block at its producer, and the ticket by which a receiver gets it.
 
 use std::fmt;
-use std::marker::PhantomData;
+use std::ops::Deref;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use ndarray::{Array, ArrayRef, Dimension};
 use ndarray_shm::arena::loans::{CounterHandle, LentMemory};
+use ndarray_shm::array::Layout;
 use ndarray_shm::{DType, Element, Order};
 use serde::{Deserialize, Serialize};
 
@@ -15,7 +16,6 @@ use crate::copies;
 use crate::device::Device;
 use crate::driver::functions;
 use crate::error::{Error, Result};
-use crate::layout::DeviceLayout;
 use crate::stream::{EventNote, Stream};
 
 /// An array in a [`Chunk`](super::Chunk), at its producer. Dropping it frees its room as soon as no receiver needs it.
@@ -25,10 +25,9 @@ pub struct DeviceBlock<T, D> {
     // Dropped first: it gives its room back to the chunk.
     range: LentMemory<BlockRange>,
     chunk: Arc<ChunkState>,
-    layout: DeviceLayout<D>,
+    layout: Layout<T, D>,
     /// Whether a ticket may be on its way or received.
     sent: AtomicBool,
-    elements: PhantomData<T>,
 }
 
 /// What one receiver needs to get one block: some hundred bytes for any message, as any format of serde writes them.
@@ -64,13 +63,17 @@ impl BlockTicket {
     }
 }
 
-impl<T: Element, D: Dimension> DeviceBlock<T, D> {
-    pub(super) fn new(range: LentMemory<BlockRange>, chunk: Arc<ChunkState>, layout: DeviceLayout<D>) -> Self {
-        Self { range, chunk, layout, sent: AtomicBool::new(false), elements: PhantomData }
-    }
+impl<T, D> Deref for DeviceBlock<T, D> {
+    type Target = Layout<T, D>;
 
-    pub(super) fn layout(&self) -> &DeviceLayout<D> {
+    fn deref(&self) -> &Self::Target {
         &self.layout
+    }
+}
+
+impl<T: Element, D: Dimension> DeviceBlock<T, D> {
+    pub(super) fn new(range: LentMemory<BlockRange>, chunk: Arc<ChunkState>, layout: Layout<T, D>) -> Self {
+        Self { range, chunk, layout, sent: AtomicBool::new(false) }
     }
 
     /// Makes a ticket for one receiver that has the chunk. Work that still [writes](Self::written_on) to the block is
@@ -171,31 +174,6 @@ impl<T: Element, D: Dimension> DeviceBlock<T, D> {
     /// Returns the GPU.
     pub fn device(&self) -> Device {
         self.chunk.mapping.device()
-    }
-
-    /// Returns the lengths of the axes.
-    pub fn shape(&self) -> &[usize] {
-        self.layout.dim.slice()
-    }
-
-    /// Returns the order of the axes in memory.
-    pub fn order(&self) -> Order {
-        self.layout.order
-    }
-
-    /// Returns the number of elements.
-    pub fn len(&self) -> usize {
-        self.layout.len
-    }
-
-    /// Returns whether the block has no elements.
-    pub fn is_empty(&self) -> bool {
-        self.layout.len == 0
-    }
-
-    /// Returns the type of the elements.
-    pub fn dtype(&self) -> DType {
-        T::DTYPE
     }
 
     /// Returns the address of the first element on the GPU, for kernels and other libraries. It is valid while this

@@ -12,6 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use ndarray::{ArrayRef, Dimension, ShapeBuilder};
 use ndarray_shm::arena::loans::{Counters, Limbo, Memory};
+use ndarray_shm::array::Layout;
 use ndarray_shm::counted::Foreign;
 use ndarray_shm::{DType, Element, IntoLocation, Location, Order};
 use serde::{Deserialize, Serialize};
@@ -24,7 +25,7 @@ use crate::copies;
 use crate::device::Device;
 use crate::driver::{functions, functions_in_drop};
 use crate::error::{Error, Result};
-use crate::layout::DeviceLayout;
+use crate::layout;
 use crate::memory::DeviceMapping;
 use crate::pending::Pending;
 
@@ -200,8 +201,8 @@ impl Chunk {
     ///   reclaimed.
     /// - [`TooLarge`](Error::TooLarge), [`ForkedChild`](Error::ForkedChild), and failures of the driver.
     pub fn zeroed<T: Element, D: Dimension>(&self, shape: impl ShapeBuilder<Dim = D>) -> Result<DeviceBlock<T, D>> {
-        let block = self.undefined(DeviceLayout::new::<T>(shape)?)?;
-        copies::fill(self.device(), block.device_pointer(), 0, block.layout().bytes::<T>())?;
+        let block = self.undefined(layout::of_shape::<T, _>(shape)?)?;
+        copies::fill(self.device(), block.device_pointer(), 0, layout::in_memory(&block))?;
         Ok(block)
     }
 
@@ -212,14 +213,14 @@ impl Chunk {
     ///
     /// As [`zeroed`](Self::zeroed).
     pub fn from_host<T: Element, D: Dimension>(&self, array: &ArrayRef<T, D>) -> Result<DeviceBlock<T, D>> {
-        let block = self.undefined(DeviceLayout::like(array)?)?;
-        copies::upload(self.device(), block.device_pointer(), block.layout(), array)?;
+        let block = self.undefined(layout::of_copy(array)?)?;
+        copies::upload(self.device(), block.device_pointer(), &block, array)?;
         Ok(block)
     }
 
-    fn undefined<T: Element, D: Dimension>(&self, layout: DeviceLayout<D>) -> Result<DeviceBlock<T, D>> {
+    fn undefined<T: Element, D: Dimension>(&self, layout: Layout<T, D>) -> Result<DeviceBlock<T, D>> {
         functions()?;
-        let bytes = layout.bytes::<T>();
+        let bytes = layout::in_memory(&layout);
         let whole = bytes.checked_next_multiple_of(ALIGNMENT).ok_or_else(|| self.full(bytes))?;
         let take = || self.state.room().take(whole);
         let mut start = take();

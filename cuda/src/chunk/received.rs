@@ -1,14 +1,15 @@
 //! The receiver's side: `ReceivedChunk`, which takes tickets, and `ReceivedBlock`, which holds one loan.
 
 use std::fmt;
-use std::marker::PhantomData;
+use std::ops::Deref;
 use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use ndarray::{Array, Dimension};
 use ndarray_shm::arena::loans::{Counters, ReceivedLoan};
+use ndarray_shm::array::Layout;
 use ndarray_shm::counted::Foreign;
-use ndarray_shm::{DType, Element, Order};
+use ndarray_shm::{DType, Element};
 
 use super::{BlockTicket, CHUNK_KIND, ChunkNote, VERSION};
 use crate::context::ended;
@@ -16,7 +17,7 @@ use crate::copies;
 use crate::device::Device;
 use crate::driver::{functions, functions_in_drop};
 use crate::error::{Error, Result};
-use crate::layout::DeviceLayout;
+use crate::layout;
 use crate::memory::DeviceMapping;
 use crate::pending::{Pending, Unfinished};
 use crate::stream::{EventNote, Stream};
@@ -89,8 +90,8 @@ impl ReceivedChunk {
     pub fn receive<T: Element, D: Dimension>(&self, ticket: &BlockTicket) -> Result<ReceivedBlock<T, D>> {
         functions()?;
         let ReceivedState { mapping, counters, .. } = &*self.state;
-        let layout = DeviceLayout::<D>::described::<T>(ticket.dtype, &ticket.shape, ticket.order)?;
-        layout.require_within::<T>(ticket.offset, mapping.bytes())?;
+        let layout = layout::of_message::<T, D>(ticket.dtype, &ticket.shape, ticket.order)?;
+        layout::require_within(&layout, ticket.offset, mapping.bytes())?;
         EventNote::check(&ticket.events)?;
         let loan = counters.receive(&ticket.loan)?;
         let writes = Pending::open(mapping.device().context(), &ticket.events)?;
@@ -100,7 +101,6 @@ impl ReceivedChunk {
             writes: Mutex::new(writes),
             start: mapping.start() + ticket.offset as u64,
             layout,
-            elements: PhantomData,
         })
     }
 
@@ -129,8 +129,15 @@ pub struct ReceivedBlock<T, D> {
     /// Work of the producer that writes to it.
     writes: Mutex<Pending>,
     start: u64,
-    layout: DeviceLayout<D>,
-    elements: PhantomData<T>,
+    layout: Layout<T, D>,
+}
+
+impl<T, D> Deref for ReceivedBlock<T, D> {
+    type Target = Layout<T, D>;
+
+    fn deref(&self) -> &Self::Target {
+        &self.layout
+    }
 }
 
 impl<T: Element, D: Dimension> ReceivedBlock<T, D> {
@@ -187,31 +194,6 @@ impl<T: Element, D: Dimension> ReceivedBlock<T, D> {
     /// Returns the GPU.
     pub fn device(&self) -> Device {
         self.chunk.mapping.device()
-    }
-
-    /// Returns the lengths of the axes.
-    pub fn shape(&self) -> &[usize] {
-        self.layout.dim.slice()
-    }
-
-    /// Returns the order of the axes in memory.
-    pub fn order(&self) -> Order {
-        self.layout.order
-    }
-
-    /// Returns the number of elements.
-    pub fn len(&self) -> usize {
-        self.layout.len
-    }
-
-    /// Returns whether the block has no elements.
-    pub fn is_empty(&self) -> bool {
-        self.layout.len == 0
-    }
-
-    /// Returns the type of the elements.
-    pub fn dtype(&self) -> DType {
-        T::DTYPE
     }
 
     /// Returns the address of the first element on the GPU, for kernels and other libraries. It is valid while this

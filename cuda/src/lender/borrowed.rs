@@ -1,14 +1,15 @@
 //! The receiver's side of lent memory: `Borrower`, which attaches loans, and `Borrowed`, which holds one.
 
 use std::fmt;
-use std::marker::PhantomData;
+use std::ops::Deref;
 use std::os::fd::AsFd;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use ndarray::{Array, Dimension};
 use ndarray_shm::arena::loans::{Counters, ReceivedLoan};
+use ndarray_shm::array::Layout;
 use ndarray_shm::counted::Foreign;
-use ndarray_shm::{DType, Element, IntoLocation, Order};
+use ndarray_shm::{Element, IntoLocation};
 
 use super::LentNote;
 use super::opened::{OPENING, Opened, bytes64};
@@ -17,7 +18,7 @@ use crate::copies;
 use crate::device::Device;
 use crate::driver::{functions, functions_in_drop};
 use crate::error::{Error, Result};
-use crate::layout::DeviceLayout;
+use crate::layout;
 use crate::memory::DeviceMapping;
 use crate::pending::{Pending, Unfinished};
 use crate::stream::{EventNote, PROCESS, Stream};
@@ -61,9 +62,9 @@ impl Borrower {
     pub fn attach<T: Element, D: Dimension>(&self, parcel: &Foreign) -> Result<Borrowed<T, D>> {
         functions()?;
         let note = LentNote::of(parcel)?;
-        let layout = DeviceLayout::<D>::described::<T>(parcel.dtype(), parcel.shape(), parcel.order())?;
+        let layout = layout::of_message::<T, D>(parcel.dtype(), parcel.shape(), parcel.order())?;
         let device = Device::named(&note.device)?;
-        layout.require_within::<T>(note.offset, usize::MAX)?;
+        layout::require_within(&layout, note.offset, usize::MAX)?;
         if note.process == *PROCESS {
             let reason = "this process lends it (use the owner itself)".to_owned();
             return Err(Error::Unsupported { what: OPENING, reason });
@@ -78,10 +79,10 @@ impl Borrower {
             error => error,
         })?;
         let (start, bytes) = source.range();
-        layout.require_within::<T>(note.offset, bytes)?;
+        layout::require_within(&layout, note.offset, bytes)?;
         let writes = Mutex::new(Pending::open(device.context(), &note.events)?);
         let (start, uses) = (start + note.offset as u64, Mutex::default());
-        Ok(Borrowed { source, writes, uses, loan, device, start, layout, elements: PhantomData })
+        Ok(Borrowed { source, writes, uses, loan, device, start, layout })
     }
 }
 
@@ -100,8 +101,7 @@ pub struct Borrowed<T, D> {
     loan: ReceivedLoan,
     device: Device,
     start: u64,
-    layout: DeviceLayout<D>,
-    elements: PhantomData<T>,
+    layout: Layout<T, D>,
 }
 
 /// What keeps the memory open.
@@ -143,35 +143,18 @@ fn locked(pending: &Mutex<Pending>) -> MutexGuard<'_, Pending> {
     pending.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+impl<T, D> Deref for Borrowed<T, D> {
+    type Target = Layout<T, D>;
+
+    fn deref(&self) -> &Self::Target {
+        &self.layout
+    }
+}
+
 impl<T: Element, D: Dimension> Borrowed<T, D> {
     /// Returns the GPU.
     pub fn device(&self) -> Device {
         self.device
-    }
-
-    /// Returns the lengths of the axes.
-    pub fn shape(&self) -> &[usize] {
-        self.layout.dim.slice()
-    }
-
-    /// Returns the order of the axes in memory.
-    pub fn order(&self) -> Order {
-        self.layout.order
-    }
-
-    /// Returns the number of elements.
-    pub fn len(&self) -> usize {
-        self.layout.len
-    }
-
-    /// Returns whether the array has no elements.
-    pub fn is_empty(&self) -> bool {
-        self.layout.len == 0
-    }
-
-    /// Returns the type of the elements.
-    pub fn dtype(&self) -> DType {
-        T::DTYPE
     }
 
     /// Returns the address of the first element on the GPU, for kernels and other libraries. It is valid while this

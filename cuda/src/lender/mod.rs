@@ -9,14 +9,15 @@ mod pools;
 mod way;
 
 use std::fmt;
-use std::marker::PhantomData;
 use std::mem::ManuallyDrop;
+use std::ops::Deref;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use ndarray::{Dimension, ShapeBuilder};
 use ndarray_shm::arena::loans::{CounterHandle, Counters, LentMemory, Limbo, Memory};
+use ndarray_shm::array::Layout;
 use ndarray_shm::counted::Foreign;
-use ndarray_shm::{DType, Element, IntoLocation, Location, Order};
+use ndarray_shm::{Element, IntoLocation, Location};
 use serde::{Deserialize, Serialize};
 
 pub use self::borrowed::{Borrowed, Borrower};
@@ -25,7 +26,7 @@ use crate::context::may_still_run;
 use crate::device::Device;
 use crate::driver::functions;
 use crate::error::{Error, Result};
-use crate::layout::DeviceLayout;
+use crate::layout;
 use crate::pending::Pending;
 use crate::stream::{EventNote, PROCESS, Stream};
 
@@ -187,13 +188,13 @@ impl Lender {
         owner: impl Send + 'static,
     ) -> Result<Lent<T, D>> {
         functions()?;
-        let layout = DeviceLayout::new::<T>(shape)?;
-        let (way, offset) = LendingWay::of(self.device, pointer, layout.bytes::<T>())?;
-        layout.require_within::<T>(offset, usize::MAX)?;
-        let (bytes, pending) = (layout.bytes::<T>() as u64, Mutex::default());
+        let layout = layout::of_shape::<T, _>(shape)?;
+        let (way, offset) = LendingWay::of(self.device, pointer, layout::in_memory(&layout))?;
+        layout::require_within(&layout, offset, usize::MAX)?;
+        let (bytes, pending) = (layout.bytes(), Mutex::default());
         let owner = Owner { way, offset, bytes, pending, memory: ManuallyDrop::new(Mutex::new(Box::new(owner))) };
         let memory = self.limbo.lend(owner)?;
-        Ok(Lent { memory, device: self.device, pointer, layout, elements: PhantomData })
+        Ok(Lent { memory, device: self.device, pointer, layout })
     }
 
     /// Drops the owners of which all receivers have released their loans or died. Returns their number.
@@ -236,8 +237,15 @@ pub struct Lent<T, D> {
     memory: LentMemory<Owner>,
     device: Device,
     pointer: u64,
-    layout: DeviceLayout<D>,
-    elements: PhantomData<T>,
+    layout: Layout<T, D>,
+}
+
+impl<T, D> Deref for Lent<T, D> {
+    type Target = Layout<T, D>;
+
+    fn deref(&self) -> &Self::Target {
+        &self.layout
+    }
 }
 
 impl<T: Element, D: Dimension> Lent<T, D> {
@@ -320,21 +328,6 @@ impl<T: Element, D: Dimension> Lent<T, D> {
     /// Returns the GPU.
     pub fn device(&self) -> Device {
         self.device
-    }
-
-    /// Returns the lengths of the axes.
-    pub fn shape(&self) -> &[usize] {
-        self.layout.dim.slice()
-    }
-
-    /// Returns the order of the axes in memory.
-    pub fn order(&self) -> Order {
-        self.layout.order
-    }
-
-    /// Returns the type of the elements.
-    pub fn dtype(&self) -> DType {
-        T::DTYPE
     }
 
     /// Returns the address of the first element on the GPU.

@@ -14,7 +14,7 @@ use ndarray::{Array1, Ix1, array};
 use ndarray_shm::array::SealableDraft;
 use ndarray_shm::counted::{Channel, SharingStrategy};
 use ndarray_shm::{
-    Access, ArrayReader, ArrayWriter, AttachOptions, CreateOptions, Directory, Draft, FrozenArray, NextClaim, Pages,
+    Access, ArrayReader, ArrayWriter, CreateOptions, Directory, Draft, FrozenArray, NextClaim, OpenOptions, Pages,
     Pool, RefcountedArray, RenderBuffer, SharedArray, unlink,
 };
 use ndarray_shm_cuda::{Device, DeviceArray, Error, PageLockable, PageLocked};
@@ -148,8 +148,8 @@ fn every_kind_of_array_is_locked_and_unlocked(_: Channel) {
     let shared = SharedArray::<u32, _>::create(name, LENGTH).expect("an array");
     shared.write().expect("a guard").fill(7);
     lock_and_drop(shared);
-    let read_only = AttachOptions::<SharedArray<u32, _>>::new().access(Access::Read);
-    lock_and_drop(read_only.open(name, LENGTH).expect("an array"));
+    let read_only = OpenOptions::new().access(Access::Read);
+    lock_and_drop(read_only.open::<u32, _>(name, LENGTH).expect("an array"));
     lock_and_drop(ArrayReader::<u32, _>::open(name, LENGTH).expect("a reader"));
     let mut writer =
         PageLocked::new(gpu(), ArrayWriter::<u32, _>::open(name, LENGTH).expect("a writer")).expect("a lock");
@@ -207,15 +207,15 @@ fn array_without_elements_has_nothing_to_lock(_: Channel) {
 
 fn array_with_holes_is_locked(_: Channel) {
     let name = Name::new("holes");
-    let sparse = CreateOptions::<SharedArray<u8, _>>::new().pages(Pages::Sparse);
-    let sparse = sparse.create(name.0.as_str(), 64 << 20).expect("an array");
+    let sparse = CreateOptions::new().pages(Pages::Sparse);
+    let sparse = sparse.create::<u8, _>(name.0.as_str(), 64 << 20).expect("an array");
     lock_and_drop(sparse);
 }
 
 fn array_on_huge_pages_is_locked(_: Channel) {
     let name = Name::new("huge");
-    let huge = CreateOptions::<SharedArray<u8, _>>::new().pages(Pages::Huge);
-    let huge = huge.create(name.0.as_str(), (4 << 20) + 1).expect("an array");
+    let huge = CreateOptions::new().pages(Pages::Huge);
+    let huge = huge.create::<u8, _>(name.0.as_str(), (4 << 20) + 1).expect("an array");
     lock_and_drop(huge);
 }
 
@@ -343,8 +343,8 @@ fn array_on_a_disk_is_refused_and_given_back(_: Channel) {
         return;
     };
     let backend = Directory::new("disk", &disk.0);
-    let options = CreateOptions::<SharedArray<u8, _>>::new().backend(backend.clone());
-    let array = options.create_with("it-cuda", LENGTH, |mut view| view.fill(3)).expect("an array");
+    let options = CreateOptions::new().backend(backend.clone());
+    let array = options.create_with::<u8, _>("it-cuda", LENGTH, |mut view| view.fill(3)).expect("an array");
     let refused = PageLocked::new(gpu(), array).expect_err("the pages of files on disks cannot be locked");
     let Error::NotPinnable { location, reason } = refused.error() else { panic!("{refused}") };
     assert_eq!(Path::new(location), disk.0.join("it-cuda"));

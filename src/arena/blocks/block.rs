@@ -19,8 +19,7 @@ use ndarray::{Dimension, IxDyn};
 use super::allocate::Taken;
 use crate::arena::header::ArenaHeader;
 use crate::arena::tables::sizes::ALIGNMENT;
-use crate::array::layout::Layout;
-use crate::array::{DType, Element, Order};
+use crate::array::{DType, Element, Layout, Order};
 use crate::error::{Error, Result};
 
 /// Maximum number of axes that a description has room for.
@@ -72,10 +71,10 @@ impl Block {
     /// Takes a block for an array, and writes the description. With a limit, waits for a free block.
     pub(crate) fn allocate<T: Element, D: Dimension>(
         header: &Arc<ArenaHeader>,
-        layout: &Layout<D>,
+        layout: &Layout<T, D>,
         limit: Option<Duration>,
     ) -> Result<Self> {
-        let axes = layout.dim.ndim();
+        let axes = layout.shape().len();
         if axes > MOST_AXES {
             return Err(Error::InvalidSetting {
                 setting: "the shape",
@@ -83,15 +82,15 @@ impl Block {
                 expected: "at most 32 axes",
             });
         }
-        let (ahead, bytes) = (description_bytes(axes), layout.bytes::<T>());
+        let (ahead, bytes) = (description_bytes(axes), layout.bytes());
         let needed = ahead.saturating_add(bytes);
         let taken = match limit {
             None => header.allocate(needed)?,
             Some(limit) => header.allocate_wait(needed, limit)?,
         };
         let block = Self { header: Arc::clone(header), slot: taken.slot, at: taken.at + ahead, bytes };
-        let words = [dtype_word(T::DTYPE), shape_word(layout.order, axes)];
-        let lengths = layout.dim.slice().iter().map(|length| *length as u64);
+        let words = [dtype_word(T::DTYPE), shape_word(layout.order(), axes)];
+        let lengths = layout.shape().iter().map(|length| *length as u64);
         for (word, value) in header.description_words(&taken, axes).iter().zip(words.into_iter().chain(lengths)) {
             word.store(value, Ordering::Relaxed);
         }

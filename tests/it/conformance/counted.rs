@@ -42,12 +42,12 @@ fn counted_array_describes_itself(place: &Place) {
     let name = place.location("self");
     let source = Array2::from_shape_fn((3, 5), |(i, j)| (i * 10 + j) as u16);
     let fill = |mut view: ndarray::ArrayViewMut2<'_, u16>| view.assign(&source);
-    let array = place.counted::<u16, _>().create_with(name.location(), (3, 5).f(), fill).unwrap();
+    let array = place.options().create_counted_with::<u16, _>(name.location(), (3, 5).f(), fill).unwrap();
     assert_eq!((array.location(), array.strategy()), (Some(name.location()), SharingStrategy::FileSystem));
-    let again = place.attach_counted::<u16, Ix2>().open(name.location()).unwrap();
+    let again = place.open_options().open_counted::<u16, Ix2>(name.location()).unwrap();
     assert_eq!((again.shape(), again.order()), ([3, 5].as_slice(), Order::F));
     assert_eq!(*again.read().unwrap(), source);
-    let dynamic = place.attach_counted::<u16, IxDyn>().open(name.location()).unwrap();
+    let dynamic = place.open_options().open_counted::<u16, IxDyn>(name.location()).unwrap();
     assert_eq!(dynamic.read().unwrap()[[2, 4]], 24);
     assert_eq!(dynamic.read().unwrap().strides(), [1, 3]);
     assert_eq!([array.refcount(), again.refcount(), dynamic.refcount()], [3; 3]);
@@ -76,13 +76,16 @@ fn other_process_opens_by_name_alone(place: &Place) {
 fn wrong_type_or_axes_are_refused_and_not_counted(place: &Place) {
     let name = place.location("mismatch");
     let array = create(place, &name);
-    let error = place.attach_counted::<f32, Ix1>().open(name.location()).unwrap_err();
+    let error = place.open_options().open_counted::<f32, Ix1>(name.location()).unwrap_err();
     assert!(matches!(&error, Error::DTypeMismatch { expected, found, .. } if expected == "<f4" && found == "<u4"));
-    let error = place.attach_counted::<u32, Ix2>().open(name.location()).unwrap_err();
+    let error = place.open_options().open_counted::<u32, Ix2>(name.location()).unwrap_err();
     assert!(matches!(&error, Error::ShapeMismatch { found, .. } if found == "[4]"), "{error}");
-    assert!(matches!(place.reader::<u32, Ix2>().open_counted(name.location()), Err(Error::ShapeMismatch { .. })));
     assert!(matches!(
-        place.attach_counted::<i8, Ix1>().access(Access::Read).open(name.location()),
+        place.open_options().open_counted_reader::<u32, Ix2>(name.location()),
+        Err(Error::ShapeMismatch { .. })
+    ));
+    assert!(matches!(
+        place.open_options().access(Access::Read).open_counted::<i8, Ix1>(name.location()),
         Err(Error::DTypeMismatch { .. })
     ));
     assert_eq!(array.refcount(), 1);
@@ -96,9 +99,9 @@ fn every_element_type_describes_itself(place: &Place) {
         let fill = |mut view: ndarray::ArrayViewMut1<'_, T>| {
             view.iter_mut().zip(values).for_each(|(to, from)| *to = from);
         };
-        let _array = place.counted::<T, _>().create_with(name.location(), 3, fill).unwrap();
+        let _array = place.options().create_counted_with::<T, _>(name.location(), 3, fill).unwrap();
         assert_eq!(inspect_in(&place.backend, name.location()).unwrap().dtype, T::DTYPE);
-        let array = place.attach_counted::<T, Ix1>().access(Access::Read).open(name.location()).unwrap();
+        let array = place.open_options().access(Access::Read).open_counted::<T, Ix1>(name.location()).unwrap();
         assert_eq!(array.read().unwrap().to_vec(), values, "{}", T::DTYPE);
     }
     for_every_element_type!(round_trip(place));
@@ -106,9 +109,9 @@ fn every_element_type_describes_itself(place: &Place) {
 
 fn empty_and_zero_dimensional_arrays_are_counted(place: &Place) {
     let (empty, point) = (place.location("empty"), place.location("point"));
-    let array = place.counted::<f64, _>().create(empty.location(), (4, 0, 3)).unwrap();
-    let readonly = place.attach_counted::<f64, IxDyn>().access(Access::Read).open(empty.location()).unwrap();
-    let reader = place.reader::<f64, IxDyn>().open_counted(empty.location()).unwrap();
+    let array = place.options().create_counted::<f64, _>(empty.location(), (4, 0, 3)).unwrap();
+    let readonly = place.open_options().access(Access::Read).open_counted::<f64, IxDyn>(empty.location()).unwrap();
+    let reader = place.open_options().open_counted_reader::<f64, IxDyn>(empty.location()).unwrap();
     assert_eq!((array.refcount(), readonly.shape(), reader.view().len()), (3, [4, 0, 3].as_slice(), 0));
     assert_eq!(place.inspect(&empty).unwrap().shape, [4, 0, 3]);
     drop((array, readonly));
@@ -116,9 +119,9 @@ fn empty_and_zero_dimensional_arrays_are_counted(place: &Place) {
     drop(reader);
     assert!(!place.has(&empty));
 
-    let array = place.counted::<f64, _>().create(point.location(), ()).unwrap();
+    let array = place.options().create_counted::<f64, _>(point.location(), ()).unwrap();
     array.write().unwrap()[()] = 2.5;
-    let again = place.attach_counted::<f64, IxDyn>().open(point.location()).unwrap();
+    let again = place.open_options().open_counted::<f64, IxDyn>(point.location()).unwrap();
     assert_eq!(again.read().unwrap()[IxDyn(&[])], 2.5);
     assert_eq!(place.inspect(&point).unwrap().bytes, 8);
     drop((array, again));
@@ -129,12 +132,12 @@ fn plain_and_counted_arrays_are_told_apart(place: &Place) {
     let name = place.location("kinds");
     let array = create(place, &name);
     let errors = [
-        place.attach::<u32, _>().open(name.location(), 4).unwrap_err(),
-        place.attach::<u32, _>().access(Access::Read).open(name.location(), 4).unwrap_err(),
-        place.reader::<u32, _>().open(name.location(), 4).unwrap_err(),
-        place.writer::<u32, _>().open(name.location(), 4).unwrap_err(),
-        place.attach::<u32, _>().open(name.location(), 2048).unwrap_err(), // the length of the file
-        place.options::<u32, _>().mode(CreationMode::OpenOrCreate).create(name.location(), 4).unwrap_err(),
+        place.open_options().open::<u32, _>(name.location(), 4).unwrap_err(),
+        place.open_options().access(Access::Read).open::<u32, _>(name.location(), 4).unwrap_err(),
+        place.open_options().open_reader::<u32, _>(name.location(), 4).unwrap_err(),
+        place.open_options().open_writer::<u32, _>(name.location(), 4).unwrap_err(),
+        place.open_options().open::<u32, _>(name.location(), 2048).unwrap_err(), // the length of the file
+        place.options().mode(CreationMode::OpenOrCreate).create::<u32, _>(name.location(), 4).unwrap_err(),
     ];
     for error in errors {
         assert!(error.is_reserved() && error.to_string().contains("RefcountedArray"), "{error}");
@@ -144,18 +147,22 @@ fn plain_and_counted_arrays_are_told_apart(place: &Place) {
 
     for length in [0, 1, 63, 64, 1023, 1024, 2048] {
         let name = place.location("plain");
-        place.options::<u32, _>().create(name.location(), length).unwrap();
+        place.options().create::<u32, _>(name.location(), length).unwrap();
         let outcomes = [
             open(place, &name).map(drop),
-            place.attach_counted::<u32, Ix1>().access(Access::Read).open(name.location()).map(drop),
-            place.reader::<u32, Ix1>().open_counted(name.location()).map(drop),
-            place.counted::<u32, Ix1>().mode(CreationMode::OpenOrCreate).create(name.location(), length).map(drop),
+            place.open_options().access(Access::Read).open_counted::<u32, Ix1>(name.location()).map(drop),
+            place.open_options().open_counted_reader::<u32, Ix1>(name.location()).map(drop),
+            place
+                .options()
+                .mode(CreationMode::OpenOrCreate)
+                .create_counted::<u32, Ix1>(name.location(), length)
+                .map(drop),
             place.inspect(&name).map(drop),
         ];
         for error in outcomes.map(Result::unwrap_err) {
             assert!(error.is_not_counted() && error.to_string().contains("shape"), "{length}: {error}");
         }
-        assert!(place.counted::<u32, _>().create(name.location(), 4).unwrap_err().is_already_exists());
+        assert!(place.options().create_counted::<u32, _>(name.location(), 4).unwrap_err().is_already_exists());
     }
 }
 
@@ -163,7 +170,7 @@ fn last_handle_removes_the_name_in_any_order(place: &Place) {
     for order in [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]] {
         let name = place.location("order");
         let (first, second) = (create(place, &name), open(place, &name).unwrap());
-        let third = place.reader::<u32, Ix1>().open_counted(name.location()).unwrap();
+        let third = place.open_options().open_counted_reader::<u32, Ix1>(name.location()).unwrap();
         let mut handles: [Option<Box<dyn std::any::Any>>; 3] =
             [Some(Box::new(first)), Some(Box::new(second)), Some(Box::new(third))];
         for (left, at) in order.into_iter().enumerate() {
@@ -231,7 +238,7 @@ fn close_reports_errors_that_drop_ignores(place: &Place) {
         "unlink" => Err(Error::TimedOut { location: at.unwrap().to_string(), waited: Duration::ZERO }),
         _ => Ok(()),
     });
-    let make = || place.counted::<u32, _>().backend(failing.clone()).create(name.location(), 4).unwrap();
+    let make = || place.options().backend(failing.clone()).create_counted::<u32, _>(name.location(), 4).unwrap();
     assert!(make().close().unwrap_err().is_timed_out());
     // The name exists, but the array is dead: the next attachment removes the name and fails.
     assert!(place.has(&name));
@@ -240,7 +247,7 @@ fn close_reports_errors_that_drop_ignores(place: &Place) {
     assert!(open(place, &name).unwrap_err().is_not_found());
     assert!(!place.has(&name));
     drop(make());
-    assert!(place.counted::<u32, _>().mode(CreationMode::OpenOrCreate).create(name.location(), 4).is_ok());
+    assert!(place.options().mode(CreationMode::OpenOrCreate).create_counted::<u32, _>(name.location(), 4).is_ok());
     assert!(!place.has(&name));
 }
 
@@ -248,7 +255,7 @@ fn clone_counts_and_keeps_its_access(place: &Place) {
     let name = place.location("clone");
     let array = create(place, &name);
     let clone = array.try_clone().unwrap();
-    let readonly = place.attach_counted::<u32, Ix1>().access(Access::Read).open(name.location()).unwrap();
+    let readonly = place.open_options().access(Access::Read).open_counted::<u32, Ix1>(name.location()).unwrap();
     let readonly_clone = readonly.try_clone().unwrap();
     assert_eq!([clone.is_readonly(), readonly_clone.is_readonly()], [false, true]);
     assert_eq!(array.refcount(), 4);
@@ -272,7 +279,7 @@ fn clone_counts_and_keeps_its_access(place: &Place) {
 fn a_read_only_attachment_counts_and_cannot_write(place: &Place) {
     let name = place.location("readonly");
     let array = create(place, &name);
-    let readonly = place.attach_counted::<u32, Ix1>().access(Access::Read).open(name.location()).unwrap();
+    let readonly = place.open_options().access(Access::Read).open_counted::<u32, Ix1>(name.location()).unwrap();
     assert!(readonly.is_readonly() && readonly.raw_view_mut().is_none());
     assert!(readonly.write().unwrap_err().is_permission_denied());
     assert!(readonly.freeze().unwrap_err().is_permission_denied());
@@ -292,10 +299,10 @@ fn a_reader_counts_and_keeps_writers_out(place: &Place) {
     child.0.kill();
     eventually("the killed reader's lock is released", || array.try_write().is_ok());
     let guard = array.write().unwrap();
-    let reader = |limit| place.reader::<u32, Ix1>().timeout(limit).open_counted(name.location());
+    let reader = |limit| place.open_options().timeout(limit).open_counted_reader::<u32, Ix1>(name.location());
     assert!(reader(Duration::ZERO).unwrap_err().is_would_block());
     assert!(reader(Duration::from_millis(20)).unwrap_err().is_timed_out());
-    assert!(place.reader::<u32, Ix1>().open_counted(name.location()).unwrap_err().is_would_deadlock());
+    assert!(place.open_options().open_counted_reader::<u32, Ix1>(name.location()).unwrap_err().is_would_deadlock());
     drop(guard);
     assert_eq!(array.refcount(), 2, "refused readers are not counted; the killed one still is");
     let mut reader = Holder::with(place, &name, "reader");
@@ -310,10 +317,11 @@ fn waiting_reader_gets_the_replacement_array(place: &Place) {
     let old = create(place, &name);
     let writer = old.write().unwrap();
     let new = std::thread::scope(|scope| {
-        let reader = scope.spawn(|| place.reader::<u32, Ix1>().open_counted(name.location()).unwrap().view().sum());
+        let reader =
+            scope.spawn(|| place.open_options().open_counted_reader::<u32, Ix1>(name.location()).unwrap().view().sum());
         std::thread::sleep(Duration::from_millis(50));
-        let replace = place.counted::<u32, _>().mode(CreationMode::Replace);
-        let new = replace.create_with(name.location(), 4, |mut view| view.fill(9)).unwrap();
+        let replace = place.options().mode(CreationMode::Replace);
+        let new = replace.create_counted_with::<u32, _>(name.location(), 4, |mut view| view.fill(9)).unwrap();
         drop(writer);
         assert_eq!(reader.join().unwrap(), 36);
         new
@@ -361,14 +369,14 @@ fn inspection_reports_everything_and_changes_nothing(place: &Place) {
 
 fn unrepresentable_shapes_are_refused(place: &Place) {
     let name = place.location("axes");
-    let error = place.counted::<u8, _>().create(name.location(), IxDyn(&[1; 33])).unwrap_err();
+    let error = place.options().create_counted::<u8, _>(name.location(), IxDyn(&[1; 33])).unwrap_err();
     assert!(error.to_string().contains("32 axes"), "{error}");
-    let array = place.counted::<u8, _>().create(name.location(), IxDyn(&[1; 32])).unwrap();
-    assert_eq!(place.attach_counted::<u8, IxDyn>().open(name.location()).unwrap().shape(), array.shape());
+    let array = place.options().create_counted::<u8, _>(name.location(), IxDyn(&[1; 32])).unwrap();
+    assert_eq!(place.open_options().open_counted::<u8, IxDyn>(name.location()).unwrap().shape(), array.shape());
     let other = place.location("too-large");
-    let error = place.counted::<u8, _>().create(other.location(), isize::MAX as usize).unwrap_err();
+    let error = place.options().create_counted::<u8, _>(other.location(), isize::MAX as usize).unwrap_err();
     assert!(matches!(error, Error::NoSpace { .. } | Error::TooLarge { .. }), "{error}");
     let start = Instant::now();
-    assert!(place.attach_counted::<u8, Ix1>().open(other.location()).unwrap_err().is_not_found());
+    assert!(place.open_options().open_counted::<u8, Ix1>(other.location()).unwrap_err().is_not_found());
     assert!(start.elapsed() < Duration::from_secs(5));
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use libtest_mimic::Trial;
 use ndarray::Ix1;
 use ndarray_shm::counted::{HandleOptions, Reclaim};
-use ndarray_shm::{Access, AttachOptions, CreateOptions, CreationMode, Error, ReadGuard, RefcountedArray};
+use ndarray_shm::{Access, CreateOptions, CreationMode, Error, OpenOptions, ReadGuard, RefcountedArray};
 
 use crate::support::child::{Child, Role, hear, say};
 use crate::support::machine::open_files;
@@ -56,9 +56,9 @@ fn race(mut succeeds: impl FnMut() -> bool) {
 /// A child that drops arrays which only a handle in flight still protects, for a moment.
 fn leave_orphans(arguments: &[String]) {
     race(|| {
-        let options = CreateOptions::<RefcountedArray<u64, _>>::new().backend(backend_of_child());
+        let options = CreateOptions::new().backend(backend_of_child());
         let tag = random();
-        match options.create_with(arguments[0].as_str(), 600, |mut view| view.fill(tag)) {
+        match options.create_counted_with::<u64, _>(arguments[0].as_str(), 600, |mut view| view.fill(tag)) {
             Ok(array) => {
                 let grace = Duration::from_micros(random() % LONGEST_GRACE.as_micros() as u64);
                 array.handle_with(HandleOptions::new().grace(grace)).unwrap();
@@ -75,8 +75,8 @@ fn leave_orphans(arguments: &[String]) {
 /// A child that attaches, and checks that the array is whole and keeps its name.
 fn attach_and_look(arguments: &[String]) {
     race(|| {
-        let options = AttachOptions::<RefcountedArray<u64, Ix1>>::new().backend(backend_of_child());
-        let array = match options.open(arguments[0].as_str()) {
+        let options = OpenOptions::new().backend(backend_of_child());
+        let array = match options.open_counted::<u64, Ix1>(arguments[0].as_str()) {
             Ok(array) => array,
             Err(error) => {
                 assert!(is_usual(&error), "{error}");
@@ -127,10 +127,10 @@ fn churn_counted(arguments: &[String]) {
     const LENGTH: usize = 1500;
     let name = arguments[0].as_str();
     let backend = backend_of_child();
-    let options = || CreateOptions::<RefcountedArray<u64, Ix1>>::new().backend(backend.clone());
-    let attach = || AttachOptions::<RefcountedArray<u64, Ix1>>::new().backend(backend.clone());
+    let options = || CreateOptions::new().backend(backend.clone());
+    let attach = || OpenOptions::new().backend(backend.clone());
     // The first call of a process opens files that stay open; they are no leak.
-    drop(options().create(format!("{name}-{}", std::process::id()), 1).unwrap());
+    drop(options().create_counted::<u64, Ix1>(format!("{name}-{}", std::process::id()), 1).unwrap());
     let before = open_files();
     let whole = |array: &RefcountedArray<u64, Ix1>| {
         let guard = guard(array);
@@ -141,10 +141,10 @@ fn churn_counted(arguments: &[String]) {
         let tag = random();
         let fill = |mut view: ndarray::ArrayViewMut1<'_, u64>| view.fill(tag);
         let outcome = match random() % 4 {
-            0 => options().create_with(name, LENGTH, fill),
-            1 => options().mode(CreationMode::OpenOrCreate).create_with(name, LENGTH, fill),
-            2 => attach().open(name),
-            _ => attach().access(Access::Read).open(name).and_then(|array| array.try_clone()),
+            0 => options().create_counted_with::<u64, Ix1>(name, LENGTH, fill),
+            1 => options().mode(CreationMode::OpenOrCreate).create_counted_with::<u64, Ix1>(name, LENGTH, fill),
+            2 => attach().open_counted::<u64, Ix1>(name),
+            _ => attach().access(Access::Read).open_counted::<u64, Ix1>(name).and_then(|array| array.try_clone()),
         };
         match outcome {
             Ok(array) => {

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use libtest_mimic::Trial;
 use ndarray::Array;
-use ndarray_shm::{CreateOptions, NextClaim, RenderBuffer, SharedArray};
+use ndarray_shm::{CreateOptions, NextClaim, RenderBuffer};
 
 use crate::support::child::{Child, Role, hear, say};
 use crate::support::{Name, Place, backend_of_child, eventually};
@@ -35,8 +35,8 @@ fn fill_slowly(arguments: &[String]) {
         say("half-way");
         hear();
     };
-    let options = CreateOptions::<SharedArray<u8, _>>::new().backend(backend_of_child());
-    options.create_with(arguments[0].as_str(), 1 << 20, fill).unwrap();
+    let options = CreateOptions::new().backend(backend_of_child());
+    options.create_with::<u8, _>(arguments[0].as_str(), 1 << 20, fill).unwrap();
     say("created");
 }
 
@@ -46,11 +46,11 @@ fn stopped_or_killed_creator_shows_no_name(place: &Place) {
     let mut child = Child::start(place, "fill-slowly", &[name.as_str()]);
     child.expect("half-way");
     child.stop();
-    let open = || place.attach::<u8, _>().open(name.location(), 1 << 20);
+    let open = || place.open_options().open::<u8, _>(name.location(), 1 << 20);
     assert!(open().unwrap_err().is_not_found());
     assert!(place.everything().iter().all(|file| !file.contains(name.as_str())));
     // The name is free for another process meanwhile.
-    let array = place.options::<u8, _>().create(name.location(), 4).unwrap();
+    let array = place.options().create::<u8, _>(name.location(), 4).unwrap();
     assert!(array.unlink().unwrap());
     drop(array);
     // Other tests may have drafts in /dev/shm, where this test's draft has no name anyway.

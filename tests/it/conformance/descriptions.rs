@@ -9,7 +9,7 @@ use libtest_mimic::Trial;
 use ndarray::{Ix2, Ix3, IxDyn, ShapeBuilder};
 use ndarray_shm::array::Description;
 use ndarray_shm::backend::Backend;
-use ndarray_shm::{Access, CreationMode, DType, Draft, Error, Order, SharedArray, render};
+use ndarray_shm::{Access, CreationMode, DType, Draft, Error, Order, render};
 
 use crate::support::child::{Child, Role, hear, say};
 use crate::support::{Name, Place, backend_of_child};
@@ -65,8 +65,8 @@ fn write_raw(place: &Place, name: &Name, bytes: &[u8]) {
 /// A child that opens an array by its name alone.
 fn open_dyn(arguments: &[String]) {
     let backend = backend_of_child();
-    let options = ndarray_shm::AttachOptions::<SharedArray<u16, IxDyn>>::new().backend(backend);
-    match options.open_dyn(arguments[0].as_str()) {
+    let options = ndarray_shm::OpenOptions::new().backend(backend);
+    match options.open_dyn::<u16, IxDyn>(arguments[0].as_str()) {
         Ok(array) => say(format!("{:?} {} {}", array.shape(), array.order(), array.read().unwrap()[[2, 0, 1]])),
         Err(error) => say(error),
     }
@@ -74,7 +74,7 @@ fn open_dyn(arguments: &[String]) {
 
 fn array_is_opened_by_another_process_without_its_shape(place: &Place) {
     let name = place.location("dyn");
-    let array = place.options::<u16, _>().create(name.location(), (3, 4, 5).f()).unwrap();
+    let array = place.options().create::<u16, _>(name.location(), (3, 4, 5).f()).unwrap();
     array.write().unwrap()[[2, 0, 1]] = 7;
     let mut child = Child::start(place, "open-dyn", &[name.as_str()]);
     if place.describes() {
@@ -85,33 +85,32 @@ fn array_is_opened_by_another_process_without_its_shape(place: &Place) {
     }
     child.finish();
 
-    let attach = place.attach::<u16, Ix3>();
-    assert_eq!(attach.open_dyn(name.location()).is_ok(), place.describes());
-    let (axes, elements) = (place.attach::<u16, Ix2>(), place.attach::<i16, Ix3>());
-    let (axes, elements) =
-        (axes.open_dyn(name.location()).unwrap_err(), elements.open_dyn(name.location()).unwrap_err());
+    let attach = place.open_options();
+    assert_eq!(attach.open_dyn::<u16, Ix3>(name.location()).is_ok(), place.describes());
+    let axes = attach.open_dyn::<u16, Ix2>(name.location()).unwrap_err();
+    let elements = attach.open_dyn::<i16, Ix3>(name.location()).unwrap_err();
     if place.describes() {
         assert!(matches!(axes, Error::ShapeMismatch { .. }), "{axes}");
         assert!(matches!(elements, Error::DTypeMismatch { .. }), "{elements}");
     } else {
         assert!(axes.is_not_described() && elements.is_not_described());
     }
-    assert_eq!(place.reader::<u16, IxDyn>().open_dyn(name.location()).is_ok(), place.describes());
-    assert_eq!(place.writer::<u16, IxDyn>().open_dyn(name.location()).is_ok(), place.describes());
+    assert_eq!(place.open_options().open_reader_dyn::<u16, IxDyn>(name.location()).is_ok(), place.describes());
+    assert_eq!(place.open_options().open_writer_dyn::<u16, IxDyn>(name.location()).is_ok(), place.describes());
 }
 
 fn another_type_or_order_is_refused(place: &Place) {
     let name = place.location("mismatch");
-    place.options::<u16, _>().create(name.location(), (3, 4).f()).unwrap();
-    let attach = place.attach::<u16, Ix2>();
+    place.options().create::<u16, _>(name.location(), (3, 4).f()).unwrap();
+    let attach = place.open_options();
     let errors = [
-        place.attach::<i16, _>().open(name.location(), (3, 4).f()).err(),
-        attach.open(name.location(), (3, 4)).err(),
-        attach.open(name.location(), (4, 3).f()).err(),
-        attach.open(name.location(), (2, 6).f()).err(),
-        place.attach::<u32, _>().open(name.location(), (3, 2).f()).err(),
-        place.reader::<u16, _>().open(name.location(), (3, 4)).err(),
-        place.options::<u16, _>().mode(CreationMode::OpenOrCreate).create(name.location(), (3, 4)).err(),
+        place.open_options().open::<i16, _>(name.location(), (3, 4).f()).err(),
+        attach.open::<u16, Ix2>(name.location(), (3, 4)).err(),
+        attach.open::<u16, Ix2>(name.location(), (4, 3).f()).err(),
+        attach.open::<u16, Ix2>(name.location(), (2, 6).f()).err(),
+        place.open_options().open::<u32, _>(name.location(), (3, 2).f()).err(),
+        place.open_options().open_reader::<u16, _>(name.location(), (3, 4)).err(),
+        place.options().mode(CreationMode::OpenOrCreate).create::<u16, _>(name.location(), (3, 4)).err(),
     ];
     for (i, error) in errors.into_iter().enumerate() {
         match error {
@@ -126,16 +125,16 @@ fn another_type_or_order_is_refused(place: &Place) {
             }
         }
     }
-    assert!(attach.open(name.location(), (3, 4).f()).is_ok());
+    assert!(attach.open::<u16, Ix2>(name.location(), (3, 4).f()).is_ok());
 }
 
 fn flattened_shape_and_unit_axes_are_accepted(place: &Place) {
     let name = place.location("agree");
     for order in [Order::C, Order::F] {
         let shape = IxDyn(&[4, 1, 5, 6]).set_f(order == Order::F);
-        place.options::<u8, _>().mode(CreationMode::Replace).create(name.location(), shape).unwrap();
+        place.options().mode(CreationMode::Replace).create::<u8, _>(name.location(), shape).unwrap();
         let open = |shape: &[usize], order: Order| {
-            place.attach::<u8, _>().open(name.location(), IxDyn(shape).set_f(order == Order::F))
+            place.open_options().open::<u8, _>(name.location(), IxDyn(shape).set_f(order == Order::F))
         };
         for same in [&[4, 5, 6][..], &[1, 4, 5, 6, 1], &[20, 6], &[4, 30], &[2, 2, 5, 6]] {
             open(same, order).unwrap_or_else(|error| panic!("{same:?}: {error}"));
@@ -149,29 +148,29 @@ fn flattened_shape_and_unit_axes_are_accepted(place: &Place) {
             assert_eq!(open(different, order).is_err(), place.describes(), "{different:?}");
         }
     }
-    place.options::<u8, _>().mode(CreationMode::Replace).create(name.location(), (0, 7)).unwrap();
-    place.attach::<u8, _>().open(name.location(), (7, 0).f()).unwrap();
+    place.options().mode(CreationMode::Replace).create::<u8, _>(name.location(), (0, 7)).unwrap();
+    place.open_options().open::<u8, _>(name.location(), (7, 0).f()).unwrap();
     assert_eq!(said(place, &name), expected(place, "|u1 of shape [0, 7] in C order"));
 }
 
 fn bytes_can_be_reinterpreted(place: &Place) {
     let name = place.location("reinterpret");
-    place.options::<f32, _>().create_with(name.location(), (3, 4), |mut view| view.fill(1.0)).unwrap();
-    let options = place.attach::<u32, _>().reinterpret(true);
-    let bits = options.open(name.location(), (4, 3).f()).unwrap();
+    place.options().create_with::<f32, _>(name.location(), (3, 4), |mut view| view.fill(1.0)).unwrap();
+    let options = place.open_options().reinterpret(true);
+    let bits = options.open::<u32, _>(name.location(), (4, 3).f()).unwrap();
     assert_eq!(bits.read().unwrap()[[3, 2]], 1f32.to_bits());
     assert!(
-        matches!(options.open(name.location(), (4, 4)), Err(Error::SizeMismatch { .. })),
+        matches!(options.open::<u32, _>(name.location(), (4, 4)), Err(Error::SizeMismatch { .. })),
         "the size is still checked"
     );
-    let read = place.reader::<u32, _>().reinterpret(true).open(name.location(), 12).unwrap();
+    let read = place.open_options().reinterpret(true).open_reader::<u32, _>(name.location(), 12).unwrap();
     assert_eq!(read.view()[11], 1f32.to_bits());
 }
 
 fn size_mismatch_reports_the_description(place: &Place) {
     let name = place.location("size");
-    place.options::<u16, _>().create(name.location(), (3, 4)).unwrap();
-    let error = place.attach::<f32, _>().open(name.location(), (3, 4)).unwrap_err();
+    place.options().create::<u16, _>(name.location(), (3, 4)).unwrap();
+    let error = place.open_options().open::<f32, _>(name.location(), (3, 4)).unwrap_err();
     assert!(matches!(error, Error::SizeMismatch { expected: 48, found: 24, .. }), "{error}");
     let says = error.to_string().contains("(it describes itself as <u2 of shape [3, 4] in C order)");
     assert_eq!(says, place.describes(), "{error}");
@@ -187,7 +186,7 @@ fn description_is_written_before_the_name(place: &Place) {
         Ok(())
     });
     let name = place.location("before");
-    place.options::<u8, _>().backend(backend).create(name.location(), 4).unwrap();
+    place.options().backend(backend).create::<u8, _>(name.location(), 4).unwrap();
     assert_eq!(*steps.lock().unwrap(), ["describe", "publish"]);
 }
 
@@ -203,15 +202,15 @@ fn create_succeeds_without_room_for_a_description(place: &Place) {
         _ => Ok(()),
     });
     let name = place.location("without");
-    let array = place.options::<u8, _>().backend(backend).create(name.location(), (2, 2).f()).unwrap();
+    let array = place.options().backend(backend).create::<u8, _>(name.location(), (2, 2).f()).unwrap();
     array.write().unwrap()[[0, 1]] = 3;
     assert_eq!(said(place, &name), None);
-    assert_eq!(place.attach::<u8, _>().open(name.location(), (2, 2)).unwrap().read().unwrap()[[1, 0]], 3);
+    assert_eq!(place.open_options().open::<u8, _>(name.location(), (2, 2)).unwrap().read().unwrap()[[1, 0]], 3);
 }
 
 fn description_can_be_rewritten_and_removed(place: &Place) {
     let name = place.location("rewrite");
-    place.options::<u16, _>().create(name.location(), (3, 4)).unwrap();
+    place.options().create::<u16, _>(name.location(), (3, 4)).unwrap();
     let volume = Description::new(DType::I16, &[2, 6], Order::F).unwrap();
     let volume = volume.with_note("source", "precomputed://https://host/em").unwrap();
     let described = place.backend.describe(name.location(), &volume);
@@ -223,7 +222,7 @@ fn description_can_be_rewritten_and_removed(place: &Place) {
     described.unwrap();
     let found = place.backend.description(name.location()).unwrap().unwrap();
     assert_eq!((&found, found.note("source")), (&volume, Some("precomputed://https://host/em")));
-    assert!(place.attach::<i16, _>().open(name.location(), (2, 6).f()).is_ok());
+    assert!(place.open_options().open::<i16, _>(name.location(), (2, 6).f()).is_ok());
     let wrong = Description::new(DType::U16, &[3, 5], Order::C).unwrap();
     let error = place.backend.describe(name.location(), &wrong).unwrap_err();
     assert!(matches!(error, Error::SizeMismatch { expected: 30, found: 24, .. }), "{error}");
@@ -231,25 +230,25 @@ fn description_can_be_rewritten_and_removed(place: &Place) {
     place.backend.clear_description(name.location()).unwrap();
     place.backend.clear_description(name.location()).unwrap();
     assert_eq!(said(place, &name), None);
-    assert!(place.attach::<u32, Ix2>().open_dyn(name.location()).unwrap_err().is_not_described());
+    assert!(place.open_options().open_dyn::<u32, Ix2>(name.location()).unwrap_err().is_not_described());
 }
 
 /// As numpy's `mode="w+"` and `O_TRUNC` leave it: another length, the same file, the old attribute.
 fn description_of_another_length_is_ignored(place: &Place) {
     let name = place.location("truncated");
-    drop(place.options::<u16, _>().create(name.location(), (3, 4)).unwrap());
+    drop(place.options().create::<u16, _>(name.location(), (3, 4)).unwrap());
     std::fs::write(place.path(&name), [1u8; 40]).unwrap();
     assert_eq!(said(place, &name), None);
-    let array = place.attach::<f32, _>().open(name.location(), (5, 2).f()).unwrap();
+    let array = place.open_options().open::<f32, _>(name.location(), (5, 2).f()).unwrap();
     assert_eq!(array.len(), 10);
-    assert!(place.attach::<u16, Ix2>().open_dyn(name.location()).unwrap_err().is_not_described());
-    let error = place.attach::<u16, _>().open(name.location(), (3, 4)).unwrap_err();
+    assert!(place.open_options().open_dyn::<u16, Ix2>(name.location()).unwrap_err().is_not_described());
+    let error = place.open_options().open::<u16, _>(name.location(), (3, 4)).unwrap_err();
     assert!(matches!(&error, Error::SizeMismatch { description: None, .. }), "{error}");
 }
 
 fn damaged_descriptions_are_ignored(place: &Place) {
     let name = place.location("damaged");
-    place.options::<u16, _>().create(name.location(), (3, 4)).unwrap();
+    place.options().create::<u16, _>(name.location(), (3, 4)).unwrap();
     let good = "ndshm 1\ndtype <u2\nshape 3 4\norder C\nbytes 24\n";
     let long = format!("{good}source {}\n", "x".repeat(3500));
     let longest = format!("{good}source {}\n", "x".repeat(3500 - good.len() - 8));
@@ -280,7 +279,7 @@ fn damaged_descriptions_are_ignored(place: &Place) {
         let text = String::from_utf8_lossy(bytes);
         assert_eq!(said(place, &name), None, "{text:?}");
         // An ignored description refuses no shape.
-        assert!(place.attach::<u16, _>().open(name.location(), (4, 3).f()).is_ok(), "{text:?}");
+        assert!(place.open_options().open::<u16, _>(name.location(), (4, 3).f()).is_ok(), "{text:?}");
     }
     for good in [good, &longest, &format!("{good}note-of-its-own \u{6570}\u{636e}\n")] {
         write_raw(place, &name, good.as_bytes());
@@ -288,12 +287,12 @@ fn damaged_descriptions_are_ignored(place: &Place) {
     }
     // A false description of the right length goes unnoticed. That is sound: any bytes are valid elements.
     write_raw(place, &name, b"ndshm 1\ndtype <f8\nshape 3\norder C\nbytes 24\n");
-    assert_eq!(place.attach::<f64, IxDyn>().open_dyn(name.location()).is_ok(), place.describes());
+    assert_eq!(place.open_options().open_dyn::<f64, IxDyn>(name.location()).is_ok(), place.describes());
 }
 
 fn only_plain_arrays_are_described(place: &Place) {
     let name = place.location("counted");
-    let counted = place.counted::<u16, _>().create(name.location(), (3, 4)).unwrap();
+    let counted = place.options().create_counted::<u16, _>(name.location(), (3, 4)).unwrap();
     let error = place.backend.description(name.location()).unwrap_err();
     assert!(error.is_reserved() && error.to_string().contains("counted"), "{error}");
     let description = Description::new(DType::U16, &[3, 4], Order::C).unwrap();
@@ -306,7 +305,7 @@ fn only_plain_arrays_are_described(place: &Place) {
 
 fn array_without_write_permission_is_described(place: &Place) {
     let name = place.location("readonly");
-    place.options::<u16, _>().permissions(0o440).create(name.location(), (3, 4)).unwrap();
+    place.options().permissions(0o440).create::<u16, _>(name.location(), (3, 4)).unwrap();
     assert_eq!(said(place, &name), expected(place, "<u2 of shape [3, 4] in C order"));
     if cfg!(unix) {
         let listed = place.backend.list().unwrap();
@@ -380,15 +379,15 @@ fn notes_have_limits(_place: &Place) {
 
 fn array_is_created_with_its_notes(place: &Place) {
     let name = place.location("noted");
-    let options = place.options::<u8, _>().note("unit", "nm").note("unit", "um").note("source", "here");
-    options.create(name.location(), (2, 3)).unwrap();
+    let options = place.options().note("unit", "nm").note("unit", "um").note("source", "here");
+    options.create::<u8, _>(name.location(), (2, 3)).unwrap();
     let found = place.backend.description(name.location()).unwrap();
     assert_eq!(found.is_some(), place.describes());
     if let Some(found) = found {
         assert_eq!((found.shape(), found.note("unit"), found.note("source")), (&[2, 3][..], Some("um"), Some("here")));
     }
     let other = place.location("badly-noted");
-    let refused = place.options::<u8, _>().note("Unit", "nm").create(other.location(), 3);
+    let refused = place.options().note("Unit", "nm").create::<u8, _>(other.location(), 3);
     assert!(matches!(refused.unwrap_err(), Error::InvalidSetting { .. }));
     assert!(!place.has(&other));
 }
@@ -409,7 +408,7 @@ fn describe_seen(arguments: &[String]) {
 fn description_is_changed_only_if_it_is_as_it_was_seen(place: &Place) {
     let name = place.location("seen");
     let create =
-        || drop(place.options::<u16, _>().mode(CreationMode::Replace).create(name.location(), (3, 4)).unwrap());
+        || drop(place.options().mode(CreationMode::Replace).create::<u16, _>(name.location(), (3, 4)).unwrap());
     let changed_after = |meddle: &dyn Fn()| {
         create();
         let mut child = Child::start(place, "describe-seen", &[name.as_str()]);

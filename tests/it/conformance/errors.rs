@@ -50,7 +50,7 @@ fn create(place: &Place, name: &str) -> Result<SharedArray<u8, ndarray::Ix1>> {
 }
 
 fn open(place: &Place, name: &Name) -> Result<SharedArray<u8, ndarray::Ix1>> {
-    place.attach().open(name.location(), 4)
+    place.open_options().open(name.location(), 4)
 }
 
 fn names_breaking_a_rule_are_refused(place: &Place) {
@@ -86,7 +86,7 @@ fn platform_forbidden_names_are_refused_with_the_reason(place: &Place) {
 fn size_mismatch_is_reported_in_bytes(place: &Place) {
     let name = place.location("size");
     create(place, name.as_str()).unwrap();
-    let other = place.attach::<u32, _>().open(name.location(), (2, 3));
+    let other = place.open_options().open::<u32, _>(name.location(), (2, 3));
     let error = other.unwrap_err();
     assert!(matches!(error, Error::SizeMismatch { expected: 24, found: 4, .. }), "{error}");
     assert!(error.to_string().contains(name.as_str()), "{error}");
@@ -98,9 +98,9 @@ fn size_mismatch_is_reported_in_bytes(place: &Place) {
 fn a_directory_is_not_an_array(place: &Place) {
     let name = place.location("directory");
     std::fs::create_dir(place.path(&name)).unwrap();
-    let replace = place.options::<u8, _>().mode(CreationMode::Replace).create(name.location(), 4);
+    let replace = place.options().mode(CreationMode::Replace).create::<u8, _>(name.location(), 4);
     let outcomes = [
-        place.attach::<u8, _>().access(Access::Read).open(name.location(), 4),
+        place.open_options().access(Access::Read).open::<u8, _>(name.location(), 4),
         open(place, &name),
         create(place, name.as_str()),
         replace,
@@ -116,8 +116,8 @@ fn missing_directory_has_its_own_error(place: &Place) {
     let missing = place.directory().join("missing");
     let directory = Directory::new("missing", &missing);
     let outcomes = [
-        place.options::<u8, _>().backend(directory.clone()).create("x", 4).map(drop),
-        place.options::<u8, _>().backend(directory.clone()).create("x", 4 << 20).map(drop),
+        place.options().backend(directory.clone()).create::<u8, _>("x", 4).map(drop),
+        place.options().backend(directory.clone()).create::<u8, _>("x", 4 << 20).map(drop),
         directory.list().map(drop),
         directory.available().map(drop),
     ];
@@ -131,22 +131,22 @@ fn missing_directory_has_its_own_error(place: &Place) {
 fn shapes_beyond_the_address_space_are_refused(place: &Place) {
     let name = place.location("overflow");
     let most = isize::MAX as usize; // the most bytes of one mapping, slice or array
-    let error = place.options::<u64, _>().create(name.location(), (usize::MAX, 2).f()).unwrap_err();
+    let error = place.options().create::<u64, _>(name.location(), (usize::MAX, 2).f()).unwrap_err();
     assert!(matches!(error, Error::TooLarge { item: 8, .. }), "{error}");
     for shape in [(most / 8 + 1, 1), (1 << (usize::BITS / 2), 1 << (usize::BITS / 2))] {
         for outcome in [
-            place.options::<u64, _>().create(name.location(), shape),
-            place.attach::<u64, _>().open(name.location(), shape),
+            place.options().create::<u64, _>(name.location(), shape),
+            place.open_options().open::<u64, _>(name.location(), shape),
         ] {
             assert!(matches!(outcome.unwrap_err(), Error::TooLarge { .. }), "{shape:?}");
         }
     }
     // An axis of length 0 does not hide that the other axes are too long.
-    let error = place.options::<u64, _>().create(name.location(), (usize::MAX, 2, 0)).unwrap_err();
+    let error = place.options().create::<u64, _>(name.location(), (usize::MAX, 2, 0)).unwrap_err();
     assert!(matches!(error, Error::TooLarge { .. }), "{error}");
     // With 64 bits, what can be addressed is more than any machine has room for.
     #[cfg(target_pointer_width = "64")]
-    assert!(place.options::<u64, _>().create(name.location(), most / 8).unwrap_err().is_no_space());
+    assert!(place.options().create::<u64, _>(name.location(), most / 8).unwrap_err().is_no_space());
     assert!(place.files_of(&name).is_empty());
 }
 
@@ -155,8 +155,8 @@ fn file_lengths_beyond_32_bits_are_kept(place: &Place) {
     let length = (1 << 32) + 4; // truncated to 32 bits it would be the expected length
     File::create(place.path(&name)).unwrap().set_len(length).unwrap();
     for outcome in [
-        place.attach::<u8, _>().open(name.location(), 4),
-        place.attach::<u8, _>().access(Access::Read).open(name.location(), 4),
+        place.open_options().open::<u8, _>(name.location(), 4),
+        place.open_options().access(Access::Read).open::<u8, _>(name.location(), 4),
     ] {
         let error = outcome.unwrap_err();
         assert!(matches!(error, Error::SizeMismatch { expected: 4, found, .. } if found == length), "{error}");
@@ -167,9 +167,7 @@ fn file_lengths_beyond_32_bits_are_kept(place: &Place) {
 fn fill_to_the_limit(_: &[String]) {
     let directory = Directory::emulated().unwrap();
     let create = |name: &str, bytes: usize| {
-        CreateOptions::<SharedArray<u8, _>>::new()
-            .backend(directory.clone())
-            .create_with(name, bytes, |mut view| view.fill(1))
+        CreateOptions::new().backend(directory.clone()).create_with::<u8, _>(name, bytes, |mut view| view.fill(1))
     };
     match Directory::emulated_limit() {
         Err(error) => {
@@ -186,7 +184,7 @@ fn fill_to_the_limit(_: &[String]) {
     assert!(directory.available().unwrap() <= 448 << 10);
     // Only the emulated backend has the limit, not another backend in the same directory.
     let elsewhere = Directory::new("files", directory.path());
-    CreateOptions::<SharedArray<u8, _>>::new().backend(elsewhere).create("free", 600 << 10).unwrap().unlink().unwrap();
+    CreateOptions::new().backend(elsewhere).create::<u8, _>("free", 600 << 10).unwrap().unlink().unwrap();
     half.unlink().unwrap();
     drop(half); // off Linux an unlinked file counts until its last mapping is gone
     create("other", 600 << 10).unwrap().unlink().unwrap();
@@ -222,16 +220,16 @@ fn a_ledger_cannot_be_opened_as_an_array(place: &Place) {
     let ledger = ledger_path(place, &name);
     let length = std::fs::metadata(&ledger).unwrap().len() as usize;
     let file = ledger.file_name().unwrap().to_str().unwrap();
-    assert!(place.attach::<u8, _>().open(file, length).unwrap_err().is_reserved());
+    assert!(place.open_options().open::<u8, _>(file, length).unwrap_err().is_reserved());
     // Under any other name too, because the file has the library's footer.
     std::fs::hard_link(&ledger, place.path(&alias)).unwrap();
     for error in [
-        place.attach::<u8, _>().open(alias.location(), length),
-        place.attach::<u8, _>().access(Access::Read).open(alias.location(), length),
+        place.open_options().open::<u8, _>(alias.location(), length),
+        place.open_options().access(Access::Read).open::<u8, _>(alias.location(), length),
     ] {
         assert!(error.unwrap_err().is_reserved());
     }
-    assert!(place.reader::<u8, _>().open(alias.location(), length).unwrap_err().is_reserved());
+    assert!(place.open_options().open_reader::<u8, _>(alias.location(), length).unwrap_err().is_reserved());
 }
 
 fn corrupt_ledger_is_reported_and_can_be_discarded(place: &Place) {
@@ -325,7 +323,7 @@ fn failing_operation_leaves_nothing_behind(place: &Place) {
     };
     for at in ["draft", "publish", "open", "probe"] {
         let name = place.location(at);
-        let error = place.options::<u8, _>().backend(failing(at)).create(name.location(), 4).unwrap_err();
+        let error = place.options().backend(failing(at)).create::<u8, _>(name.location(), 4).unwrap_err();
         assert!(error.is_unsupported(), "{at}: {error}");
         assert!(place.files_of(&name).is_empty(), "{at}");
     }
@@ -359,7 +357,7 @@ fn interrupted_creation_leaves_nothing_behind(place: &Place) {
             counted.set(counted.get() + 1);
             counted.get() <= allowed
         };
-        let create = || place.options::<u8, Ix1>().pages(pages).create(name.location(), LENGTH);
+        let create = || place.options().pages(pages).create::<u8, Ix1>(name.location(), LENGTH);
         let error = interruptible(goes_on, create).unwrap_err();
         assert!(error.is_interrupted() && error.to_string().contains(name.as_str()), "{pages:?}: {error}");
         assert_eq!(asked.get(), allowed + 1, "{pages:?}");
@@ -370,12 +368,12 @@ fn interrupted_creation_leaves_nothing_behind(place: &Place) {
     assert!(error.is_interrupted(), "{error}");
     assert_eq!(place.everything(), before);
     // The same calls succeed with a callback that lets them.
-    let array = interruptible(|| true, || place.options::<u8, Ix1>().create(name.location(), LENGTH)).unwrap();
+    let array = interruptible(|| true, || place.options().create::<u8, Ix1>(name.location(), LENGTH)).unwrap();
     array.unlink().unwrap();
 }
 
 fn interrupted_freeze_takes_no_lock(place: &Place) {
-    let array = place.counted::<u8, Ix1>().share(SharingStrategy::FileSystem, 8).unwrap();
+    let array = place.options().share::<u8, Ix1>(SharingStrategy::FileSystem, 8).unwrap();
     let other = array.try_clone().unwrap();
     let guard = std::thread::scope(|scope| scope.spawn(|| array.read().unwrap()).join().unwrap());
     let error = interruptible(|| false, || other.freeze()).unwrap_err();

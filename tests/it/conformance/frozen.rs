@@ -93,19 +93,19 @@ fn later_attachments_are_readonly_and_need_no_guard(place: &Place) {
     let name = place.location("frozen-later");
     let array = create(place, &name);
     array.freeze().unwrap();
-    let later = place.attach_counted::<u32, Ix1>().open(name.location()).unwrap();
+    let later = place.open_options().open_counted::<u32, Ix1>(name.location()).unwrap();
     assert!(later.is_readonly() && later.is_frozen() && later.raw_view_mut().is_none());
     assert_eq!(later.view().unwrap().to_vec(), [1; 4]);
     let error = later.write().unwrap_err();
     assert!(error.is_permission_denied() && error.to_string().contains("frozen"), "{error}");
     let mut child = Holder::with(place, &name, "open");
     assert_eq!((child.ask("is-readonly"), child.ask("view")), ("true".into(), "4".into()));
-    let options = place.counted::<u32, _>().mode(CreationMode::OpenOrCreate);
-    assert!(options.create(name.location(), 4).unwrap().is_frozen());
+    let options = place.options().mode(CreationMode::OpenOrCreate);
+    assert!(options.create_counted::<u32, _>(name.location(), 4).unwrap().is_frozen());
     assert_eq!(later.try_clone().unwrap().view().unwrap().sum(), 4);
-    assert_eq!(place.reader::<u32, IxDyn>().open_counted(name.location()).unwrap().view().sum(), 4);
+    assert_eq!(place.open_options().open_counted_reader::<u32, IxDyn>(name.location()).unwrap().view().sum(), 4);
     let handle = array.handle().unwrap();
-    let attached = place.attach_counted::<u32, Ix1>().attach(&handle).unwrap();
+    let attached = place.open_options().attach::<u32, Ix1>(&handle).unwrap();
     assert_eq!(attached.view().unwrap().sum(), 4);
 }
 

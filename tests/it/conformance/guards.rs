@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use libtest_mimic::Trial;
 use ndarray::{Ix1, ShapeBuilder};
-use ndarray_shm::{Access, AttachOptions, Error, Order, SharedArray};
+use ndarray_shm::{Access, Error, OpenOptions, Order, SharedArray};
 
 use crate::support::Place;
 use crate::support::child::{Child, Role, hear, say};
@@ -37,8 +37,8 @@ pub const ROLES: &[(&str, Role)] = &[("hold-read", hold_read), ("hold-write", ho
 
 fn guards_of_one_process_exclude_each_other(place: &Place) {
     let name = place.location("guards");
-    let one = place.options::<u8, _>().create(name.location(), 4).unwrap();
-    let two = place.attach::<u8, _>().open(name.location(), 4).unwrap();
+    let one = place.options().create::<u8, _>(name.location(), 4).unwrap();
+    let two = place.open_options().open::<u8, _>(name.location(), 4).unwrap();
     let (reader, another) = (one.read().unwrap(), two.try_read().unwrap());
     assert!(two.try_write().unwrap_err().is_would_block());
     assert!(one.try_write().unwrap_err().is_would_block());
@@ -57,7 +57,7 @@ fn guards_of_one_process_exclude_each_other(place: &Place) {
 
 /// A child that holds a read guard on an array of four bytes until it is told to release it.
 fn hold_read(arguments: &[String]) {
-    let array = AttachOptions::<SharedArray<u8, _>>::new().access(Access::Read).open(arguments[0].as_str(), 4).unwrap();
+    let array = OpenOptions::new().access(Access::Read).open::<u8, _>(arguments[0].as_str(), 4).unwrap();
     let guard = array.read().unwrap();
     say("reading");
     hear();
@@ -89,7 +89,7 @@ fn hold_cell(arguments: &[String]) {
 
 fn locked_cell_is_exclusive_until_its_holder_dies(place: &Place) {
     let name = place.location("cells");
-    let array = place.options::<u8, _>().create(name.location(), 4).unwrap();
+    let array = place.options().create::<u8, _>(name.location(), 4).unwrap();
     let mut child = Child::start(place, "hold-cell", &[name.as_str()]);
     child.expect("locked");
     assert!(array.lock_cell(u32::MAX, Duration::from_millis(5)).unwrap_err().is_timed_out());
@@ -106,7 +106,7 @@ fn locked_cell_is_exclusive_until_its_holder_dies(place: &Place) {
 
 fn reader_excludes_writer_until_released_or_killed(place: &Place) {
     let name = place.location("killed-reader");
-    let array = place.options::<u8, _>().create(name.location(), 4).unwrap();
+    let array = place.options().create::<u8, _>(name.location(), 4).unwrap();
     let mut child = Child::start(place, "hold-read", &[name.as_str()]);
     child.expect("reading");
     assert!(array.try_write().unwrap_err().is_would_block());
@@ -131,7 +131,7 @@ fn reader_excludes_writer_until_released_or_killed(place: &Place) {
 
 fn writer_in_another_process_excludes_readers(place: &Place) {
     let name = place.location("writer");
-    let array = place.options::<u8, _>().create(name.location(), 4).unwrap();
+    let array = place.options().create::<u8, _>(name.location(), 4).unwrap();
     let mut child = Child::start(place, "hold-write", &[name.as_str()]);
     child.expect("writing");
     assert!(array.try_read().unwrap_err().is_would_block());
@@ -142,11 +142,11 @@ fn writer_in_another_process_excludes_readers(place: &Place) {
 
 fn waiting_for_own_guard_is_a_deadlock_error(place: &Place) {
     let name = place.location("deadlock");
-    let array = place.options::<u8, _>().create(name.location(), 4).unwrap();
+    let array = place.options().create::<u8, _>(name.location(), 4).unwrap();
     let reader = array.read().unwrap();
     assert!(array.write().unwrap_err().is_would_deadlock());
     assert!(array.try_write().unwrap_err().is_would_block());
-    assert!(place.writer::<u8, _>().open(name.location(), 4).unwrap_err().is_would_deadlock());
+    assert!(place.open_options().open_writer::<u8, _>(name.location(), 4).unwrap_err().is_would_deadlock());
     let nested = array.read().unwrap();
     drop((reader, nested));
     let writer = array.write().unwrap();
@@ -163,10 +163,10 @@ fn waiting_for_own_guard_is_a_deadlock_error(place: &Place) {
 
 fn guard_fails_when_the_name_leads_elsewhere(place: &Place) {
     let name = place.location("means-else");
-    let old = place.options::<u8, _>().create(name.location(), 4).unwrap();
+    let old = place.options().create::<u8, _>(name.location(), 4).unwrap();
     old.unlink().unwrap();
     assert!(old.read().unwrap_err().is_unlinked());
-    let new = place.options::<u8, _>().create(name.location(), 4).unwrap();
+    let new = place.options().create::<u8, _>(name.location(), 4).unwrap();
     assert!(old.write().unwrap_err().is_unlinked());
     assert!(new.write().is_ok());
 }
@@ -182,7 +182,7 @@ fn waiting_guard_fails_when_the_name_is_unlinked(place: &Place) {
     for (number, guard) in guards.into_iter().enumerate() {
         for made_anew in [false, true] {
             let name = place.location(&format!("goes-{number}-{made_anew}"));
-            let array = place.options::<u8, _>().create(name.location(), 4).unwrap();
+            let array = place.options().create::<u8, _>(name.location(), 4).unwrap();
             let mut child = Child::start(place, "hold-write", &[name.as_str()]);
             child.expect("writing");
             std::thread::scope(|scope| {
@@ -191,7 +191,7 @@ fn waiting_guard_fails_when_the_name_is_unlinked(place: &Place) {
                 std::thread::sleep(Duration::from_millis(50));
                 assert!(!waiting.is_finished());
                 array.unlink().unwrap();
-                let _new = made_anew.then(|| place.options::<u8, _>().create(name.location(), 4).unwrap());
+                let _new = made_anew.then(|| place.options().create::<u8, _>(name.location(), 4).unwrap());
                 child.tell("let go");
                 let error = waiting.join().unwrap();
                 assert!(error.as_ref().is_some_and(Error::is_unlinked), "guard {number}: {error:?}");
@@ -203,7 +203,7 @@ fn waiting_guard_fails_when_the_name_is_unlinked(place: &Place) {
 
 fn kept_descriptor_allows_guards_without_a_name(place: &Place) {
     let name = place.location("keep-fd");
-    let array = place.options::<u8, _>().keep_fd(true).create(name.location(), 4).unwrap();
+    let array = place.options().keep_fd(true).create::<u8, _>(name.location(), 4).unwrap();
     array.unlink().unwrap();
     array.write().unwrap().fill(5);
     assert!(matches!(array.read(), Ok(guard) if guard.sum() == 20));
@@ -215,7 +215,7 @@ fn kept_descriptor_allows_guards_without_a_name(place: &Place) {
 fn guard_on_a_shortened_file_is_refused(place: &Place) {
     for keep in [false, true] {
         let name = place.location("shortened");
-        let array = place.options::<u8, _>().keep_fd(keep).create(name.location(), 1 << 20).unwrap();
+        let array = place.options().keep_fd(keep).create::<u8, _>(name.location(), 1 << 20).unwrap();
         let file = std::fs::File::options().write(true).open(place.path(&name)).unwrap();
         if cfg!(windows) && file.set_len(4096).is_err() {
             drop(array.try_write().expect("Windows lets no process shorten a mapped file"));
@@ -230,30 +230,44 @@ fn guard_on_a_shortened_file_is_refused(place: &Place) {
 
 fn held_access_lasts_as_long_as_the_value(place: &Place) {
     let name = place.location("held");
-    let array = place.options::<u8, _>().create_with(name.location(), (2, 2).f(), |mut view| view.fill(1)).unwrap();
-    let reader = place.reader::<u8, _>().open(name.location(), (2, 2).f()).unwrap();
-    let another = place.reader::<u8, _>().open(name.location(), 4).unwrap();
+    let array = place.options().create_with::<u8, _>(name.location(), (2, 2).f(), |mut view| view.fill(1)).unwrap();
+    let reader = place.open_options().open_reader::<u8, _>(name.location(), (2, 2).f()).unwrap();
+    let another = place.open_options().open_reader::<u8, _>(name.location(), 4).unwrap();
     assert_eq!((reader.view().sum(), reader.order(), another.shape()), (4, Order::F, [4].as_slice()));
     assert!(array.try_write().unwrap_err().is_would_block());
     assert!(array.try_read().is_ok());
     let none = Duration::ZERO;
-    assert!(place.writer::<u8, _>().timeout(none).open(name.location(), (2, 2).f()).unwrap_err().is_would_block());
+    assert!(
+        place
+            .open_options()
+            .timeout(none)
+            .open_writer::<u8, _>(name.location(), (2, 2).f())
+            .unwrap_err()
+            .is_would_block()
+    );
     drop((reader, another));
     // A process that another test is spawning may briefly hold a copy of the open file description.
     let soon = Duration::from_secs(60);
-    let mut writer = place.writer::<u8, _>().timeout(soon).open(name.location(), (2, 2).f()).unwrap();
+    let mut writer = place.open_options().timeout(soon).open_writer::<u8, _>(name.location(), (2, 2).f()).unwrap();
     writer.view_mut().fill(2);
     assert_eq!(writer.view().sum(), 8);
     assert!(array.try_read().unwrap_err().is_would_block());
     let brief = Duration::from_millis(20);
-    assert!(place.reader::<u8, _>().timeout(brief).open(name.location(), (2, 2).f()).unwrap_err().is_timed_out());
+    assert!(
+        place
+            .open_options()
+            .timeout(brief)
+            .open_reader::<u8, _>(name.location(), (2, 2).f())
+            .unwrap_err()
+            .is_timed_out()
+    );
     drop(writer);
     assert_eq!(array.read_timeout(soon).unwrap().sum(), 8);
 }
 
 fn lock_without_a_view_excludes_like_a_guard(place: &Place) {
     let name = place.location("lock");
-    let array = place.options::<u8, _>().create(name.location(), 4).unwrap();
+    let array = place.options().create::<u8, _>(name.location(), 4).unwrap();
     let mut child = Child::start(place, "hold-read", &[name.as_str()]);
     child.expect("reading");
     drop(array.lock(Access::Read, Some(Duration::ZERO), || true).unwrap());
@@ -265,13 +279,13 @@ fn lock_without_a_view_excludes_like_a_guard(place: &Place) {
     assert!(array.lock(Access::Read, None, || true).unwrap_err().is_would_deadlock());
     drop(writing);
     assert!(array.try_write().is_ok());
-    let reader = place.attach::<u8, _>().access(Access::Read).open(name.location(), 4).unwrap();
+    let reader = place.open_options().access(Access::Read).open::<u8, _>(name.location(), 4).unwrap();
     assert!(reader.lock(Access::ReadWrite, None, || true).unwrap_err().is_permission_denied());
 }
 
 fn lock_stops_at_its_limit_or_on_request(place: &Place) {
     let name = place.location("given-up");
-    let array = place.options::<u8, _>().create(name.location(), 4).unwrap();
+    let array = place.options().create::<u8, _>(name.location(), 4).unwrap();
     let mut child = Child::start(place, "hold-write", &[name.as_str()]);
     child.expect("writing");
     let start = Instant::now();
@@ -291,8 +305,8 @@ fn lock_stops_at_its_limit_or_on_request(place: &Place) {
 
 fn waiting_lock_keeps_new_readers_out(place: &Place) {
     let name = place.location("gate");
-    let array = place.options::<u8, _>().create(name.location(), 4).unwrap();
-    let other = place.attach::<u8, _>().open(name.location(), 4).unwrap();
+    let array = place.options().create::<u8, _>(name.location(), 4).unwrap();
+    let other = place.open_options().open::<u8, _>(name.location(), 4).unwrap();
     let mut child = Child::start(place, "hold-read", &[name.as_str()]);
     child.expect("reading");
     let asked = AtomicU32::new(0);

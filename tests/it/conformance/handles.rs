@@ -38,7 +38,7 @@ pub fn trials(place: &Place) -> Vec<Trial> {
 const SHORT: Duration = Duration::from_millis(40);
 
 fn attach(place: &Place, handle: &Handle) -> ndarray_shm::Result<RefcountedArray<u32, Ix1>> {
-    place.attach_counted().attach(handle)
+    place.open_options().attach(handle)
 }
 
 fn brief() -> HandleOptions {
@@ -129,7 +129,7 @@ fn revoked_handle_is_spent_and_keeps_nothing(place: &Place) {
     assert!(place.has(&name) && left.revoke().unwrap());
     assert!(!place.has(&name) && !left.revoke().unwrap());
     // The name belongs to a plain array by now, and then to another counted one.
-    place.options::<u8, _>().create(name.location(), 4).unwrap();
+    place.options().create::<u8, _>(name.location(), 4).unwrap();
     assert!(!left.revoke().unwrap());
     place.backend.unlink(name.location()).unwrap();
     let other = create(place, &name);
@@ -171,9 +171,9 @@ fn type_mismatch_leaves_the_handle_valid(place: &Place) {
     let array = create(place, &name);
     let handle = array.handle().unwrap();
     drop(array);
-    let error = place.attach_counted::<f64, Ix1>().attach(&handle).unwrap_err();
+    let error = place.open_options().attach::<f64, Ix1>(&handle).unwrap_err();
     assert!(matches!(error, Error::DTypeMismatch { .. }), "{error}");
-    let error = place.reader::<u32, Ix2>().attach(&handle).unwrap_err();
+    let error = place.open_options().attach_reader::<u32, Ix2>(&handle).unwrap_err();
     assert!(matches!(error, Error::ShapeMismatch { .. }), "{error}");
     assert_eq!(place.inspect(&name).unwrap().in_flight, 1);
     assert_eq!(attach(place, &handle).unwrap().read().unwrap().sum(), 4);
@@ -188,12 +188,12 @@ fn failed_attach_leaves_the_handle_valid(place: &Place) {
             let fails = Error::TooManyOpenFiles { location: "test".into(), limit: 0 };
             if operation == failing { Err(fails) } else { Ok(()) }
         });
-        let error = place.attach_counted::<u32, Ix1>().backend(backend).attach(&handle).unwrap_err();
+        let error = place.open_options().backend(backend).attach::<u32, Ix1>(&handle).unwrap_err();
         assert!(matches!(error, Error::TooManyOpenFiles { .. }), "{error}");
         assert_eq!((array.refcount(), array.in_flight()), (1, 1), "{failing}");
     }
     let guard = array.write().unwrap();
-    let reader = place.reader::<u32, Ix1>().timeout(Duration::ZERO).attach(&handle);
+    let reader = place.open_options().timeout(Duration::ZERO).attach_reader::<u32, Ix1>(&handle);
     assert!(reader.unwrap_err().is_would_block());
     drop(guard);
     assert!(attach(place, &handle).is_ok());
@@ -226,16 +226,16 @@ fn handle_never_attaches_another_array_of_the_name(place: &Place) {
     let name = place.location("recreated");
     let old = create(place, &name);
     let handle = old.handle().unwrap();
-    let replace = || place.counted::<u32, _>().mode(CreationMode::Replace);
-    let new = replace().create(name.location(), 4).unwrap();
+    let replace = || place.options().mode(CreationMode::Replace);
+    let new = replace().create_counted::<u32, _>(name.location(), 4).unwrap();
     assert!(attach(place, &handle).unwrap_err().is_handle_spent());
     assert_eq!(new.refcount(), 1);
     drop(new);
     assert!(attach(place, &handle).unwrap_err().is_not_found());
-    let new = place.counted::<f32, _>().create(name.location(), (2, 2)).unwrap();
+    let new = place.options().create_counted::<f32, _>(name.location(), (2, 2)).unwrap();
     assert!(attach(place, &handle).unwrap_err().is_handle_spent(), "whatever its type");
     drop(new);
-    place.options::<u8, _>().create(name.location(), 3).unwrap();
+    place.options().create::<u8, _>(name.location(), 3).unwrap();
     let error = attach(place, &handle).unwrap_err();
     assert!(error.is_handle_spent(), "{error}");
     let mut child = Holder::start(place, &name);
@@ -248,9 +248,9 @@ fn a_handle_can_attach_in_every_way(place: &Place) {
     let name = place.location("every-way");
     let array = create(place, &name);
     let handle = || array.handle().unwrap();
-    let readonly = place.attach_counted::<u32, Ix1>().access(Access::Read).attach(&handle()).unwrap();
+    let readonly = place.open_options().access(Access::Read).attach::<u32, Ix1>(&handle()).unwrap();
     assert!(readonly.is_readonly() && readonly.write().is_err());
-    let reader = place.reader::<u32, Ix1>().attach(&handle()).unwrap();
+    let reader = place.open_options().attach_reader::<u32, Ix1>(&handle()).unwrap();
     assert!(array.try_write().unwrap_err().is_would_block());
     assert_eq!((reader.view().sum(), array.refcount(), array.in_flight()), (4, 3, 0));
     drop(reader);
@@ -258,7 +258,7 @@ fn a_handle_can_attach_in_every_way(place: &Place) {
     let found = handle().attach::<u32, Ix1>().unwrap();
     found.write().unwrap().fill(2);
     assert_eq!(readonly.read().unwrap().sum(), 8);
-    let keeping = place.attach_counted::<u32, Ix1>().keep_fd(true).attach(&handle()).unwrap();
+    let keeping = place.open_options().keep_fd(true).attach::<u32, Ix1>(&handle()).unwrap();
     assert!(array.unlink().unwrap());
     if !cfg!(target_os = "macos") {
         assert_eq!(keeping.read().unwrap().sum(), 8);

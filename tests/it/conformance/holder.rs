@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use ndarray::IxDyn;
 use ndarray_shm::counted::{Handle, HandleOptions};
-use ndarray_shm::{Access, ArrayReader, AttachOptions, CreateOptions, CreationMode, Error, RefcountedArray, Result};
+use ndarray_shm::{Access, ArrayReader, CreateOptions, CreationMode, Error, OpenOptions, RefcountedArray, Result};
 
 use crate::support::child::{Child, Role, hear, say};
 use crate::support::{Name, Place, backend_of_child};
@@ -44,12 +44,12 @@ enum Held {
     Reader(ArrayReader<u32, IxDyn>),
 }
 
-fn options() -> CreateOptions<RefcountedArray<u32, IxDyn>> {
-    CreateOptions::<RefcountedArray<_, _>>::new().backend(backend_of_child())
+fn options() -> CreateOptions {
+    CreateOptions::new().backend(backend_of_child())
 }
 
-fn attach() -> AttachOptions<RefcountedArray<u32, IxDyn>> {
-    AttachOptions::<RefcountedArray<_, _>>::new().backend(backend_of_child())
+fn open_options() -> OpenOptions {
+    OpenOptions::new().backend(backend_of_child())
 }
 
 /// Keeps a stack of arrays. Requests are about the topmost.
@@ -74,17 +74,15 @@ fn obey(name: &str, words: &[&str], stack: &mut Vec<Held>) -> Result<String> {
         Ok("ok".to_owned())
     };
     match words {
-        ["create", length] => return push(Held::Array(options().create(name, IxDyn(&[number(length)]))?)),
+        ["create", length] => return push(Held::Array(options().create_counted(name, IxDyn(&[number(length)]))?)),
         ["replace", length] => {
             let options = options().mode(CreationMode::Replace);
-            return push(Held::Array(options.create(name, IxDyn(&[number(length)]))?));
+            return push(Held::Array(options.create_counted(name, IxDyn(&[number(length)]))?));
         }
-        ["open"] => return push(Held::Array(attach().open(name)?)),
-        ["readonly"] => return push(Held::Array(attach().access(Access::Read).open(name)?)),
+        ["open"] => return push(Held::Array(open_options().open_counted(name)?)),
+        ["readonly"] => return push(Held::Array(open_options().access(Access::Read).open_counted(name)?)),
         ["reader"] => {
-            return push(Held::Reader(
-                AttachOptions::<ArrayReader<_, _>>::new().backend(backend_of_child()).open_counted(name)?,
-            ));
+            return push(Held::Reader(OpenOptions::new().backend(backend_of_child()).open_counted_reader(name)?));
         }
         // By the directory that the handle names.
         ["attach", text] => return push(Held::Array(handle(text)?.attach()?)),

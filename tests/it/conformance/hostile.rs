@@ -8,9 +8,7 @@ use std::time::Duration;
 use libtest_mimic::Trial;
 use ndarray::{Ix2, IxDyn, ShapeBuilder};
 use ndarray_shm::counted::{HandleOptions, Reclaim, inspect_in};
-use ndarray_shm::{
-    Access, ArrayReader, AttachOptions, CreateOptions, Directory, Error, Location, RefcountedArray, SharedArray,
-};
+use ndarray_shm::{Access, CreateOptions, Directory, Error, Location, OpenOptions, RefcountedArray};
 
 use crate::support::child::{Child, Role, say};
 use crate::support::{Place, backend_of_child};
@@ -82,21 +80,17 @@ impl Target {
         Self { backend, location, path }
     }
 
-    fn options<D: ndarray::Dimension>(&self) -> CreateOptions<RefcountedArray<u16, D>> {
-        CreateOptions::<RefcountedArray<_, _>>::new().backend(self.backend.clone())
+    fn options(&self) -> CreateOptions {
+        CreateOptions::new().backend(self.backend.clone())
     }
 
-    fn attach<D: ndarray::Dimension>(&self) -> AttachOptions<RefcountedArray<u16, D>> {
-        AttachOptions::<RefcountedArray<_, _>>::new().backend(self.backend.clone())
-    }
-
-    fn reader<D: ndarray::Dimension>(&self) -> AttachOptions<ArrayReader<u16, D>> {
-        AttachOptions::<ArrayReader<_, _>>::new().backend(self.backend.clone()).timeout(Duration::ZERO)
+    fn open_options(&self) -> OpenOptions {
+        OpenOptions::new().backend(self.backend.clone())
     }
 
     /// The bytes of an array with the elements 0 to 29, one attachment, and a handle in flight.
     pub(super) fn honest(&self) -> Vec<u8> {
-        let array = self.options().create(&self.location, SHAPE.f()).unwrap();
+        let array = self.options().create_counted::<u16, _>(&self.location, SHAPE.f()).unwrap();
         array.write().unwrap().iter_mut().zip(0..).for_each(|(element, number)| *element = number);
         array.handle_with(HandleOptions::new().reusable()).unwrap();
         let bytes = std::fs::read(&self.path).unwrap();
@@ -140,17 +134,18 @@ impl Target {
             reclaim.run(&self.backend).unwrap();
         }
         // A file with the footer's magic is refused as a plain array, forged or not.
-        let plain =
-            AttachOptions::<SharedArray<u8, _>>::new().backend(self.backend.clone()).open(&self.location, bytes.len());
+        let plain = OpenOptions::new().backend(self.backend.clone()).open::<u8, _>(&self.location, bytes.len());
         let claims = bytes.len() >= 64 && bytes[bytes.len() - 64..].starts_with(b"\x89NDSHM\r\n");
         assert_eq!(plain.is_err_and(|error| error.is_reserved()), claims);
-        if let Ok(reader) = self.reader::<IxDyn>().open_counted(&self.location) {
+        if let Ok(reader) =
+            self.open_options().timeout(Duration::ZERO).open_counted_reader::<u16, IxDyn>(&self.location)
+        {
             assert_eq!(reader.view().len() as u64 * 2, payload.expect("it could be inspected"));
             let _ = reader.view().iter().fold(0u16, |sum, value| sum.wrapping_add(*value));
             drop(reader);
             self.plant(bytes);
         }
-        let outcome = self.attach::<Ix2>().open(&self.location).map(|array| {
+        let outcome = self.open_options().open_counted::<u16, Ix2>(&self.location).map(|array| {
             assert_eq!(array.len() as u64 * 2, payload.expect("it could be inspected"));
             assert_eq!(array.shape().iter().product::<usize>(), array.len());
             let read = array.read().unwrap().iter().fold(0u16, |sum, value| sum.wrapping_add(*value));
@@ -364,7 +359,7 @@ fn count_wrongly(arguments: &[String]) {
     };
     let is_there = || target.path.exists();
     let inspect = || inspect_in(&target.backend, &target.location).unwrap();
-    let open = || target.attach::<Ix2>().open(&target.location);
+    let open = || target.open_options().open_counted::<u16, Ix2>(&target.location);
     let reclaim = || Reclaim::new().run(&target.backend).unwrap();
 
     target.plant_as_made(&with(named | u64::from(u32::MAX)));
@@ -436,8 +431,8 @@ fn any_forged_handle_count_is_survived(place: &Place) {
 /// A child that holds an array while it is shortened.
 fn shorten(arguments: &[String]) {
     let target = Target::new(arguments);
-    let array = target.options().create(&target.location, SHAPE.f()).unwrap();
-    let readonly = target.attach::<IxDyn>().access(Access::Read).open(&target.location).unwrap();
+    let array = target.options().create_counted::<u16, _>(&target.location, SHAPE.f()).unwrap();
+    let readonly = target.open_options().access(Access::Read).open_counted::<u16, IxDyn>(&target.location).unwrap();
     let whole = std::fs::read(&target.path).unwrap();
     let file = std::fs::File::options().write(true).open(&target.path).unwrap();
     for length in [0, 1, PAYLOAD as u64, PAGE as u64, 2 * PAGE as u64 - 1, 2 * PAGE as u64 + 1] {
@@ -456,7 +451,7 @@ fn shorten(arguments: &[String]) {
         for error in errors {
             assert!(matches!(error, Error::SizeMismatch { expected: 8192, .. }), "{length}: {error}");
         }
-        assert!(target.attach::<Ix2>().open(&target.location).is_err());
+        assert!(target.open_options().open_counted::<u16, Ix2>(&target.location).is_err());
         file.set_len(0).unwrap();
         let mut again = std::fs::File::options().write(true).open(&target.path).unwrap();
         std::io::Write::write_all(&mut again, &whole).unwrap();

@@ -6,7 +6,7 @@ use std::time::Duration;
 use libtest_mimic::Trial;
 use ndarray::Ix1;
 use ndarray_shm::counted::HandleOptions;
-use ndarray_shm::{Arena, AttachOptions, Error, RefcountedArray};
+use ndarray_shm::{Arena, Error, OpenOptions};
 
 use crate::support::{Place, eventually};
 use crate::tests;
@@ -28,13 +28,13 @@ pub fn trials(place: &Place) -> Vec<Trial> {
 fn plain_array_in_use_is_never_opened_as_counted(place: &Place) {
     let place = &place.private();
     let name = place.location("bytes");
-    let counted = place.counted::<u8, Ix1>().create(name.location(), 100).unwrap();
+    let counted = place.options().create_counted::<u8, Ix1>(name.location(), 100).unwrap();
     let bytes = std::fs::read(place.path(&name)).unwrap();
     counted.close().unwrap();
 
-    let plain = place.options::<u8, Ix1>().create(name.location(), bytes.len()).unwrap();
+    let plain = place.options().create::<u8, Ix1>(name.location(), bytes.len()).unwrap();
     plain.write().unwrap().iter_mut().zip(&bytes).for_each(|(element, byte)| *element = *byte);
-    let open = || place.attach_counted::<u8, Ix1>().open(name.location());
+    let open = || place.open_options().open_counted::<u8, Ix1>(name.location());
     assert!(matches!(open(), Err(Error::NotCounted { .. })));
     let before = plain.read().unwrap();
     assert!(matches!(open(), Err(Error::NotCounted { .. })));
@@ -48,10 +48,10 @@ fn plain_array_in_use_is_never_opened_as_counted(place: &Place) {
 fn renamed_copy_is_refused_and_not_removed(place: &Place) {
     let place = &place.private();
     let (name, copy) = (place.location("original"), place.location("copy"));
-    let array = place.counted::<u8, Ix1>().create(name.location(), 100).unwrap();
+    let array = place.options().create_counted::<u8, Ix1>(name.location(), 100).unwrap();
     std::fs::copy(place.path(&name), place.path(&copy)).unwrap();
     assert_eq!(place.reclaim().removed.len(), 0);
-    let error = place.attach_counted::<u8, Ix1>().open(copy.location()).unwrap_err();
+    let error = place.open_options().open_counted::<u8, Ix1>(copy.location()).unwrap_err();
     assert!(matches!(&error, Error::Trailer { reason, .. } if reason.contains(name.as_str())), "{error}");
     array.close().unwrap();
     assert_eq!(place.reclaim().removed.len(), 0);
@@ -62,7 +62,7 @@ fn copy_in_another_directory_opens_and_stays(place: &Place) {
     let (here, there) = (&place.private(), &place.private());
     let name = here.location("precious");
     let (path, copy) = (here.path(&name), there.path(&name));
-    let array = here.counted::<u8, Ix1>().create_with(name.location(), 100, |mut view| view.fill(7)).unwrap();
+    let array = here.options().create_counted_with::<u8, Ix1>(name.location(), 100, |mut view| view.fill(7)).unwrap();
     std::fs::copy(&path, &copy).unwrap();
     let arena_name = here.location("arena");
     let (arena_path, arena_copy) = (here.path(&arena_name), there.path(&arena_name));
@@ -71,7 +71,7 @@ fn copy_in_another_directory_opens_and_stays(place: &Place) {
 
     let reclaimed = there.reclaim();
     assert_eq!((reclaimed.copies, reclaimed.removed.len(), reclaimed.failed.len()), (2, 0, 0));
-    let opened = there.attach_counted::<u8, Ix1>().open(name.location()).unwrap();
+    let opened = there.open_options().open_counted::<u8, Ix1>(name.location()).unwrap();
     assert!(opened.read().unwrap().iter().all(|element| *element == 7));
     assert_eq!((opened.is_kept(), array.is_kept()), (true, false));
     opened.close().unwrap();
@@ -90,12 +90,12 @@ fn copy_marked_dead_is_never_removed(place: &Place) {
     let (here, there) = (&place.private(), &place.private());
     let name = here.location("dying");
     let (path, copy) = (here.path(&name), there.path(&name));
-    let array = here.counted::<u8, Ix1>().create(name.location(), 100).unwrap();
+    let array = here.options().create_counted::<u8, Ix1>(name.location(), 100).unwrap();
     let mut bytes = std::fs::read(&path).unwrap();
     let word = bytes.len() - LAST_PAGE;
     bytes[word + 7] |= 0x80; // the last handle has gone, the name has not yet
     std::fs::write(&copy, bytes).unwrap();
-    assert!(there.attach_counted::<u8, Ix1>().open(name.location()).unwrap_err().is_not_found());
+    assert!(there.open_options().open_counted::<u8, Ix1>(name.location()).unwrap_err().is_not_found());
     let reclaimed = there.reclaim();
     assert_eq!((reclaimed.copies, reclaimed.removed.len(), reclaimed.failed.len()), (1, 0, 0));
     assert!(copy.exists());
@@ -106,12 +106,12 @@ fn copy_marked_dead_is_never_removed(place: &Place) {
 fn waiting_reader_is_counted_and_keeps_the_array(place: &Place) {
     let place = &place.private();
     let name = place.location("waiting");
-    let array = place.counted::<u8, Ix1>().create(name.location(), 100).unwrap();
+    let array = place.options().create_counted::<u8, Ix1>(name.location(), 100).unwrap();
     let handle = array.handle_with(HandleOptions::new().grace(Duration::from_millis(100))).unwrap();
     let mut guard = array.write().unwrap();
     guard.fill(7);
-    let options = place.reader::<u8, Ix1>();
-    let reader = std::thread::spawn(move || options.attach(&handle));
+    let options = place.open_options();
+    let reader = std::thread::spawn(move || options.attach_reader::<u8, Ix1>(&handle));
     eventually("the reader is counted", || array.refcount() == 2);
     eventually("the handle has expired", || array.in_flight() == 0);
     drop(guard);
@@ -119,7 +119,5 @@ fn waiting_reader_is_counted_and_keeps_the_array(place: &Place) {
     let reader = reader.join().unwrap().unwrap();
     assert_eq!(reader.view().iter().filter(|element| **element == 7).count(), 100);
     drop(reader);
-    assert!(
-        AttachOptions::<RefcountedArray<u8, Ix1>>::new().backend(place.backend.clone()).open(name.location()).is_err()
-    );
+    assert!(OpenOptions::new().backend(place.backend.clone()).open_counted::<u8, Ix1>(name.location()).is_err());
 }

@@ -30,28 +30,28 @@ pub fn trials(place: &Place) -> Vec<Trial> {
 
 fn open_or_create_attaches_only_a_matching_array(place: &Place) {
     let name = place.location("open-or-create");
-    let options = || place.counted::<u32, _>().mode(CreationMode::OpenOrCreate);
-    let refused = options().share(SharingStrategy::FileSystem, 4).unwrap_err();
+    let options = || place.options().mode(CreationMode::OpenOrCreate);
+    let refused = options().share::<u32, _>(SharingStrategy::FileSystem, 4).unwrap_err();
     assert!(matches!(refused, Error::InvalidSetting { .. }), "it gets a name of its own: {refused}");
     let fill = |value| move |mut view: ndarray::ArrayViewMut1<'_, u32>| view.fill(value);
-    let array = options().create_with(name.location(), 4, fill(1)).unwrap();
-    let same = options().create_with(name.location(), 4, fill(2)).unwrap();
+    let array = options().create_counted_with::<u32, _>(name.location(), 4, fill(1)).unwrap();
+    let same = options().create_counted_with::<u32, _>(name.location(), 4, fill(2)).unwrap();
     assert_eq!((same.read().unwrap().sum(), array.refcount()), (4, 2));
     for shape in [3, 5] {
-        let error = options().create(name.location(), shape).unwrap_err();
+        let error = options().create_counted::<u32, _>(name.location(), shape).unwrap_err();
         assert!(matches!(error, Error::ShapeMismatch { .. }), "{error}");
     }
-    let axes = place.counted::<u32, _>().mode(CreationMode::OpenOrCreate).create(name.location(), (2, 2));
+    let axes = place.options().mode(CreationMode::OpenOrCreate).create_counted::<u32, _>(name.location(), (2, 2));
     assert!(matches!(axes.unwrap_err(), Error::ShapeMismatch { .. }));
-    let elements = place.counted::<f32, _>().mode(CreationMode::OpenOrCreate).create(name.location(), 4);
+    let elements = place.options().mode(CreationMode::OpenOrCreate).create_counted::<f32, _>(name.location(), 4);
     assert!(matches!(elements.unwrap_err(), Error::DTypeMismatch { .. }));
     assert_eq!(array.refcount(), 2);
     let square = place.location("square");
-    let options = || place.counted::<u32, _>().mode(CreationMode::OpenOrCreate);
-    let _array = options().create(square.location(), (2, 2)).unwrap();
-    let error = options().create(square.location(), (2, 2).f()).unwrap_err();
+    let options = || place.options().mode(CreationMode::OpenOrCreate);
+    let _array = options().create_counted::<u32, _>(square.location(), (2, 2)).unwrap();
+    let error = options().create_counted::<u32, _>(square.location(), (2, 2).f()).unwrap_err();
     assert!(matches!(error, Error::ShapeMismatch { .. }), "{error}");
-    assert!(place.counted::<u32, _>().create(name.location(), 4).unwrap_err().is_already_exists());
+    assert!(place.options().create_counted::<u32, _>(name.location(), 4).unwrap_err().is_already_exists());
 }
 
 fn replacement_keeps_the_name_when_old_owners_leave(place: &Place) {
@@ -78,10 +78,10 @@ fn replacement_keeps_the_name_when_old_owners_leave(place: &Place) {
     // A plain array can be replaced by a counted one, and the other way round.
     let counted = create(place, &name);
     let replace = CreationMode::Replace;
-    drop(place.options::<u8, _>().mode(replace).create(name.location(), 3).unwrap());
+    drop(place.options().mode(replace).create::<u8, _>(name.location(), 3).unwrap());
     drop(counted);
-    assert_eq!(place.attach::<u8, _>().open(name.location(), 3).unwrap().len(), 3);
-    assert!(place.counted::<u32, _>().mode(replace).create(name.location(), 4).is_ok());
+    assert_eq!(place.open_options().open::<u8, _>(name.location(), 3).unwrap().len(), 3);
+    assert!(place.options().mode(replace).create_counted::<u32, _>(name.location(), 4).is_ok());
     assert!(!place.has(&name));
 }
 
@@ -92,7 +92,7 @@ fn old_owner_never_removes_a_recreated_name(place: &Place) {
         let mut killed = holder_is_killed.then(|| Holder::with(place, &name, "open"));
         assert!(place.backend.unlink(name.location()).unwrap());
         let new: Box<dyn std::any::Any> = if plain {
-            Box::new(place.options::<u32, _>().create(name.location(), 2048).unwrap())
+            Box::new(place.options().create::<u32, _>(name.location(), 2048).unwrap())
         } else {
             Box::new(create(place, &name))
         };
@@ -111,8 +111,8 @@ fn old_owner_never_removes_a_recreated_name(place: &Place) {
 fn unlinked_array_stays_with_its_holders(place: &Place) {
     let name = place.location("unlinked");
     let array = create(place, &name);
-    let keeping = place.attach_counted::<u32, Ix1>().keep_fd(true).open(name.location()).unwrap();
-    let reader = place.reader::<u32, Ix1>().open_counted(name.location()).unwrap();
+    let keeping = place.open_options().keep_fd(true).open_counted::<u32, Ix1>(name.location()).unwrap();
+    let reader = place.open_options().open_counted_reader::<u32, Ix1>(name.location()).unwrap();
     assert!(array.unlink().unwrap() && !array.unlink().unwrap());
     assert!(array.read().unwrap_err().is_unlinked());
     if !cfg!(target_os = "macos") {
@@ -133,13 +133,13 @@ fn failing_operation_leaves_nothing_behind(place: &Place) {
             let fails = Error::TimedOut { location: "test".into(), waited: Duration::ZERO };
             if now == step { Err(fails) } else { Ok(()) }
         });
-        let options = place.counted::<u32, Ix1>().backend(failing.clone());
-        let outcome = options.create(name.location(), 4).and_then(|array| {
-            let again = place.attach_counted::<u32, Ix1>().backend(failing.clone()).open(name.location())?;
+        let options = place.options().backend(failing.clone());
+        let outcome = options.create_counted::<u32, Ix1>(name.location(), 4).and_then(|array| {
+            let again = place.open_options().backend(failing.clone()).open_counted::<u32, Ix1>(name.location())?;
             array.write()?.fill(1);
             let clone = again.try_clone()?;
             clone.freeze()?;
-            place.reader::<u32, Ix1>().backend(failing.clone()).open_counted(name.location())?;
+            place.open_options().backend(failing.clone()).open_counted_reader::<u32, Ix1>(name.location())?;
             again.close()?;
             clone.close()?;
             array.close()
@@ -156,7 +156,7 @@ fn failing_operation_leaves_nothing_behind(place: &Place) {
     }
     // With 32 bits no shape is longer than the memory of a large machine.
     if let Ok(length) = usize::try_from(1_u64 << 46) {
-        let error = place.counted::<u8, _>().create(name.location(), length).unwrap_err();
+        let error = place.options().create_counted::<u8, _>(name.location(), length).unwrap_err();
         assert!(
             matches!(&error, Error::NoSpace { location, needed, .. }
             if location == name.as_str() && *needed == (1 << 46) + 4096),
@@ -168,15 +168,15 @@ fn failing_operation_leaves_nothing_behind(place: &Place) {
 }
 
 fn array_shared_by_name_removes_its_name(place: &Place) {
-    let options = place.counted::<u16, _>();
-    let array = options.share_with(SharingStrategy::FileSystem, (2, 3), |mut view| view.fill(3)).unwrap();
-    let another = place.counted::<u16, _>().share(SharingStrategy::FileSystem, (2, 3)).unwrap();
+    let options = place.options();
+    let array = options.share_with::<u16, _>(SharingStrategy::FileSystem, (2, 3), |mut view| view.fill(3)).unwrap();
+    let another = place.options().share::<u16, _>(SharingStrategy::FileSystem, (2, 3)).unwrap();
     let location = array.location().unwrap().clone();
     assert_ne!(Some(&location), another.location());
-    let same = place.attach_counted::<u16, Ix2>().open(&location).unwrap();
+    let same = place.open_options().open_counted::<u16, Ix2>(&location).unwrap();
     assert_eq!((same.read().unwrap().sum(), same.refcount()), (18, 2));
     array.publish().unwrap(); // does nothing: the array has its name already
     drop((array, same));
-    assert!(place.attach_counted::<u16, Ix2>().open(&location).unwrap_err().is_not_found());
+    assert!(place.open_options().open_counted::<u16, Ix2>(&location).unwrap_err().is_not_found());
     another.close().unwrap();
 }

@@ -6,7 +6,7 @@ use libtest_mimic::Trial;
 use ndarray::Ix1;
 use ndarray_shm::backend::EntryKind;
 use ndarray_shm::counted::{Handle, Reclaim, Reclaimed, Removed, RemovedKind};
-use ndarray_shm::{CreateOptions, CreationMode, Error, RefcountedArray};
+use ndarray_shm::{CreateOptions, CreationMode, Error};
 
 use super::holder::Holder;
 use crate::support::child::{Child, Role, hear, say};
@@ -100,11 +100,11 @@ fn opening_an_orphan_revives_it(place: &Place) {
     assert_eq!(opener.ask("drop"), "ok");
     assert!(!place.has(&name), "the last handle removes it, whatever the count says");
     orphan(place, &name, 6);
-    let created = place.counted::<u32, _>().create(name.location(), 4).unwrap();
+    let created = place.options().create_counted::<u32, _>(name.location(), 4).unwrap();
     assert_eq!((created.read().unwrap().sum(), created.refcount()), (0, 1), "an orphan does not block its name");
     drop(created);
     orphan(place, &name, 7);
-    let taken_back = place.counted::<u32, _>().mode(CreationMode::Replace).create(name.location(), 4).unwrap();
+    let taken_back = place.options().mode(CreationMode::Replace).create_counted::<u32, _>(name.location(), 4).unwrap();
     assert_eq!((taken_back.read().unwrap().sum(), taken_back.refcount()), (0, 1));
 }
 
@@ -169,7 +169,7 @@ fn handle_outlives_its_killed_sender_for_its_grace(place: &Place) {
     sender.0.kill();
     std::thread::sleep(Duration::from_millis(220));
     eventually("it is reclaimed after its grace time", || names(&place.reclaim().removed) == [name.as_str()]);
-    assert!(place.attach_counted::<u32, Ix1>().attach(&handle).unwrap_err().is_not_found());
+    assert!(place.open_options().attach::<u32, Ix1>(&handle).unwrap_err().is_not_found());
 }
 
 /// A child that creates an array, drops it, and hangs before it removes the name.
@@ -181,8 +181,8 @@ fn hang_before_unlink(arguments: &[String]) {
         }
         Ok(())
     });
-    let options = CreateOptions::<RefcountedArray<u32, _>>::new().backend(backend);
-    drop(options.create(arguments[0].as_str(), 4).unwrap());
+    let options = CreateOptions::new().backend(backend);
+    drop(options.create_counted::<u32, _>(arguments[0].as_str(), 4).unwrap());
     say("unlinked");
 }
 
@@ -199,7 +199,7 @@ fn next_process_removes_name_of_killed_owner(place: &Place) {
     assert_eq!((inspection.refcount, inspection.is_attached), (0, true));
     // The array is dead even while the child hangs: it cannot be opened, and its name is free.
     assert!(open(place, &name).unwrap_err().is_not_found());
-    let array = place.counted::<u32, _>().create(name.location(), 4).unwrap();
+    let array = place.options().create_counted::<u32, _>(name.location(), 4).unwrap();
     child.tell("go on");
     child.expect("unlinked");
     assert_eq!(place.inspect(&name).unwrap().refcount, 1, "the new array was not removed");
@@ -213,7 +213,7 @@ fn next_process_removes_name_of_killed_owner(place: &Place) {
     hanging().kill();
     eventually("it is reclaimed", || names(&place.reclaim().removed) == [name.as_str()]);
     hanging().kill();
-    let array = place.counted::<u32, _>().mode(CreationMode::OpenOrCreate).create(name.location(), 4).unwrap();
+    let array = place.options().mode(CreationMode::OpenOrCreate).create_counted::<u32, _>(name.location(), 4).unwrap();
     assert_eq!(array.refcount(), 1);
 }
 
@@ -261,9 +261,9 @@ fn reclaim_can_spare_young_orphans(place: &Place) {
 fn nothing_but_orphans_is_ever_reclaimed(place: &Place) {
     let place = &place.private();
     let [plain, page, pages, buffer] = ["plain", "page", "pages", "buffer"].map(|label| place.location(label));
-    place.options::<u8, _>().create(plain.location(), 5).unwrap();
-    place.options::<u8, _>().create(page.location(), 4096).unwrap();
-    place.options::<u8, _>().create_with(pages.location(), 8192, |mut view| view.fill(0x89)).unwrap();
+    place.options().create::<u8, _>(plain.location(), 5).unwrap();
+    place.options().create::<u8, _>(page.location(), 4096).unwrap();
+    place.options().create_with::<u8, _>(pages.location(), 8192, |mut view| view.fill(0x89)).unwrap();
     drop(place.render_options().create::<u8, _>(buffer.location(), 4096, 64, "orphans").unwrap());
     let foreign = |label: &str, bytes: &[u8]| {
         let name = place.location(label);
@@ -354,5 +354,5 @@ fn arrays_in_flight_are_removed_on_request(place: &Place) {
     let removed = reclaim.run(&place.backend).unwrap().removed;
     assert_eq!(removed.iter().map(|removed| removed.name.as_str()).collect::<Vec<_>>(), [name.as_str()]);
     assert!(!place.has(&name) && place.has(&used), "an array in use stays");
-    assert!(place.attach_counted::<u32, Ix1>().attach(&handle).unwrap_err().is_not_found());
+    assert!(place.open_options().attach::<u32, Ix1>(&handle).unwrap_err().is_not_found());
 }

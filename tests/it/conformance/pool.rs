@@ -10,7 +10,7 @@ mod recycling;
 use libtest_mimic::Trial;
 use ndarray::Ix1;
 use ndarray_shm::pool::PooledArray;
-use ndarray_shm::{AttachOptions, Pool, SharedArray};
+use ndarray_shm::{OpenOptions, Pool};
 
 use super::holder::variant;
 use crate::support::child::{Role, hear, say};
@@ -68,8 +68,8 @@ fn expected(used: u32) -> u32 {
 
 /// A child that attaches and then obeys requests.
 fn attacher(arguments: &[String]) {
-    let options = AttachOptions::<SharedArray<u32, Ix1>>::new().backend(backend_of_child());
-    let array = options.keep_fd(arguments.len() > 1).open(arguments[0].as_str(), LENGTH).unwrap();
+    let options = OpenOptions::new().backend(backend_of_child());
+    let array = options.keep_fd(arguments.len() > 1).open::<u32, Ix1>(arguments[0].as_str(), LENGTH).unwrap();
     say("attached");
     loop {
         match hear().as_str() {

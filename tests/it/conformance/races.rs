@@ -53,7 +53,7 @@ fn churn(arguments: &[String]) {
         check(match (round * 7 + seed) % 4 {
             0 => SharedArray::create_with(name, LENGTH, |mut view| view.fill(tag)).and_then(|array| whole(&array)),
             1 => SharedArray::open(name, LENGTH).and_then(|array| whole(&array)),
-            2 => CreateOptions::<SharedArray<_, _>>::new()
+            2 => CreateOptions::new()
                 .mode(CreationMode::Replace)
                 .create_with(name, LENGTH, |mut view| view.fill(tag))
                 .and_then(|array| whole(&array)),
@@ -81,8 +81,8 @@ fn four_processes_create_and_unlink_one_name(place: &Place) {
 
 /// A child that opens or creates an array of one element and takes a number.
 fn open_or_create(arguments: &[String]) {
-    let options = CreateOptions::<SharedArray<u32, ndarray::Ix0>>::new().mode(CreationMode::OpenOrCreate);
-    let array = options.create_with(arguments[0].as_str(), (), |mut view| view.fill(100)).unwrap();
+    let options = CreateOptions::new().mode(CreationMode::OpenOrCreate);
+    let array = options.create_with::<u32, ndarray::Ix0>(arguments[0].as_str(), (), |mut view| view.fill(100)).unwrap();
     let mut guard = array.write().unwrap();
     guard[()] += 1;
     say(guard[()]);
@@ -116,7 +116,7 @@ fn read_again_and_again(arguments: &[String]) {
 
 fn overlapping_readers_do_not_keep_a_writer_out(place: &Place) {
     let name = place.location("readers");
-    let array = place.options::<u8, _>().create(name.location(), 64).unwrap();
+    let array = place.options().create::<u8, _>(name.location(), 64).unwrap();
     let mut readers: Vec<Child> =
         (0..8).map(|_| Child::start(place, "read-again-and-again", &[name.as_str()])).collect();
     for reader in &mut readers {
@@ -147,7 +147,7 @@ fn increment(arguments: &[String]) {
 
 fn increments_under_write_guards_are_never_lost(place: &Place) {
     let name = place.location("increment");
-    let array = place.options::<u32, _>().create(name.location(), (8, 8)).unwrap();
+    let array = place.options().create::<u32, _>(name.location(), (8, 8)).unwrap();
     let mut children: Vec<Child> = (0..3).map(|_| Child::start(place, "increment", &[name.as_str()])).collect();
     children.iter_mut().for_each(|child| child.expect("added"));
     assert!(array.read().unwrap().iter().all(|value| *value == 1500));

@@ -67,9 +67,9 @@ mod bodies {
     /// An array of four ones that keeps its descriptor.
     fn create(place: &Place, name: &Name) -> RefcountedArray<u32, Ix1> {
         place
-            .counted()
+            .options()
             .keep_fd(true)
-            .create_with(name.location(), 4, |mut view| view.fill(1))
+            .create_counted_with(name.location(), 4, |mut view| view.fill(1))
             .expect("the name is free")
     }
 
@@ -160,7 +160,7 @@ mod bodies {
 
     pub fn array_that_may_be_found_otherwise_stays(place: &Place) {
         let name = place.location("stays");
-        let mut unkept = place.counted::<u32, Ix1>().create(name.location(), 4).unwrap();
+        let mut unkept = place.options().create_counted::<u32, Ix1>(name.location(), 4).unwrap();
         if place.backend.lock_survives_close().unwrap() {
             assert!(!unkept.recycle().unwrap(), "it keeps no descriptor");
         }
@@ -185,8 +185,8 @@ mod bodies {
         drop(other);
         drop(array);
         if SharingStrategy::FileDescriptor.is_supported() {
-            let options = place.counted::<u32, Ix1>().keep_fd(true);
-            let mut nameless = options.share(SharingStrategy::FileDescriptor, 4).unwrap();
+            let options = place.options().keep_fd(true);
+            let mut nameless = options.share::<u32, Ix1>(SharingStrategy::FileDescriptor, 4).unwrap();
             assert!(!nameless.recycle().unwrap(), "nameless");
         }
     }

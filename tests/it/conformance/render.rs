@@ -80,7 +80,7 @@ fn chunk_has_one_claim_at_a_time(place: &Place) {
 fn finished_buffer_has_only_its_name(place: &Place) {
     let name = place.location("finish");
     let one = buffer(place, &name);
-    assert!(place.attach::<u32, _>().open(name.location(), (6, 10)).unwrap_err().is_not_found());
+    assert!(place.open_options().open::<u32, _>(name.location(), (6, 10)).unwrap_err().is_not_found());
     assert_eq!(place.files_of(&name).len(), 2, "payload and ledger under reserved names");
     assert!(ndarray_shm::render::attached(&place.backend, name.location()).unwrap());
     assert_eq!(paint(&one), 8);
@@ -127,7 +127,7 @@ fn claim_and_write_guard_exclude_each_other(place: &Place) {
     let partial = place.files_of(&name).into_iter().find(|file| file.contains("part")).expect("a payload");
     let alias = place.location("claim-write-alias");
     std::fs::hard_link(place.directory().join(partial), place.path(&alias)).unwrap();
-    let array = place.attach::<u32, _>().open(alias.location(), (6, 10)).unwrap();
+    let array = place.open_options().open::<u32, _>(alias.location(), (6, 10)).unwrap();
     let Claim::Chunk(claim) = buffer.claim(3).unwrap() else { panic!("free") };
     assert!(array.try_write().unwrap_err().is_would_block());
     assert!(array.write().unwrap_err().is_would_deadlock());
@@ -416,7 +416,7 @@ fn finished_array_of_other_work_is_refused_or_replaced(place: &Place) {
 
 fn array_that_does_not_say_its_work_is_refused(place: &Place) {
     let name = place.location("no-work");
-    let plain = place.options::<u32, _>().create(name.location(), (6, 10)).unwrap();
+    let plain = place.options().create::<u32, _>(name.location(), (6, 10)).unwrap();
     assert!(accept(place, &name, "a test").unwrap_err().is_already_exists());
     drop(plain);
     if !place.describes() {

@@ -73,10 +73,10 @@ fn arrays_made_by_cloudvolume_open(place: &Place, cloudvolume: &mut Peer) {
         let (name, about) = (place.location("cv-made"), About::new(DType::U32, &SHAPE, order));
         cloudvolume.expect(about.of("hold", name.as_str()), "done");
         let looking = place
-            .attach::<u32, _>()
+            .open_options()
             .leave_holes(true)
             .access(Access::Read)
-            .open(name.location(), IxDyn(&SHAPE))
+            .open::<u32, _>(name.location(), IxDyn(&SHAPE))
             .unwrap();
         assert!(looking.is_sparse().unwrap(), "it takes no room before a write");
         let array = open::<u32>(place, &name, &SHAPE, order);
@@ -115,7 +115,7 @@ fn array_resized_by_cloudvolume_is_refused(place: &Place, cloudvolume: &mut Peer
         cloudvolume.expect_error(about.with("check", name.as_str(), 1), "SharedMemoryReadError");
         assert_same(&array, 1);
         cloudvolume.expect(about.of("allocate", name.as_str()), "done");
-        let error = place.attach::<u8, _>().open(name.location(), IxDyn(&SHAPE).f()).unwrap_err();
+        let error = place.open_options().open::<u8, _>(name.location(), IxDyn(&SHAPE).f()).unwrap_err();
         assert!(matches!(error, Error::SizeMismatch { expected: 210, found, .. } if found == size), "{error}");
         assert_eq!(open::<u8>(place, &name, &about.shape, Order::F).len() as u64, size);
     }
@@ -132,14 +132,14 @@ fn empty_array_survives_failed_mapping_by_cloudvolume(place: &Place, cloudvolume
     // CloudVolume also fails to create an empty array, and leaves its file behind.
     cloudvolume.expect_error(about.of("allocate", its.as_str()), "ValueError");
     assert_eq!(open::<u8>(place, &its, &[0, 4, 4], Order::F).len(), 0);
-    let error = place.attach::<u8, _>().open(its.location(), IxDyn(&[1])).unwrap_err();
+    let error = place.open_options().open::<u8, _>(its.location(), IxDyn(&[1])).unwrap_err();
     assert!(matches!(error, Error::SizeMismatch { expected: 1, found: 0, .. }), "{error}");
 }
 
 fn a_leading_slash_means_the_same_array(place: &Place, cloudvolume: &mut Peer) {
     let (name, about) = (place.location("cv-slash"), About::new(DType::U8, &SHAPE, Order::F));
     let with_slash = format!("/{}", name.as_str());
-    let created = place.options::<u8, _>().create(with_slash.as_str(), IxDyn(&SHAPE).f()).unwrap();
+    let created = place.options().create::<u8, _>(with_slash.as_str(), IxDyn(&SHAPE).f()).unwrap();
     assert_eq!(place.files_of(&name), [name.as_str()]);
     cloudvolume.expect(about.with("fill", name.as_str(), 1), "done");
     assert_same(&created, 1);
@@ -147,7 +147,7 @@ fn a_leading_slash_means_the_same_array(place: &Place, cloudvolume: &mut Peer) {
     if place.name == "shm" {
         cloudvolume.expect(about.with("fill", &with_slash, 2), "done");
         assert_same(&created, 2);
-        assert_same(&place.attach::<u8, _>().open(with_slash.as_str(), IxDyn(&SHAPE).f()).unwrap(), 2);
+        assert_same(&place.open_options().open::<u8, _>(with_slash.as_str(), IxDyn(&SHAPE).f()).unwrap(), 2);
         cloudvolume.expect(format!("unlink {with_slash}"), "True");
         assert!(created.read().unwrap_err().is_unlinked());
     }

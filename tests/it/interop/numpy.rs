@@ -86,10 +86,10 @@ fn holes_left_by_numpy_are_filled_on_open(place: &Place) {
     let (name, about) = (place.location("numpy-sparse"), About::new(DType::U16, &[LENGTH], Order::C));
     numpy.expect(format!("make_sparse {} {}", path(place, &name), LENGTH * 2), "done");
     let looking = place
-        .attach::<u16, _>()
+        .open_options()
         .leave_holes(true)
         .access(Access::Read)
-        .open(name.location(), IxDyn(&[LENGTH]))
+        .open::<u16, _>(name.location(), IxDyn(&[LENGTH]))
         .unwrap();
     assert!(looking.is_sparse().unwrap(), "leave_holes fills none");
     assert!(looking.read().unwrap().iter().all(|value| *value == 0));
@@ -105,9 +105,9 @@ fn file_of_another_size_is_refused_unchanged(place: &Place) {
         let name = place.location("numpy-size");
         numpy.expect(format!("make_sparse {} {size}", path(place, &name)), "done");
         let attempts = [
-            place.attach::<u8, _>().open(name.location(), SHAPE),
-            place.attach::<u8, _>().access(Access::Read).open(name.location(), SHAPE),
-            place.options::<u8, _>().mode(CreationMode::OpenOrCreate).create(name.location(), SHAPE),
+            place.open_options().open::<u8, _>(name.location(), SHAPE),
+            place.open_options().access(Access::Read).open::<u8, _>(name.location(), SHAPE),
+            place.options().mode(CreationMode::OpenOrCreate).create::<u8, _>(name.location(), SHAPE),
         ];
         for attempt in attempts {
             let error = attempt.unwrap_err();
@@ -124,7 +124,7 @@ fn python_example_of_the_guide_opens_our_arrays(place: &Place) {
     let named = "/dev/shm/guide-sharing";
     assert!(program.contains(named), "it opens another path: {program}");
     let name = place.location("guide-sharing");
-    let array = place.options::<u16, _>().create(name.location(), (512, 512, 16).f()).unwrap();
+    let array = place.options().create::<u16, _>(name.location(), (512, 512, 16).f()).unwrap();
     let program = program.replace(named, &path(place, &name));
     let out = Command::new(python()).args(["-B", "-c", &program]).output().unwrap();
     assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));

@@ -88,7 +88,7 @@ pub fn create<T: Sample>(
 
 /// Opens the array with this name.
 pub fn open<T: Sample>(place: &Place, name: &Name, shape: &[usize], order: Order) -> SharedArray<T, IxDyn> {
-    place.attach().open(name.location(), IxDyn(shape).set_f(order == Order::F)).unwrap()
+    place.open_options().open(name.location(), IxDyn(shape).set_f(order == Order::F)).unwrap()
 }
 
 /// Writes another sample into an array.

@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use libtest_mimic::Trial;
 use ndarray::{Array, Ix1};
+use ndarray_shm::OpenOptions;
 use ndarray_shm::arena::{ArenaArray, ArenaHandle};
-use ndarray_shm::{AttachOptions, RefcountedArray, SharedArray};
 
 use super::sandbox;
 use crate::support::child::{Child, Role, say};
@@ -198,10 +198,10 @@ fn refused(arguments: &[String]) {
     });
     let name = arguments[0].as_str();
     let length = std::fs::metadata(&arguments[1]).unwrap().len() as usize;
-    let plain = AttachOptions::<SharedArray<u8, Ix1>>::new().backend(backend.clone());
-    let counted = AttachOptions::<RefcountedArray<u8, Ix1>>::new().backend(backend);
-    assert!(plain.open(name, length).unwrap_err().is_reserved());
-    assert!(counted.open(name).unwrap_err().is_reserved());
+    let plain = OpenOptions::new().backend(backend.clone());
+    let counted = OpenOptions::new().backend(backend);
+    assert!(plain.open::<u8, Ix1>(name, length).unwrap_err().is_reserved());
+    assert!(counted.open_counted::<u8, Ix1>(name).unwrap_err().is_reserved());
     say(format!("refused after {} forks", FORKS.load(Ordering::Relaxed)));
 }
 

@@ -14,7 +14,7 @@ use libtest_mimic::Trial;
 use memmap2::{Mmap, MmapOptions};
 use ndarray::Ix1;
 use ndarray_shm::counted::SharingStrategy;
-use ndarray_shm::{Access, AttachOptions, CreateOptions, Error, RefcountedArray, SharedArray};
+use ndarray_shm::{Access, CreateOptions, Error, OpenOptions};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage};
 use rustix::net::{SendFlags, recvmsg, sendmsg};
 
@@ -139,7 +139,7 @@ fn pool_keeps_the_memory_until_the_last_borrower_closes(place: &Place) {
 
 fn borrowed_plain_array_is_attached(place: &Place) {
     let name = place.location("plain");
-    let array = place.options::<u32, _>().create_with(name.location(), LENGTH, |mut view| view.fill(7)).unwrap();
+    let array = place.options().create_with::<u32, _>(name.location(), LENGTH, |mut view| view.fill(7)).unwrap();
     let descriptor = lent!(array).unwrap();
     assert_eq!(descriptor.metadata().unwrap().len(), 4 * LENGTH as u64);
     drop(array);
@@ -149,7 +149,7 @@ fn borrowed_plain_array_is_attached(place: &Place) {
     drop(descriptor);
     assert!(attached());
     // The borrower sees what is written under a guard.
-    let again = place.attach::<u32, Ix1>().open(name.location(), LENGTH).unwrap();
+    let again = place.open_options().open::<u32, Ix1>(name.location(), LENGTH).unwrap();
     again.write().unwrap().fill(9);
     drop(again);
     assert_eq!(child.ask("look"), "9");
@@ -188,8 +188,8 @@ fn borrowed_counted_array_keeps_its_name(place: &Place) {
 
 /// A process that lends a counted array, gets it back and drops it.
 fn lend_and_leave(arguments: &[String]) {
-    let options = CreateOptions::<RefcountedArray<u32, Ix1>>::new().backend(backend_of_child());
-    let array = options.create(arguments[0].as_str(), 4).unwrap();
+    let options = CreateOptions::new().backend(backend_of_child());
+    let array = options.create_counted::<u32, Ix1>(arguments[0].as_str(), 4).unwrap();
     for _ in 0..3 {
         drop(lent!(array).unwrap());
     }
@@ -211,7 +211,7 @@ fn borrowed_nameless_array_leaves_nothing(place: &Place) {
     let place = &place.private();
     let before = place.everything();
     let array =
-        place.counted::<u32, _>().share_with(SharingStrategy::FileDescriptor, 4, |mut view| view.fill(7)).unwrap();
+        place.options().share_with::<u32, _>(SharingStrategy::FileDescriptor, 4, |mut view| view.fill(7)).unwrap();
     let descriptor = lent!(array).unwrap();
     drop(array);
     let mut child = lend(place, &descriptor, 16);
@@ -224,8 +224,8 @@ fn borrowed_nameless_array_leaves_nothing(place: &Place) {
 
 fn borrower_of_a_read_only_array_cannot_write(place: &Place) {
     let [plain, counted] = ["plain", "counted"].map(|label| place.location(label));
-    let _creator = place.options::<u32, _>().create(plain.location(), LENGTH).unwrap();
-    let reader = place.attach::<u32, Ix1>().access(Access::Read).open(plain.location(), LENGTH).unwrap();
+    let _creator = place.options().create::<u32, _>(plain.location(), LENGTH).unwrap();
+    let reader = place.open_options().access(Access::Read).open::<u32, Ix1>(plain.location(), LENGTH).unwrap();
     let frozen = create(place, &counted);
     assert!(lent!(frozen).unwrap().write_at(&[7, 0, 0, 0], 0).is_ok());
     frozen.freeze().unwrap();
@@ -237,7 +237,7 @@ fn borrower_of_a_read_only_array_cannot_write(place: &Place) {
 
 fn refused_descriptor_keeps_no_lease(place: &Place) {
     let [name, moved] = ["name", "moved"].map(|label| place.location(label));
-    let create = |keep| place.options::<u32, _>().keep_fd(keep).create(name.location(), LENGTH).unwrap();
+    let create = |keep| place.options().keep_fd(keep).create::<u32, _>(name.location(), LENGTH).unwrap();
     let rename = || std::fs::rename(place.path(&name), place.path(&moved)).unwrap();
     let is_free = || eventually("it is free", || !place.backend.attached(moved.location()).unwrap());
 
@@ -257,8 +257,8 @@ fn refused_descriptor_keeps_no_lease(place: &Place) {
         }
         Ok(())
     });
-    let options = AttachOptions::<SharedArray<u32, Ix1>>::new().backend(meddling);
-    let array = options.open(name.location(), LENGTH).unwrap();
+    let options = OpenOptions::new().backend(meddling);
+    let array = options.open::<u32, Ix1>(name.location(), LENGTH).unwrap();
     is_lending.store(true, Ordering::Relaxed);
     assert!(lent!(array).unwrap_err().is_unlinked());
     drop(array);
@@ -285,8 +285,8 @@ fn refused_descriptor_keeps_no_lease(place: &Place) {
 fn lend_in_forks(arguments: &[String]) {
     let (backend, name) = (backend_of_child(), arguments[0].as_str());
     let create = |keep| {
-        let options = CreateOptions::<SharedArray<u32, Ix1>>::new().backend(backend.clone());
-        options.keep_fd(keep).create(name, LENGTH).unwrap()
+        let options = CreateOptions::new().backend(backend.clone());
+        options.keep_fd(keep).create::<u32, Ix1>(name, LENGTH).unwrap()
     };
     let array = create(false);
     let survives = backend.lock_survives_close().unwrap();

@@ -10,9 +10,7 @@ use ndarray::{Ix1, IxDyn};
 use ndarray_shm::backend::Backend;
 use ndarray_shm::counted::SharingStrategy::{FileDescriptor, FileSystem};
 use ndarray_shm::counted::inspect_in;
-use ndarray_shm::{
-    Access, ArrayReader, AttachOptions, CreateOptions, CreationMode, Error, Location, RefcountedArray, default_backend,
-};
+use ndarray_shm::{Access, CreateOptions, CreationMode, Error, Location, OpenOptions, default_backend};
 
 use super::sandbox;
 use crate::support::child::{self, Child, ROLE, Role, hear, say};
@@ -45,10 +43,10 @@ pub const ROLES: &[(&str, Role)] = &[
 /// A child that forks while it has counted arrays. The forked child drops or closes its copies.
 #[allow(unsafe_code)]
 fn fork_with_counted(arguments: &[String]) {
-    let options = || AttachOptions::<RefcountedArray<u32, IxDyn>>::new().backend(backend_of_child());
-    let (first, second) = (options().open(arguments[0].as_str()), options().open(arguments[0].as_str()));
-    let reader = AttachOptions::<ArrayReader<u32, IxDyn>>::new().backend(backend_of_child());
-    let reader = reader.open_counted(arguments[0].as_str()).unwrap();
+    let options = OpenOptions::new().backend(backend_of_child());
+    let open = || options.open_counted::<u32, IxDyn>(arguments[0].as_str());
+    let (first, second) = (open(), open());
+    let reader = options.open_counted_reader::<u32, IxDyn>(arguments[0].as_str()).unwrap();
     let before = first.as_ref().unwrap().refcount();
     // SAFETY: this process has one thread; the child only drops its copies, attaches once, and exits.
     let child = unsafe { libc::fork() };
@@ -57,7 +55,7 @@ fn fork_with_counted(arguments: &[String]) {
         let closed = second.unwrap().close();
         drop(reader);
         // An attachment of the forked child's own is counted.
-        let own = options().open(arguments[0].as_str()).unwrap();
+        let own = open().unwrap();
         let counted = own.refcount() == before + 1;
         drop(own);
         // SAFETY: ends the process without running anything else.
@@ -80,7 +78,7 @@ fn fork_with_counted(arguments: &[String]) {
 fn a_forked_child_is_not_counted_and_removes_nothing(place: &Place) {
     let place = &place.private();
     let name = place.location("fork");
-    let array = place.counted::<u32, _>().create(name.location(), 4).unwrap();
+    let array = place.options().create_counted::<u32, _>(name.location(), 4).unwrap();
     let mut child = Child::start(place, "fork-with-counted", &[name.as_str()]);
     child.expect("forked");
     assert_eq!((array.refcount(), place.inspect(&name).unwrap().is_attached), (4, true));
@@ -96,8 +94,8 @@ fn make_many_counted(arguments: &[String]) {
     let many = arguments[1].parse().unwrap();
     let mut arrays = Vec::new();
     for number in 0..many {
-        let options = CreateOptions::<RefcountedArray<u64, _>>::new().backend(backend_of_child());
-        arrays.push(options.create(format!("{}-{number}", arguments[0]), 4).unwrap());
+        let options = CreateOptions::new().backend(backend_of_child());
+        arrays.push(options.create_counted::<u64, _>(format!("{}-{number}", arguments[0]), 4).unwrap());
         arrays[number].write().unwrap().fill(number as u64);
     }
     assert!(open_files() < 20, "{} descriptors", open_files());
@@ -111,8 +109,8 @@ fn make_many_counted(arguments: &[String]) {
 /// A child that attaches to all of those arrays.
 fn open_many_counted(arguments: &[String]) {
     let many: usize = arguments[1].parse().unwrap();
-    let options = || AttachOptions::<RefcountedArray<u64, Ix1>>::new().backend(backend_of_child());
-    let open = |number| options().open(format!("{}-{number}", arguments[0])).unwrap();
+    let options = || OpenOptions::new().backend(backend_of_child());
+    let open = |number| options().open_counted::<u64, Ix1>(format!("{}-{number}", arguments[0])).unwrap();
     let arrays: Vec<_> = (0..many).map(open).collect();
     assert!(open_files() < 20, "{} descriptors", open_files());
     say("opened");
@@ -150,29 +148,28 @@ fn counted_arrays_keep_no_descriptors(place: &Place) {
 fn many_rounds(arguments: &[String]) {
     let rounds = arguments[1].parse().unwrap();
     let backend = backend_of_child();
-    let options = || CreateOptions::<RefcountedArray<u32, Ix1>>::new().backend(backend.clone());
-    let attach = || AttachOptions::<RefcountedArray<u32, Ix1>>::new().backend(backend.clone());
-    let reader = AttachOptions::<ArrayReader<u32, Ix1>>::new().backend(backend.clone());
+    let options = || CreateOptions::new().backend(backend.clone());
+    let attach = || OpenOptions::new().backend(backend.clone());
     let directory = backend.path().display().to_string();
     let round = |number: usize| {
         let name = format!("{}-{}", arguments[0], number % 3);
-        let array = options().create(name.as_str(), 4).unwrap();
+        let array = options().create_counted::<u32, Ix1>(name.as_str(), 4).unwrap();
         array.write().unwrap().fill(number as u32);
-        let (clone, readonly) =
-            (array.try_clone().unwrap(), attach().access(Access::Read).open(name.as_str()).unwrap());
-        let attached = attach().attach(&array.handle().unwrap()).unwrap();
-        let reader = reader.open_counted(name.as_str()).unwrap();
-        assert_eq!((reader.view()[3], array.refcount()), (number as u32, 5));
-        assert!(options().create(name.as_str(), 4).is_err());
-        assert!(
-            AttachOptions::<RefcountedArray<f32, Ix1>>::new().backend(backend.clone()).open(name.as_str()).is_err()
+        let (clone, readonly) = (
+            array.try_clone().unwrap(),
+            attach().access(Access::Read).open_counted::<u32, Ix1>(name.as_str()).unwrap(),
         );
+        let attached = attach().attach::<u32, Ix1>(&array.handle().unwrap()).unwrap();
+        let reader = attach().open_counted_reader::<u32, Ix1>(name.as_str()).unwrap();
+        assert_eq!((reader.view()[3], array.refcount()), (number as u32, 5));
+        assert!(options().create_counted::<u32, Ix1>(name.as_str(), 4).is_err());
+        assert!(OpenOptions::new().backend(backend.clone()).open_counted::<f32, Ix1>(name.as_str()).is_err());
         drop((array, clone));
         attached.into_reader().unwrap();
         readonly.close().unwrap();
         drop(reader);
-        assert!(attach().open(name.as_str()).unwrap_err().is_not_found());
-        let nameless = options().share(FileDescriptor, 4).unwrap();
+        assert!(attach().open_counted::<u32, Ix1>(name.as_str()).unwrap_err().is_not_found());
+        let nameless = options().share::<u32, Ix1>(FileDescriptor, 4).unwrap();
         let clone = nameless.try_clone().unwrap();
         if number % 2 == 0 && nameless.publish().is_ok() {
             assert_eq!(backend.list().unwrap().len(), 1);
@@ -180,7 +177,7 @@ fn many_rounds(arguments: &[String]) {
         clone.freeze().unwrap();
         drop(nameless);
         clone.into_reader().unwrap();
-        options().share(FileSystem, 4).unwrap().close().unwrap();
+        options().share::<u32, Ix1>(FileSystem, 4).unwrap().close().unwrap();
     };
     round(0);
     let before = open_files();
@@ -204,12 +201,15 @@ fn nothing_remains_after_many_rounds(place: &Place) {
 fn count_without_writing(arguments: &[String]) {
     let backend = default_backend().unwrap();
     let location = Location::from_str(&arguments[0]).unwrap();
-    let options = || AttachOptions::<RefcountedArray<u32, Ix1>>::new().backend(backend.clone());
-    for outcome in [options().open(&location).map(drop), options().access(Access::Read).open(&location).map(drop)] {
+    let options = || OpenOptions::new().backend(backend.clone());
+    for outcome in [
+        options().open_counted::<u32, Ix1>(&location).map(drop),
+        options().access(Access::Read).open_counted::<u32, Ix1>(&location).map(drop),
+    ] {
         assert!(matches!(outcome, Err(Error::PermissionDenied { mode: 0o400, .. })), "{outcome:?}");
     }
-    let reader = AttachOptions::<ArrayReader<u32, Ix1>>::new().backend(backend.clone());
-    assert!(reader.open_counted(&location).unwrap_err().is_permission_denied());
+    let reader = OpenOptions::new().backend(backend.clone());
+    assert!(reader.open_counted_reader::<u32, Ix1>(&location).unwrap_err().is_permission_denied());
     assert_eq!(inspect_in(&backend, &location).unwrap().refcount, 1, "looking needs no more than reading");
     say("looked");
 }
@@ -218,9 +218,9 @@ fn permissions_are_exact_and_counting_needs_to_write(place: &Place) {
     let place = &place.private();
     let name = place.location("permissions");
     let mode = || std::fs::metadata(place.path(&name)).unwrap().mode() & 0o7777;
-    drop(place.counted::<u32, _>().create(name.location(), 4).map(|array| (array, assert_eq!(mode(), 0o600))));
+    drop(place.options().create_counted::<u32, _>(name.location(), 4).map(|array| (array, assert_eq!(mode(), 0o600))));
     for bits in [0o660, 0o666, 0o400] {
-        let array = place.counted::<u32, _>().permissions(bits).create(name.location(), 4).unwrap();
+        let array = place.options().permissions(bits).create_counted::<u32, _>(name.location(), 4).unwrap();
         assert_eq!(mode(), bits, "whatever the umask");
         if bits == 0o400 {
             // Without capabilities, root has only the rights that the permission bits give.
@@ -242,18 +242,18 @@ fn permissions_are_exact_and_counting_needs_to_write(place: &Place) {
 fn links_and_pipes_are_refused_and_left_alone(place: &Place) {
     let place = &place.private();
     let (link, pipe, target) = (place.location("link"), place.location("pipe"), place.location("target"));
-    let array = place.counted::<u32, _>().create(target.location(), 4).unwrap();
+    let array = place.options().create_counted::<u32, _>(target.location(), 4).unwrap();
     symlink(place.path(&target), place.path(&link)).unwrap();
     assert!(Command::new("mkfifo").arg(place.path(&pipe)).status().unwrap().success());
     for name in [&link, &pipe] {
-        let options = || place.counted::<u32, Ix1>();
+        let options = || place.options();
         let errors = [
-            place.attach_counted::<u32, Ix1>().open(name.location()).unwrap_err(),
-            place.attach_counted::<u32, Ix1>().access(Access::Read).open(name.location()).unwrap_err(),
-            place.reader::<u32, Ix1>().open_counted(name.location()).unwrap_err(),
-            options().create(name.location(), 4).unwrap_err(),
-            options().mode(CreationMode::Replace).create(name.location(), 4).unwrap_err(),
-            options().mode(CreationMode::OpenOrCreate).create(name.location(), 4).unwrap_err(),
+            place.open_options().open_counted::<u32, Ix1>(name.location()).unwrap_err(),
+            place.open_options().access(Access::Read).open_counted::<u32, Ix1>(name.location()).unwrap_err(),
+            place.open_options().open_counted_reader::<u32, Ix1>(name.location()).unwrap_err(),
+            options().create_counted::<u32, Ix1>(name.location(), 4).unwrap_err(),
+            options().mode(CreationMode::Replace).create_counted::<u32, Ix1>(name.location(), 4).unwrap_err(),
+            options().mode(CreationMode::OpenOrCreate).create_counted::<u32, Ix1>(name.location(), 4).unwrap_err(),
             place.inspect(name).unwrap_err(),
         ];
         for error in errors {
@@ -264,12 +264,12 @@ fn links_and_pipes_are_refused_and_left_alone(place: &Place) {
     assert!(place.reclaim().removed.is_empty());
     // A link that replaces the name of an array that is still attached.
     let other = place.location("planted");
-    let old = place.counted::<u32, _>().create(other.location(), 4).unwrap();
+    let old = place.options().create_counted::<u32, _>(other.location(), 4).unwrap();
     let handle = old.handle().unwrap();
     std::fs::remove_file(place.path(&other)).unwrap();
     symlink(place.path(&target), place.path(&other)).unwrap();
     assert!(old.read().unwrap_err().is_unlinked());
-    assert!(matches!(place.attach_counted::<u32, Ix1>().attach(&handle).unwrap_err(), Error::NotAnArray { .. }));
+    assert!(matches!(place.open_options().attach::<u32, Ix1>(&handle).unwrap_err(), Error::NotAnArray { .. }));
     drop(old);
     for name in [&link, &other] {
         assert!(std::fs::symlink_metadata(place.path(name)).unwrap().is_symlink());

@@ -62,8 +62,8 @@ fn handle_keeps_no_descriptor_where_locks_survive(place: &Place) {
     let place = &place.private();
     let name = place.location("no-descriptor");
     let survives = place.backend.lock_survives_close().unwrap();
-    let array = place.options::<u8, _>().create(name.location(), 4).unwrap();
-    let opened = place.attach::<u8, _>().open(name.location(), 4).unwrap();
+    let array = place.options().create::<u8, _>(name.location(), 4).unwrap();
+    let opened = place.open_options().open::<u8, _>(name.location(), 4).unwrap();
     let inode = std::fs::metadata(place.path(&name)).unwrap().ino();
     let mine = || descriptors_of(place, inode);
     assert_eq!(mine(), if survives { 0 } else { 2 });
@@ -106,7 +106,7 @@ fn many_arrays(arguments: &[String]) {
 
 /// A child without /proc.
 fn guards_without_proc(arguments: &[String]) {
-    let array = CreateOptions::<SharedArray<u8, _>>::new().keep_fd(true).create(arguments[0].as_str(), 4).unwrap();
+    let array = CreateOptions::new().keep_fd(true).create::<u8, _>(arguments[0].as_str(), 4).unwrap();
     array.write().unwrap().fill(3);
     assert_eq!(array.read().unwrap().sum(), 12);
     assert!(array.unlink().unwrap());
@@ -138,7 +138,7 @@ fn thousands_of_arrays_need_sixteen_descriptors(place: &Place) {
 
 fn dropped_guard_unlocks_at_once_despite_spawned_processes(place: &Place) {
     let name = place.location("spawn");
-    let array = place.options::<u8, _>().create(name.location(), 4).unwrap();
+    let array = place.options().create::<u8, _>(name.location(), 4).unwrap();
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let spawner = scope.spawn(|| {
@@ -202,7 +202,7 @@ fn fork_with_guard(arguments: &[String]) {
 
 fn guard_dropped_in_a_forked_child_stays_locked(place: &Place) {
     let name = place.location("fork");
-    let array = place.options::<u8, _>().create(name.location(), 4).unwrap();
+    let array = place.options().create::<u8, _>(name.location(), 4).unwrap();
     let mut child = Child::start(place, "fork-with-guard", &[name.as_str()]);
     child.expect("forked");
     assert!(array.try_read().unwrap_err().is_would_block());
@@ -213,7 +213,7 @@ fn guard_dropped_in_a_forked_child_stays_locked(place: &Place) {
 
 fn unsealed_descriptors_are_not_frozen_arrays(place: &Place) {
     let name = place.location("not-sealed");
-    place.options::<u8, _>().create(name.location(), 4).unwrap();
+    place.options().create::<u8, _>(name.location(), 4).unwrap();
     let file = File::open(place.path(&name)).unwrap();
     let error = FrozenArray::<u8, _>::from_fd(file, 4).unwrap_err();
     assert!(error.is_unsupported() && error.to_string().contains("F_SEAL_WRITE"), "{error}");

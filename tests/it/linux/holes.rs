@@ -10,7 +10,7 @@ use libtest_mimic::Trial;
 use ndarray::Ix1;
 use ndarray_shm::arena::ArenaOptions;
 use ndarray_shm::render::RenderOptions;
-use ndarray_shm::{Access, Arena, AttachOptions, Error, Pages, RenderBuffer, SharedArray, default_backend};
+use ndarray_shm::{Access, Arena, Error, OpenOptions, Pages, RenderBuffer, SharedArray, default_backend};
 use rustix::fs::{FallocateFlags, XattrFlags, fallocate, fsetxattr};
 
 use super::limits::{assert_no_space, small};
@@ -125,7 +125,7 @@ fn open_with_hidden_hole(make: impl Fn(&File), length: usize, hole: usize, kinds
         make(&file);
         assert!(allocated(&file) >= length, "the hole is hidden: {} of {length} bytes", allocated(&file));
     };
-    let open = |access| AttachOptions::<SharedArray<u8, Ix1>>::new().access(access).open("holed", length);
+    let open = |access| OpenOptions::new().access(access).open::<u8, Ix1>("holed", length);
     for access in kinds {
         make();
         let array = open(*access).unwrap();
@@ -226,7 +226,7 @@ fn room_beyond_the_end_hides_no_hole(place: &Place) {
     fallocate(&file, FallocateFlags::KEEP_SIZE, LENGTH as u64, (LENGTH + PAGE) as u64).unwrap();
     let before = allocated(&file);
     assert!(before > LENGTH);
-    let _array = place.attach::<u8, Ix1>().open(name.location(), LENGTH).unwrap();
+    let _array = place.open_options().open::<u8, Ix1>(name.location(), LENGTH).unwrap();
     assert_eq!(allocated(&file), before + LENGTH);
 }
 

@@ -8,7 +8,7 @@ use libtest_mimic::Trial;
 use ndarray::Ix1;
 use ndarray_shm::counted::SharingStrategy;
 use ndarray_shm::pool::{Pool, PoolOptions};
-use ndarray_shm::{ArrayReader, ArrayWriter, AttachOptions, CreateOptions, RefcountedArray, SharedArray};
+use ndarray_shm::{CreateOptions, OpenOptions, RefcountedArray};
 
 use crate::support::child::{Child, Role, say};
 use crate::support::forks::{fork, in_forked_child, wait};
@@ -61,10 +61,10 @@ fn recycled(arguments: &[String]) {
         for frozen in [true, false] {
             let pool = PoolOptions::new().backend(backend.clone()).create().unwrap();
             let name = format!("{}-{kind}", arguments[0]);
-            let options = CreateOptions::<SharedArray<u8, Ix1>>::new().backend(backend.clone()).keep_fd(true);
+            let options = CreateOptions::new().backend(backend.clone()).keep_fd(true);
             let pooled =
                 (kind == "pooled").then(|| pool.take::<u8, _>(LENGTH).unwrap().publish(name.as_str()).unwrap());
-            let kept = (kind == "kept").then(|| options.create(name.as_str(), LENGTH).unwrap());
+            let kept = (kind == "kept").then(|| options.create::<u8, Ix1>(name.as_str(), LENGTH).unwrap());
             let (reader, mut writer) = UnixStream::pair().unwrap();
             let child = fork(|| {
                 let _ = (&reader).read_exact(&mut [0]); // until the parent writes, or is dead
@@ -107,18 +107,17 @@ fn used(arguments: &[String]) {
     let backend = backend_of_child();
     let pool = PoolOptions::new().backend(backend.clone()).create().unwrap();
     let pooled = pool.take_zeroed::<u8, _>(LENGTH).unwrap().publish(name("pooled")).unwrap();
-    let options = CreateOptions::<SharedArray<u8, Ix1>>::new().backend(backend.clone());
-    let plain = options.create(name("plain"), LENGTH).unwrap();
-    let kept = options.clone().keep_fd(true).create(name("kept"), LENGTH).unwrap();
+    let options = CreateOptions::new().backend(backend.clone());
+    let plain = options.create::<u8, Ix1>(name("plain"), LENGTH).unwrap();
+    let kept = options.clone().keep_fd(true).create::<u8, Ix1>(name("kept"), LENGTH).unwrap();
     let counted: [RefcountedArray<u8, Ix1>; 2] = [SharingStrategy::FileDescriptor, SharingStrategy::FileSystem]
         .map(|strategy| CreateOptions::new().backend(backend.clone()).share(strategy, LENGTH).unwrap());
     for label in ["written", "read"] {
-        drop(options.create(name(label), LENGTH).unwrap());
+        drop(options.create::<u8, Ix1>(name(label), LENGTH).unwrap());
     }
-    let writer = AttachOptions::<ArrayWriter<u8, Ix1>>::new().backend(backend.clone());
-    let writer = writer.open(name("written"), LENGTH).unwrap();
-    let reader = AttachOptions::<ArrayReader<u8, Ix1>>::new().backend(backend.clone());
-    let reader = reader.open(name("read"), LENGTH).unwrap();
+    let attach = OpenOptions::new().backend(backend.clone());
+    let writer = attach.open_writer::<u8, Ix1>(name("written"), LENGTH).unwrap();
+    let reader = attach.open_reader::<u8, Ix1>(name("read"), LENGTH).unwrap();
     in_forked_child(|| {
         for array in [&*pooled, &plain] {
             array.write().unwrap()[1] += 1;
@@ -137,9 +136,8 @@ fn used(arguments: &[String]) {
     assert_eq!((pooled.read().unwrap()[1], plain.read().unwrap()[1]), (1, 1));
     assert!(counted.iter().all(|array| array.read().unwrap()[1] == 1 && array.refcount() == 1));
     // The child's end has released nothing of the parent's.
-    let same = AttachOptions::<SharedArray<u8, Ix1>>::new().backend(backend.clone());
-    assert!(same.open(name("written"), LENGTH).unwrap().try_read().is_err());
-    assert!(same.open(name("read"), LENGTH).unwrap().try_write().is_err());
+    assert!(attach.open::<u8, Ix1>(name("written"), LENGTH).unwrap().try_read().is_err());
+    assert!(attach.open::<u8, Ix1>(name("read"), LENGTH).unwrap().try_write().is_err());
     for label in ["plain", "kept", "written", "read"] {
         backend.unlink(name(label)).unwrap();
     }
@@ -193,8 +191,8 @@ fn guard_of_a_forked_child_keeps_memory_from_the_pool(place: &Place) {
 
 /// A process that forks, and cannot recycle what its child has inherited.
 fn counted(_: &[String]) {
-    let options = CreateOptions::<RefcountedArray<u8, Ix1>>::new().backend(backend_of_child()).keep_fd(true);
-    let mut array = options.share(SharingStrategy::FileSystem, LENGTH).unwrap();
+    let options = CreateOptions::new().backend(backend_of_child()).keep_fd(true);
+    let mut array = options.share::<u8, Ix1>(SharingStrategy::FileSystem, LENGTH).unwrap();
     assert!(array.recycle().unwrap(), "before the fork");
     array.write().unwrap().fill(7);
     let (reader, mut writer) = UnixStream::pair().unwrap();
@@ -207,7 +205,7 @@ fn counted(_: &[String]) {
     wait(child);
     assert!(!array.recycle().unwrap(), "nothing tells that the child has ended");
     // What is mapped after the fork, no child has.
-    let mut later = options.share(SharingStrategy::FileSystem, LENGTH).unwrap();
+    let mut later = options.share::<u8, Ix1>(SharingStrategy::FileSystem, LENGTH).unwrap();
     assert!(later.recycle().unwrap());
     in_forked_child(|| !later.recycle().unwrap_or(true));
     say("done");

@@ -11,8 +11,8 @@ use ndarray_shm::backend::Backend;
 use ndarray_shm::counted::{Handle, HandleOptions, SharingStrategy, give_up, on_no_space};
 use ndarray_shm::render::{self, RenderOptions};
 use ndarray_shm::{
-    Access, ArrayReader, AttachOptions, CreateOptions, Directory, Error, FrozenArray, Location, Pages, RefcountedArray,
-    RenderBuffer, SharedArray, default_backend,
+    Access, ArrayReader, CreateOptions, Directory, Error, FrozenArray, Location, OpenOptions, Pages, RenderBuffer,
+    SharedArray, default_backend,
 };
 
 use super::sandbox::{self, MemoryGroup, unless};
@@ -59,7 +59,7 @@ fn exceed_file_size(arguments: &[String]) {
     let name = arguments[0].as_str();
     for error in [
         SharedArray::<u8, _>::create(name, MIB).unwrap_err(),
-        CreateOptions::<SharedArray<u8, ndarray::Ix1>>::new().pages(Pages::Sparse).create(name, MIB).unwrap_err(),
+        CreateOptions::new().pages(Pages::Sparse).create::<u8, ndarray::Ix1>(name, MIB).unwrap_err(),
         FrozenArray::<u8, _>::create_with(MIB, |_| {}).unwrap_err(),
         RenderBuffer::<u8, _>::create(name, MIB, MIB, "too large").unwrap_err(),
     ] {
@@ -101,7 +101,7 @@ pub fn small(place: &Place, options: &str) -> String {
 fn give_up_for_room(_: &[String]) {
     static SENT: Mutex<Vec<Handle>> = Mutex::new(Vec::new());
     let send = || {
-        let array = CreateOptions::<RefcountedArray<u8, _>>::new().share(SharingStrategy::FileSystem, 3 * MIB)?;
+        let array = CreateOptions::new().share::<u8, _>(SharingStrategy::FileSystem, 3 * MIB)?;
         let handle = array.handle_with(HandleOptions::new().reusable())?;
         SENT.lock().unwrap().push(handle.clone());
         Ok::<_, Error>(handle)
@@ -206,13 +206,13 @@ fn fill_file_system(_: &[String]) {
     std::fs::File::create(&path).unwrap().set_len(64 * MIB as u64).unwrap();
     assert_no_space(&SharedArray::<u8, _>::open("sparse", 64 * MIB).unwrap_err(), 64 * MIB, 6 * MIB);
     assert_no_space(
-        &AttachOptions::<SharedArray<u8, _>>::new().access(Access::Read).open("sparse", 64 * MIB).unwrap_err(),
+        &OpenOptions::new().access(Access::Read).open::<u8, _>("sparse", 64 * MIB).unwrap_err(),
         64 * MIB,
         6 * MIB,
     );
     assert_no_space(&ArrayReader::<u8, _>::open("sparse", 64 * MIB).unwrap_err(), 64 * MIB, 6 * MIB);
-    let options = AttachOptions::<SharedArray<u8, _>>::new().access(Access::Read).leave_holes(true);
-    assert!(options.open("sparse", 64 * MIB).unwrap().is_sparse().unwrap());
+    let options = OpenOptions::new().access(Access::Read).leave_holes(true);
+    assert!(options.open::<u8, _>("sparse", 64 * MIB).unwrap().is_sparse().unwrap());
     std::fs::remove_file(&path).unwrap();
 
     // Many small arrays end with the same error, and every array created before it is usable.
@@ -303,8 +303,8 @@ const LENGTHS: [(&str, usize); 2] = [("small", MIB), ("large", 32 * MIB)];
 fn create_with_fallback(names: &[String]) {
     let arrays = names.iter().zip(LENGTHS).map(|(name, (_, length))| {
         let create = |directory: Directory| {
-            let options = CreateOptions::<SharedArray<u8, _>>::new().backend(directory);
-            options.create_with(name, length, |mut view| view.fill(3))
+            let options = CreateOptions::new().backend(directory);
+            options.create_with::<u8, _>(name, length, |mut view| view.fill(3))
         };
         with_fallback(|error| error.is_no_space() || error.is_permission_denied(), create).unwrap()
     });
@@ -324,8 +324,7 @@ fn create_with_fallback(names: &[String]) {
 /// The other process, which gets only the names.
 fn open_with_fallback(names: &[String]) {
     for (name, (_, length)) in names.iter().zip(LENGTHS) {
-        let open =
-            |directory: Directory| AttachOptions::<SharedArray<u8, _>>::new().backend(directory).open(name, length);
+        let open = |directory: Directory| OpenOptions::new().backend(directory).open::<u8, _>(name, length);
         let array = with_fallback(Error::is_not_found, open).unwrap();
         assert_eq!(array.read().unwrap()[length - 1], 3);
         array.write().unwrap()[7] = 4;
@@ -360,12 +359,12 @@ fn few_descriptors(_arguments: &[String]) {
     }
     const KINDS: [Kind; 6] = [
         ("array", |place| {
-            let options = CreateOptions::<SharedArray<u8, ndarray::Ix1>>::new().backend(place.clone());
-            options.create("few", 8).map(boxed)
+            let options = CreateOptions::new().backend(place.clone());
+            options.create::<u8, ndarray::Ix1>("few", 8).map(boxed)
         }),
         ("counted array", |place| {
-            let options = CreateOptions::<RefcountedArray<u8, ndarray::Ix1>>::new().backend(place.clone());
-            options.create("few", 8).map(boxed)
+            let options = CreateOptions::new().backend(place.clone());
+            options.create_counted::<u8, ndarray::Ix1>("few", 8).map(boxed)
         }),
         ("arena", |place| ArenaOptions::new().backend(place.clone()).create("few", 1 << 16).map(boxed)),
         ("kept arena", |place| ArenaOptions::new().backend(place.clone()).keep(true).create("few", 1 << 16).map(boxed)),

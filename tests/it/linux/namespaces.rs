@@ -7,7 +7,7 @@ use libtest_mimic::Trial;
 use ndarray::Ix1;
 use ndarray_shm::counted::{HandleOptions, Reclaim};
 use ndarray_shm::render::RenderOptions;
-use ndarray_shm::{AttachOptions, CreateOptions, Directory, NextClaim, RefcountedArray, RenderBuffer};
+use ndarray_shm::{CreateOptions, Directory, NextClaim, OpenOptions, RenderBuffer};
 
 use super::sandbox;
 use crate::support::child::{Child, Role, hear, say};
@@ -51,11 +51,11 @@ fn other_world(_arguments: &[String]) {
         let line = hear();
         let place = &backend;
         say(match line.split_once(' ').unwrap_or((&line, "")) {
-            ("send", name) => send(&CreateOptions::<RefcountedArray<u8, Ix1>>::new().backend(place.clone()), name),
+            ("send", name) => send(&CreateOptions::new().backend(place.clone()), name),
             ("look", _) => look(place),
             ("leave", name) => {
-                let attach = AttachOptions::<RefcountedArray<u8, Ix1>>::new().backend(place.clone());
-                let attached = attach.open(name);
+                let attach = OpenOptions::new().backend(place.clone());
+                let attached = attach.open_counted::<u8, Ix1>(name);
                 attached.map_or_else(|error| error.to_string(), |array| format!("{} in flight", array.in_flight()))
             }
             ("paint", name) => paint(RenderOptions::new().backend(place.clone()), name),
@@ -65,8 +65,8 @@ fn other_world(_arguments: &[String]) {
 }
 
 /// Creates an array, and returns a handle that alone protects it, for a minute.
-fn send(options: &CreateOptions<RefcountedArray<u8, Ix1>>, name: &str) -> String {
-    let array = options.create(name, 4).unwrap();
+fn send(options: &CreateOptions, name: &str) -> String {
+    let array = options.create_counted::<u8, _>(name, 4).unwrap();
     array.handle_with(HandleOptions::new().grace(Duration::from_secs(60))).unwrap().to_string()
 }
 
@@ -110,12 +110,12 @@ fn each_sees_the_minute(place: &Place, child: &mut Child) {
     let seen = place.reclaim();
     assert_eq!((seen.removed.len(), seen.in_flight), (0, 1));
     assert!(seen.next.is_some_and(|next| next <= minute), "{:?}", seen.next);
-    drop(place.attach_counted::<u8, Ix1>().open(name.location()).unwrap());
+    drop(place.open_options().open_counted::<u8, Ix1>(name.location()).unwrap());
     assert!(place.has(&name), "the handle protects it from a process that leaves");
     drop(name);
 
     let name = place.location("to-child");
-    send(&place.counted(), name.as_str());
+    send(&place.options(), name.as_str());
     // A process that another test is just spawning may have a copy of the mapping, and so of the lease, until its
     // program runs.
     eventually("the handle alone protects it", || child.ask("look") == "0 removed, 1 in flight for 1 min");
@@ -157,7 +157,7 @@ fn handle_by_an_unknown_clock_protects_for_a_week(place: &Place) {
 fn process_with_an_unknown_clock_respects_handles(place: &Place) {
     let place = &place.private();
     let name = place.location("known-clock");
-    send(&place.counted(), name.as_str());
+    send(&place.options(), name.as_str());
     let mut child = in_another_time(place, 30 * DAY, WITHOUT_PROC);
     assert_eq!(child.ask("look"), "0 removed, 1 in flight for 10080 min");
     assert_eq!(child.ask(format!("leave {}", name.as_str())), "1 in flight");

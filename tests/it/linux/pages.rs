@@ -12,7 +12,7 @@ use ndarray_shm::array::SealableDraft;
 use ndarray_shm::backend::PageUse;
 use ndarray_shm::render::Claim;
 use ndarray_shm::{
-    Access, AttachOptions, CreateOptions, Draft, Error, FrozenArray, Pages, RenderBuffer, Result, SharedArray,
+    Access, CreateOptions, Draft, Error, FrozenArray, OpenOptions, Pages, RenderBuffer, Result, SharedArray,
     default_backend,
 };
 use rustix::fs::FallocateFlags;
@@ -97,8 +97,7 @@ fn allocated(path: &Path) -> usize {
 
 /// A child that reads an array of another process, and reports its huge pages.
 fn attach_huge(arguments: &[String]) {
-    let array =
-        AttachOptions::<SharedArray<u8, Ix1>>::new().access(Access::Read).open(arguments[0].as_str(), LENGTH).unwrap();
+    let array = OpenOptions::new().access(Access::Read).open::<u8, Ix1>(arguments[0].as_str(), LENGTH).unwrap();
     assert_eq!(array.read().unwrap().iter().map(|value| u64::from(*value)).sum::<u64>(), LENGTH as u64);
     say(mapped_huge(array.raw_view().as_ptr()));
     let PageUse { huge, base, .. } = array.pages().unwrap();
@@ -108,7 +107,7 @@ fn attach_huge(arguments: &[String]) {
 fn large_arrays_have_huge_pages_in_every_attached_process(place: &Place) {
     for pages in [Pages::Auto, Pages::Huge, Pages::Base] {
         let name = place.location("huge");
-        let array = place.options::<u8, Ix1>().pages(pages).create(name.as_str(), LENGTH).unwrap();
+        let array = place.options().pages(pages).create::<u8, Ix1>(name.as_str(), LENGTH).unwrap();
         let asked = array.pages().unwrap();
         let huge = mapped_huge(array.raw_view().as_ptr());
         assert_eq!((asked.huge, asked.base), (huge as u64, (LENGTH - huge) as u64), "{pages:?}");
@@ -126,7 +125,7 @@ fn file_takes_exactly_its_length(place: &Place) {
     for length in [2 * MIB - 1, 2 * MIB, 4 * MIB, 4 * MIB + 1, LENGTH, 64 * MIB - 1] {
         for pages in [Pages::Auto, Pages::Huge, Pages::Base] {
             let name = place.location("exact");
-            let array = place.options::<u8, Ix1>().pages(pages).create(name.as_str(), length).unwrap();
+            let array = place.options().pages(pages).create::<u8, Ix1>(name.as_str(), length).unwrap();
             assert_eq!(std::fs::metadata(place.path(&name)).unwrap().len(), length as u64);
             assert_eq!(allocated(&place.path(&name)), length.next_multiple_of(PAGE), "{pages:?} {length}");
             let huge = array.pages().unwrap().huge as usize / (2 * MIB);
@@ -146,7 +145,7 @@ fn every_kind_of_array_can_be_on_huge_pages(place: &Place) {
 
     // With the trailer's page behind the elements, the last window contains both.
     let name = place.location("counted");
-    let counted = place.counted::<u8, Ix1>().pages(Pages::Huge).create(name.as_str(), 4 * MIB - PAGE).unwrap();
+    let counted = place.options().pages(Pages::Huge).create_counted::<u8, Ix1>(name.as_str(), 4 * MIB - PAGE).unwrap();
     let asked = counted.pages().unwrap();
     assert_eq!((asked.huge, asked.base), ((4 * MIB - PAGE) as u64, 0));
     counted.close().unwrap();
@@ -166,7 +165,7 @@ fn every_kind_of_array_can_be_on_huge_pages(place: &Place) {
 
 fn querying_pages_of_a_sparse_array_takes_no_memory(place: &Place) {
     let name = place.location("asked");
-    let array = place.options::<u8, Ix1>().pages(Pages::Sparse).create(name.as_str(), 64 * MIB).unwrap();
+    let array = place.options().pages(Pages::Sparse).create::<u8, Ix1>(name.as_str(), 64 * MIB).unwrap();
     assert_eq!(array.pages().unwrap().base, 64 * MIB as u64);
     assert_eq!(allocated(&place.path(&name)), 0);
 }
@@ -178,8 +177,7 @@ fn no_huge_pages(arguments: &[String]) {
     let answer = unsafe { libc::prctl(libc::PR_SET_THP_DISABLE, 1, 0, 0, 0) };
     assert_eq!(answer, 0);
     for pages in [Pages::Auto, Pages::Huge] {
-        let array =
-            CreateOptions::<SharedArray<u8, Ix1>>::new().pages(pages).create(arguments[0].as_str(), LENGTH).unwrap();
+        let array = CreateOptions::new().pages(pages).create::<u8, Ix1>(arguments[0].as_str(), LENGTH).unwrap();
         assert!(!array.is_sparse().unwrap());
         array.write().unwrap().fill(1);
         let asked = array.pages().unwrap();
@@ -197,7 +195,7 @@ fn array_without_huge_pages_has_base_pages(place: &Place) {
 }
 
 fn create(name: &str, length: usize, pages: Pages) -> Result<SharedArray<u8, Ix1>> {
-    CreateOptions::<SharedArray<_, _>>::new().pages(pages).create(name, length)
+    CreateOptions::new().pages(pages).create(name, length)
 }
 
 /// Writes to every byte. The kernel kills the process if a byte has no memory behind it.

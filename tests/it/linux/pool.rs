@@ -7,7 +7,7 @@ use libtest_mimic::Trial;
 use ndarray_shm::counted::SharingStrategy;
 use ndarray_shm::pool::PoolOptions;
 use ndarray_shm::render::{Claim, RenderOptions};
-use ndarray_shm::{CreateOptions, Error, SharedArray};
+use ndarray_shm::{CreateOptions, Error};
 
 use crate::support::child::{Child, Role, hear, say};
 use crate::support::forks::{fork, wait};
@@ -70,8 +70,7 @@ fn forks(arguments: &[String]) {
         assert!(matches!(refused.error(), Error::Unsupported { .. }));
         drop(refused);
         drop(array.take());
-        let made =
-            CreateOptions::<SharedArray<u32, _>>::new().backend(backend.clone()).create(name("made"), LENGTH).unwrap();
+        let made = CreateOptions::new().backend(backend.clone()).create::<u32, _>(name("made"), LENGTH).unwrap();
         let refused = pool.put(made).unwrap_err();
         assert!(refused.into_inner().unlink().unwrap());
         drop(pool.clone());
@@ -108,8 +107,8 @@ fn fork_holds(arguments: &[String]) {
     let backend = backend_of_child();
     let pool = PoolOptions::new().backend(backend.clone()).create().unwrap();
     for keep in [false, true] {
-        let options = CreateOptions::<SharedArray<u32, _>>::new().backend(backend.clone()).keep_fd(keep);
-        let array = options.create_with(arguments[0].as_str(), LENGTH, |mut view| view.fill(7)).unwrap();
+        let options = CreateOptions::new().backend(backend.clone()).keep_fd(keep);
+        let array = options.create_with::<u32, _>(arguments[0].as_str(), LENGTH, |mut view| view.fill(7)).unwrap();
         let (reader, mut writer) = UnixStream::pair().unwrap();
         let child = fork(|| {
             let _ = (&reader).read_exact(&mut [0]); // until the parent writes, or is dead

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use libtest_mimic::Trial;
 use ndarray_shm::backend::{Backend, Publish};
-use ndarray_shm::{Access, AttachOptions, CreationMode, Directory, Error, SharedArray};
+use ndarray_shm::{Access, CreationMode, Directory, Error, OpenOptions};
 
 use crate::support::child::{self, Child, ROLE, Role, say};
 use crate::support::{Name, Place};
@@ -32,10 +32,10 @@ pub const ROLES: &[(&str, Role)] = &[("open-as-stranger", open_as_stranger), ("k
 fn permissions_are_exact(place: &Place) {
     let name = place.location("permissions");
     let mode = |name: &Name| std::fs::metadata(place.path(name)).unwrap().mode();
-    drop(place.options::<u8, _>().create(name.location(), 4).unwrap());
+    drop(place.options().create::<u8, _>(name.location(), 4).unwrap());
     assert_eq!(mode(&name) & 0o7777, 0o600);
     let shared = place.location("permissions-shared");
-    drop(place.options::<u8, _>().permissions(0o666).create(shared.location(), 4).unwrap());
+    drop(place.options().permissions(0o666).create::<u8, _>(shared.location(), 4).unwrap());
     let arena = place.location("permissions-arena");
     let options = place.arena_options().permissions(0o6660).keep(true);
     drop(options.create(arena.location(), 1).unwrap());
@@ -46,17 +46,17 @@ fn permissions_are_exact(place: &Place) {
 fn links_and_devices_are_not_arrays(place: &Place) {
     let (link, fifo) = (place.location("link"), place.location("fifo"));
     let target = place.location("target");
-    place.options::<u8, _>().create(target.location(), 4).unwrap();
+    place.options().create::<u8, _>(target.location(), 4).unwrap();
     symlink(place.path(&target), place.path(&link)).unwrap();
     assert!(Command::new("mkfifo").arg(place.path(&fifo)).status().unwrap().success());
     let cases = [(&link, "a symbolic link"), (&fifo, "a device, pipe or socket")];
     for (name, what) in cases {
-        let options = || place.options::<u8, _>();
+        let options = || place.options();
         for outcome in [
-            place.attach::<u8, _>().open(name.location(), 4),
-            place.attach::<u8, _>().access(Access::Read).open(name.location(), 4),
-            options().create(name.location(), 4),
-            options().mode(CreationMode::Replace).create(name.location(), 4),
+            place.open_options().open::<u8, _>(name.location(), 4),
+            place.open_options().access(Access::Read).open::<u8, _>(name.location(), 4),
+            options().create::<u8, _>(name.location(), 4),
+            options().mode(CreationMode::Replace).create::<u8, _>(name.location(), 4),
         ] {
             let error = outcome.unwrap_err();
             assert!(matches!(error, Error::NotAnArray { found, .. } if found == what), "{what}: {error}");
@@ -70,12 +70,12 @@ fn links_and_devices_are_not_arrays(place: &Place) {
 /// A child that opens an array with the rights of its user, and reports the result.
 fn open_as_stranger(arguments: &[String]) {
     let backend: Directory = Directory::new("given", &arguments[1]);
-    let options = || AttachOptions::<SharedArray<u8, _>>::new().backend(backend.clone());
-    match options().open(arguments[0].as_str(), 4) {
+    let options = || OpenOptions::new().backend(backend.clone());
+    match options().open::<u8, _>(arguments[0].as_str(), 4) {
         Err(Error::PermissionDenied { owner, mode, .. }) => say(format!("denied {owner} {mode:03o}")),
         other => say(format!("{:?}", other.map(|array| array.len()))),
     }
-    match options().access(Access::Read).open(arguments[0].as_str(), 4) {
+    match options().access(Access::Read).open::<u8, _>(arguments[0].as_str(), 4) {
         Ok(array) => say(array.read().unwrap().sum()),
         Err(error) => say(error),
     }
@@ -111,8 +111,8 @@ pub fn as_stranger(place: &Place, program: &Name, role: &str, arguments: &[&str]
 fn foreign_files_are_refused_with_owner_and_mode(place: &Place) {
     let me = std::fs::metadata("/proc/self").unwrap().uid();
     let name = place.location("permissions");
-    let options = place.options::<u8, _>().permissions(0o444);
-    let array = options.create_with(name.location(), 4, |mut view| view.fill(3)).unwrap();
+    let options = place.options().permissions(0o444);
+    let array = options.create_with::<u8, _>(name.location(), 4, |mut view| view.fill(3)).unwrap();
     let directory = place.directory().display().to_string();
     let program = place.location("program");
     let mut child = as_stranger(place, &program, "open-as-stranger", &[name.as_str(), &directory]);
@@ -146,9 +146,9 @@ fn read_locks_delay_the_owner_for_a_limited_time(place: &Place) {
     let place = &place.private();
     let program = place.location("program");
     let names = ["written", "replaced", "removed", "renamed"].map(|label| place.location(label));
-    let options = || place.options::<u8, _>().permissions(0o644);
+    let options = || place.options().permissions(0o644);
     let [written, replaced, removed, renamed] =
-        names.each_ref().map(|name| options().create(name.location(), 4).unwrap());
+        names.each_ref().map(|name| options().create::<u8, _>(name.location(), 4).unwrap());
     let keepers = names.each_ref().map(|name| {
         let path = place.path(name).display().to_string();
         let mut keeper = as_stranger(place, &program, "keep-read-locks", &[&path]);
@@ -158,7 +158,7 @@ fn read_locks_delay_the_owner_for_a_limited_time(place: &Place) {
     std::thread::scope(|scope| {
         scope.spawn(|| written.write().unwrap().fill(1));
         scope.spawn(|| {
-            let new = options().mode(CreationMode::Replace).create(names[1].location(), 5).unwrap();
+            let new = options().mode(CreationMode::Replace).create::<u8, _>(names[1].location(), 5).unwrap();
             assert_eq!(new.len(), 5);
         });
         scope.spawn(|| {

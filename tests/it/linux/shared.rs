@@ -40,7 +40,7 @@ pub fn trials(place: &Place) -> Vec<Trial> {
 pub const ROLES: &[(&str, Role)] = &[("strategy", strategy), ("no-room-for-trailer", no_room_for_trailer)];
 
 fn nameless(place: &Place) -> RefcountedArray<u32, Ix1> {
-    place.counted().share_with(FileDescriptor, 4, |mut view| view.fill(1)).unwrap()
+    place.options().share_with(FileDescriptor, 4, |mut view| view.fill(1)).unwrap()
 }
 
 fn inode<T, D>(array: &RefcountedArray<T, D>) -> u64
@@ -97,7 +97,7 @@ fn nameless_array_keeps_one_descriptor(place: &Place) {
     assert_eq!((descriptors_of(place, inode), mappings_of(place, inode)), (0, 0));
     assert!(place.backend.list().unwrap().is_empty());
 
-    let empty = place.counted::<f64, _>().share(FileDescriptor, (0, 3)).unwrap();
+    let empty = place.options().share::<f64, _>(FileDescriptor, (0, 3)).unwrap();
     assert_eq!(empty.try_clone().unwrap().read().unwrap().shape(), [0, 3]);
 }
 
@@ -117,7 +117,7 @@ fn rights_at(address: *const u8) -> String {
 fn frozen_elements_are_mapped_read_only_and_the_trailer_is_not(place: &Place) {
     let place = &place.private();
     for length in [1, 1024, 1025, 70_000] {
-        let array = place.counted::<u32, _>().share(FileDescriptor, length).unwrap();
+        let array = place.options().share::<u32, _>(FileDescriptor, length).unwrap();
         let clone = array.try_clone().unwrap();
         let first = array.raw_view().as_ptr().cast::<u8>();
         let last = first.wrapping_add(4 * length - 1);
@@ -132,7 +132,7 @@ fn frozen_elements_are_mapped_read_only_and_the_trailer_is_not(place: &Place) {
         drop(array);
         assert_eq!(clone.refcount(), 1);
     }
-    let empty = place.counted::<u32, _>().share(FileDescriptor, 0).unwrap();
+    let empty = place.options().share::<u32, _>(FileDescriptor, 0).unwrap();
     empty.freeze().unwrap();
 }
 
@@ -151,12 +151,12 @@ fn nameless_array_gets_a_name_once(place: &Place) {
     array.publish().unwrap();
     let location = array.location().expect("a name").clone();
     assert_eq!((array.strategy(), place.backend.list().unwrap().len()), (FileSystem, 1));
-    let opened = place.attach_counted::<u32, Ix1>().open(&location).unwrap();
+    let opened = place.open_options().open_counted::<u32, Ix1>(&location).unwrap();
     opened.write().unwrap().fill(2);
     assert_eq!((array.read().unwrap().sum(), array.refcount()), (8, 2));
     assert_eq!(descriptors_of(place, inode(&array)), 1 + usize::from(!place.backend.lock_survives_close().unwrap()));
     let handle = array.handle().unwrap();
-    assert_eq!(place.attach_counted::<u32, Ix1>().attach(&handle).unwrap().refcount(), 3);
+    assert_eq!(place.open_options().attach::<u32, Ix1>(&handle).unwrap().refcount(), 3);
     let clone = array.try_clone().unwrap();
     assert!(array.unlink().unwrap());
     for array in [&array, &clone] {

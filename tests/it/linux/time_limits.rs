@@ -3,7 +3,7 @@
 //!
 //! A child that takes such a lock and keeps it stands for the stopped process.
 
-use std::fs::OpenOptions;
+use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use libtest_mimic::Trial;
 use ndarray::Ix1;
 use ndarray_shm::backend::EntryKind;
-use ndarray_shm::{Arena, ArrayReader, AttachOptions, Error, RenderBuffer, Result};
+use ndarray_shm::{Arena, Error, OpenOptions, RenderBuffer, Result};
 
 use crate::support::child::{Child, Role, hear, say};
 use crate::support::{Place, arena_of_child};
@@ -48,7 +48,7 @@ const SOON: Duration = Duration::from_secs(4);
 /// A child that write-locks one byte of a file, and keeps it.
 #[allow(unsafe_code)]
 fn keep_lock(arguments: &[String]) {
-    let file = OpenOptions::new().read(true).write(true).open(&arguments[0]).unwrap();
+    let file = File::options().read(true).write(true).open(&arguments[0]).unwrap();
     // SAFETY: every field is an integer.
     let mut lock = unsafe { std::mem::zeroed::<libc::flock64>() };
     (lock.l_type, lock.l_start, lock.l_len) = (libc::F_WRLCK as _, arguments[1].parse().unwrap(), 1);
@@ -117,23 +117,21 @@ fn draft_wait_finds_memory_beside_a_stopped_member(place: &Place) {
     }
 }
 
-type Reader = ArrayReader<u8, Ix1>;
-
 fn reader_keeps_its_limit_while_its_lease_is_refused(place: &Place) {
     let name = place.location("leased");
-    drop(place.options::<u8, Ix1>().create(name.location(), 10).unwrap());
+    drop(place.options().create::<u8, Ix1>(name.location(), 10).unwrap());
     let _stopped = keeper(place, &place.path(&name), LEASE);
-    let options = AttachOptions::<Reader>::new().backend(place.backend.clone());
-    ends_in_time(|| options.timeout(LIMIT).open(name.location(), 10));
+    let options = OpenOptions::new().backend(place.backend.clone());
+    ends_in_time(|| options.timeout(LIMIT).open_reader::<u8, Ix1>(name.location(), 10));
 }
 
 fn reader_with_a_long_limit_outlasts_a_refused_lease(place: &Place) {
     let name = place.location("leased-long");
-    drop(place.options::<u8, Ix1>().create(name.location(), 10).unwrap());
+    drop(place.options().create::<u8, Ix1>(name.location(), 10).unwrap());
     let stopped = keeper(place, &place.path(&name), LEASE);
-    let options = AttachOptions::<Reader>::new().backend(place.backend.clone()).timeout(Duration::MAX);
+    let options = OpenOptions::new().backend(place.backend.clone()).timeout(Duration::MAX);
     std::thread::scope(|scope| {
-        let reader = scope.spawn(|| options.open(name.location(), 10).map(drop));
+        let reader = scope.spawn(|| options.open_reader::<u8, Ix1>(name.location(), 10).map(drop));
         std::thread::sleep(Duration::from_secs(6)); // longer than a wait without a limit of the caller
         drop(stopped);
         reader.join().unwrap().unwrap();
@@ -158,7 +156,7 @@ fn render_timeout_limits_the_wait_for_a_lease(place: &Place) {
 #[cfg(feature = "channel")]
 fn send_timeout_limits_the_revocation_of_handles(place: &Place) {
     let name = place.location("sent");
-    let array = place.counted::<u8, Ix1>().create(name.location(), 10).unwrap();
+    let array = place.options().create_counted::<u8, Ix1>(name.location(), 10).unwrap();
     let _stopped = keeper(place, &place.path(&name), LEASE);
     let (here, _there) = ndarray_shm::counted::Channel::pair().unwrap();
     ends_in_time(|| {

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use ndarray_shm::manager::{self, Manager, ManagerOptions, Program};
-use ndarray_shm::{CreateOptions, Directory, Error, RefcountedArray};
+use ndarray_shm::{CreateOptions, Directory, Error};
 
 use crate::support::child::{ROLE, hear, program, say};
 use crate::support::eventually;
@@ -48,15 +48,15 @@ pub fn be_client(arguments: &[String]) {
                 say(begin.elapsed().as_micros());
             }
             ("hold", name) => {
-                let options = CreateOptions::<RefcountedArray<u8, _>>::new().backend(backend());
-                arrays.push(options.create(name, 4).unwrap());
+                let options = CreateOptions::new().backend(backend());
+                arrays.push(options.create_counted::<u8, _>(name, 4).unwrap());
                 say("held");
             }
             ("fork", _) => say(fork()),
             ("fork-announce", name) => say(fork_and(|| {
                 manager::announce(&backend());
-                let options = CreateOptions::<RefcountedArray<u8, _>>::new().backend(backend());
-                let _held = options.create(name, 4).unwrap();
+                let options = CreateOptions::new().backend(backend());
+                let _held = options.create_counted::<u8, _>(name, 4).unwrap();
                 std::thread::sleep(Duration::from_secs(60));
             })),
             ("exec", _) => {

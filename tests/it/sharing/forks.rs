@@ -161,7 +161,7 @@ fn a_channel_is_inherited_as_a_descriptor(place: &Place) {
 /// it.
 fn lock_and_fork(arguments: &[String]) {
     let (place, name) = (Place::of_parent("the parent's"), arguments[1].as_str());
-    let open = |keep| place.attach::<u8, Ix1>().keep_fd(keep).open(name, 4).unwrap();
+    let open = |keep| place.open_options().keep_fd(keep).open::<u8, Ix1>(name, 4).unwrap();
     let fork = || {
         fork_until_input_ends();
         say("locked");
@@ -205,7 +205,7 @@ fn lock_and_fork(arguments: &[String]) {
 
 fn locks_end_with_their_process_despite_its_forked_children(place: &Place) {
     let name = place.location("locked");
-    let array = place.options::<u8, Ix1>().create(name.location(), 4).unwrap();
+    let array = place.options().create::<u8, Ix1>(name.location(), 4).unwrap();
     for kind in ["write", "kept", "read"] {
         let mut child = Child::start(place, "lock-and-fork", &[kind, name.as_str()]);
         child.expect("locked");
@@ -227,7 +227,7 @@ fn locks_end_with_their_process_despite_its_forked_children(place: &Place) {
 
 fn parent_keeps_its_locks_when_a_forked_child_ends(place: &Place) {
     let name = place.location("locked");
-    let array = place.options::<u8, Ix1>().create(name.location(), 4).unwrap();
+    let array = place.options().create::<u8, Ix1>(name.location(), 4).unwrap();
     let mut child = Child::start(place, "lock-and-fork", &["ended", name.as_str()]);
     child.expect("locked");
     assert!(array.try_read().unwrap_err().is_would_block());

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use ndarray::{Dimension, Ix2};
+use ndarray::Ix2;
 use ndarray_shm::counted::{Channel, ChannelListener, ReceivedArray, SharingStrategy};
 use ndarray_shm::{CreateOptions, Directory, Element, RefcountedArray};
 
@@ -88,8 +88,8 @@ pub fn share<T: Element>(backend: &Directory, strategy: SharingStrategy, value: 
     options(backend).share_with(strategy, (5, 5), |mut view| view.fill(value)).expect("an array")
 }
 
-pub fn options<T: Element, D: Dimension>(backend: &Directory) -> CreateOptions<RefcountedArray<T, D>> {
-    CreateOptions::<RefcountedArray<_, _>>::new().backend(backend.clone())
+pub fn options(backend: &Directory) -> CreateOptions {
+    CreateOptions::new().backend(backend.clone())
 }
 
 /// Attaches to a received array.

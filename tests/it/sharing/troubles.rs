@@ -282,7 +282,7 @@ fn descriptor_of_another_file_is_refused(place: &Place) {
     );
     let sealed = r#"{"strategy":"sealed","dtype":"<f4","shape":[5,5],"order":"C"}"#;
     let name = meeting.place.location("plain");
-    drop(meeting.place.options::<f32, _>().create(name.location(), (5, 5)).unwrap());
+    drop(meeting.place.options().create::<f32, _>(name.location(), (5, 5)).unwrap());
     let plain = std::fs::File::options().read(true).write(true).open(meeting.place.path(&name)).unwrap();
     let refused = |result: Result<(), IntoError<ReceivedArray>>| Error::from(result.unwrap_err());
     let attach = |received: ReceivedArray| refused(received.attach::<f32, Ix2>().map(drop));
@@ -319,8 +319,8 @@ fn holes_of_an_array_received_by_descriptor_are_filled(place: &Place) {
     }
     let meeting = Meeting::new(place);
     let (here, there) = Channel::pair().unwrap();
-    let sparse = options::<u8, Ix1>(&meeting.place.backend).pages(Pages::Sparse);
-    let array = sparse.share(SharingStrategy::FileDescriptor, 1 << 20).unwrap();
+    let sparse = options(&meeting.place.backend).pages(Pages::Sparse);
+    let array = sparse.share::<u8, Ix1>(SharingStrategy::FileDescriptor, 1 << 20).unwrap();
     assert!(array.is_sparse().unwrap());
     here.send(&(), &[&array]).unwrap();
     let received = there.receive::<()>().unwrap().arrays.into_iter().next().unwrap();

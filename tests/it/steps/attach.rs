@@ -7,7 +7,7 @@ use libtest_mimic::Trial;
 use ndarray::Ix1;
 use ndarray_shm::array::Description;
 use ndarray_shm::counted::Handle;
-use ndarray_shm::{Arena, AttachOptions, DType, Order, RefcountedArray, SharedArray};
+use ndarray_shm::{Arena, DType, OpenOptions, Order, SharedArray};
 
 use crate::support::child::{Child, Role, say};
 use crate::support::{Name, Place, backend_of_child};
@@ -38,8 +38,8 @@ pub const ROLES: &[(&str, Role)] = &[
 
 /// A child that opens a counted array, and reports the result.
 fn open_frozen(arguments: &[String]) {
-    let options = AttachOptions::<RefcountedArray<u8, Ix1>>::new().backend(backend_of_child());
-    match options.open(arguments[0].parse::<ndarray_shm::Location>().unwrap()) {
+    let options = OpenOptions::new().backend(backend_of_child());
+    match options.open_counted::<u8, Ix1>(arguments[0].parse::<ndarray_shm::Location>().unwrap()) {
         Ok(array) => say(format!("attached, frozen: {}", array.is_frozen())),
         Err(error) => say(format!("refused: {}", error.is_not_counted())),
     }
@@ -55,8 +55,8 @@ fn open_arena(arguments: &[String]) {
 
 /// A child that opens a counted array or an arena as a plain array, and reports the refusal.
 fn open_plain(arguments: &[String]) {
-    let options = AttachOptions::<SharedArray<u8, Ix1>>::new().backend(backend_of_child());
-    let refused = options.open(arguments[0].parse::<ndarray_shm::Location>().unwrap(), 100).unwrap_err();
+    let options = OpenOptions::new().backend(backend_of_child());
+    let refused = options.open::<u8, Ix1>(arguments[0].parse::<ndarray_shm::Location>().unwrap(), 100).unwrap_err();
     say(format!("refused: {}", refused.is_reserved()));
 }
 
@@ -82,7 +82,7 @@ fn lookalike(place: &Place, name: &Name, bytes: &[u8], role: &str) {
     let zeros: SharedArray<u8, Ix1> = place.options().create(name.location(), bytes.len()).unwrap();
     drop(zeros);
     let mut child = Child::start_until(place, role, &[name.as_str()], "attach: leased");
-    let writer: SharedArray<u8, Ix1> = place.attach().open(name.location(), bytes.len()).unwrap();
+    let writer: SharedArray<u8, Ix1> = place.open_options().open(name.location(), bytes.len()).unwrap();
     let mut elements = writer.write().unwrap();
     elements.iter_mut().zip(bytes).for_each(|(element, byte)| *element = *byte);
     child.resume();
@@ -95,7 +95,7 @@ fn lookalike(place: &Place, name: &Name, bytes: &[u8], role: &str) {
 fn writable_elements_never_pass_for_a_frozen_array(place: &Place) {
     let place = &place.private();
     let name = place.location("frozen");
-    let array = place.counted::<u8, Ix1>().create(name.location(), 100).unwrap();
+    let array = place.options().create_counted::<u8, Ix1>(name.location(), 100).unwrap();
     array.freeze().unwrap();
     let bytes = std::fs::read(place.path(&name)).unwrap();
     array.close().unwrap();
@@ -114,7 +114,7 @@ fn writable_elements_never_pass_for_an_arena(place: &Place) {
 fn attaching_waits_for_a_refused_plain_open(place: &Place) {
     let place = &place.private();
     let (counted, arena) = (place.location("counted"), place.location("arena"));
-    let array = place.counted::<u8, Ix1>().create(counted.location(), 100).unwrap();
+    let array = place.options().create_counted::<u8, Ix1>(counted.location(), 100).unwrap();
     let members = place.arena_options().create(arena.location(), 1 << 16).unwrap();
     let handle = array.handle().unwrap().to_string();
     let cases = [
@@ -139,7 +139,7 @@ fn attaching_waits_for_a_refused_plain_open(place: &Place) {
 fn revoke_fails_during_a_stopped_plain_open(place: &Place) {
     let place = &place.private();
     let name = place.location("taken-back");
-    let array = place.counted::<u8, Ix1>().create(name.location(), 100).unwrap();
+    let array = place.options().create_counted::<u8, Ix1>(name.location(), 100).unwrap();
     let handle = array.handle().unwrap();
     let mut plain = Child::start_until(place, "step-open-plain", &[name.as_str()], "attach: leased");
     assert!(handle.revoke().unwrap_err().is_not_counted(), "revoke must not claim that the handle was used");
@@ -174,7 +174,7 @@ fn describing_follows_the_name_away_from_recycled_memory(place: &Place) {
     let mut describer = Child::start_until(place, "step-describe", &[name.as_str()], "describe: opened");
     drop(array);
     assert_eq!(pool.stats().idle.arrays, usize::from(Place::RECYCLES));
-    let newer = place.options::<u8, _>().create(name.location(), 100).unwrap();
+    let newer = place.options().create::<u8, _>(name.location(), 100).unwrap();
     describer.resume();
     describer.expect("done");
     describer.finish();

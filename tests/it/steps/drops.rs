@@ -39,7 +39,7 @@ fn drop_beside(place: &Place, name: &Name, array: RefcountedArray<u8, Ix1>, role
 fn drop_of_received_array_ignores_a_stopped_process(place: &Place) {
     let place = &place.private();
     let name = place.location("received");
-    let array = || place.counted::<u8, Ix1>().create(name.location(), 100).unwrap();
+    let array = || place.options().create_counted::<u8, Ix1>(name.location(), 100).unwrap();
     // The stopped child holds the lease of plain attachments exclusively. Attaching would wait for it.
     let mut opener = drop_beside(place, &name, array(), "step-open-frozen", "attach: end read");
     opener.expect("attached, frozen: false");
@@ -53,5 +53,5 @@ fn drop_of_received_array_ignores_a_stopped_process(place: &Place) {
     let mut replacer = drop_beside(place, &name, array(), "step-replace", "replace: linked");
     replacer.expect("filled");
     replacer.finish();
-    assert!(place.attach::<u8, Ix1>().open(name.location(), 100).is_ok());
+    assert!(place.open_options().open::<u8, Ix1>(name.location(), 100).is_ok());
 }

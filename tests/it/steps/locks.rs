@@ -8,7 +8,7 @@ use ndarray::Ix1;
 use ndarray_shm::backend::Backend;
 use ndarray_shm::counted::SharingStrategy;
 use ndarray_shm::pool::PoolOptions;
-use ndarray_shm::{Arena, AttachOptions, SharedArray, default_backend};
+use ndarray_shm::{Arena, OpenOptions, SharedArray, default_backend};
 
 use crate::linux::rights::as_stranger;
 use crate::support::child::{Child, Role, is_stopped, say};
@@ -106,8 +106,7 @@ type Array = SharedArray<u8, Ix1>;
 
 /// A child that takes the kind of guard that its argument names, and reports success.
 fn guard(arguments: &[String]) {
-    let array: Array =
-        AttachOptions::<Array>::new().backend(backend_of_child()).open(arguments[1].as_str(), 10).unwrap();
+    let array: Array = OpenOptions::new().backend(backend_of_child()).open(arguments[1].as_str(), 10).unwrap();
     match arguments[0].as_str() {
         "read" => drop(array.read().unwrap()),
         "write" => drop(array.write().unwrap()),
@@ -149,13 +148,13 @@ fn unlink(arguments: &[String]) {
 fn new_array_under_a_removed_name_keeps_it(place: &Place) {
     let place = &place.private();
     let (name, program) = (place.location("successor"), place.location("program"));
-    let options = || place.options::<u8, Ix1>().permissions(0o644);
-    let old = options().create(name.location(), 10).unwrap();
+    let options = || place.options().permissions(0o644);
+    let old = options().create::<u8, Ix1>(name.location(), 10).unwrap();
     let mut keeper = as_stranger(place, &program, "keep-read-locks", &[&place.path(&name).display().to_string()]);
     keeper.expect("kept");
     let stopped = Child::start_until(place, "step-unlink", &[name.as_str()], "name: about to be removed beside others");
     assert!(place.backend.unlink_within(name.location(), None, Duration::ZERO).unwrap());
-    let new = options().create(name.location(), 20).unwrap();
+    let new = options().create::<u8, Ix1>(name.location(), 20).unwrap();
     stopped.resume();
     let mut stopped = stopped;
     stopped.expect("false");

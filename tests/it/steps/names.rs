@@ -3,7 +3,7 @@
 use libtest_mimic::Trial;
 use ndarray::Ix1;
 use ndarray_shm::backend::interruptible;
-use ndarray_shm::{CreateOptions, CreationMode, Location, SharedArray};
+use ndarray_shm::{CreateOptions, CreationMode, Location};
 
 use crate::support::child::{Child, Role, say};
 use crate::support::{Place, backend_of_child};
@@ -21,9 +21,9 @@ pub const ROLES: &[(&str, Role)] = &[("step-replace", replace)];
 
 /// A child that replaces an array.
 fn replace(arguments: &[String]) {
-    let options = CreateOptions::<SharedArray<u8, Ix1>>::new().backend(backend_of_child()).mode(CreationMode::Replace);
+    let options = CreateOptions::new().backend(backend_of_child()).mode(CreationMode::Replace);
     options
-        .create_with(arguments[0].parse::<Location>().unwrap(), 100, |mut view| {
+        .create_with::<u8, Ix1>(arguments[0].parse::<Location>().unwrap(), 100, |mut view| {
             view.fill(7);
             say("filled");
         })
@@ -36,7 +36,7 @@ fn killed_waiting_replacement_leaves_nothing(place: &Place) {
     }
     let place = &place.private();
     let name = place.location("replaced");
-    drop(place.options::<u8, Ix1>().create(name.location(), 100).unwrap());
+    drop(place.options().create::<u8, Ix1>(name.location(), 100).unwrap());
     let mut first = Child::start_until(place, "step-replace", &[name.as_str()], "replace: linked");
     first.expect("filled");
     assert_eq!(place.hidden_drafts(), 1);
@@ -50,7 +50,7 @@ fn killed_waiting_replacement_leaves_nothing(place: &Place) {
     first.resume();
     first.finish();
     assert_eq!(place.hidden_drafts(), 0);
-    let array = place.attach::<u8, Ix1>().open(name.location(), 100).unwrap();
+    let array = place.open_options().open::<u8, Ix1>(name.location(), 100).unwrap();
     assert!(array.read().unwrap().iter().all(|element| *element == 7));
 }
 
@@ -60,19 +60,19 @@ fn interrupted_wait_for_a_name_changes_nothing(place: &Place) {
     }
     let place = &place.private();
     let name = place.location("interrupted");
-    let old = place.options::<u8, Ix1>().create(name.location(), 100).unwrap();
+    let old = place.options().create::<u8, Ix1>(name.location(), 100).unwrap();
     // The child holds the name lock.
     let mut child = Child::start_until(place, "step-replace", &[name.as_str()], "replace: linked");
     child.expect("filled");
-    let replacing = place.options::<u8, Ix1>().mode(CreationMode::Replace);
-    let error = interruptible(|| false, || replacing.create(name.location(), 100)).unwrap_err();
+    let replacing = place.options().mode(CreationMode::Replace);
+    let error = interruptible(|| false, || replacing.create::<u8, Ix1>(name.location(), 100)).unwrap_err();
     assert!(error.is_interrupted(), "{error}");
     let removals: [&dyn Fn() -> _; 2] = [&|| place.backend.unlink(name.location()), &|| old.unlink()];
     for remove in removals {
         let removed = interruptible(|| false, remove);
         assert!(removed.as_ref().is_err_and(ndarray_shm::Error::is_interrupted), "{removed:?}");
     }
-    assert_eq!(place.attach::<u8, Ix1>().open(name.location(), 100).unwrap().file_id(), old.file_id());
+    assert_eq!(place.open_options().open::<u8, Ix1>(name.location(), 100).unwrap().file_id(), old.file_id());
     assert_eq!(place.hidden_drafts(), 1, "the child's draft");
     child.resume();
     child.finish();

@@ -2,7 +2,7 @@
 
 use libtest_mimic::Trial;
 use ndarray::Ix1;
-use ndarray_shm::{AttachOptions, CreateOptions, RefcountedArray};
+use ndarray_shm::{CreateOptions, OpenOptions};
 
 use crate::support::child::{Child, Role, hear, say};
 use crate::support::{Place, backend_of_child};
@@ -25,8 +25,8 @@ pub const ROLES: &[(&str, Role)] = &[("step-recycle", recycle), ("step-open", op
 /// A child that creates an array, and recycles it whenever it is told to. It reports whether it could. An argument
 /// more: at once.
 fn recycle(arguments: &[String]) {
-    let options = CreateOptions::<RefcountedArray<u32, Ix1>>::new().backend(backend_of_child()).keep_fd(true);
-    let mut array = options.create(arguments[0].as_str(), 4).unwrap();
+    let options = CreateOptions::new().backend(backend_of_child()).keep_fd(true);
+    let mut array = options.create_counted::<u32, Ix1>(arguments[0].as_str(), 4).unwrap();
     if arguments.len() > 1 {
         say(array.recycle().unwrap());
         hear();
@@ -45,8 +45,8 @@ fn recycle(arguments: &[String]) {
 
 /// A child that attaches by name.
 fn open(arguments: &[String]) {
-    let options = AttachOptions::<RefcountedArray<u32, Ix1>>::new().backend(backend_of_child());
-    match options.open(arguments[0].as_str()) {
+    let options = OpenOptions::new().backend(backend_of_child());
+    match options.open_counted::<u32, Ix1>(arguments[0].as_str()) {
         Ok(array) => say(format!("sum {}", array.read().unwrap().sum())),
         Err(error) => say(format!("gone: {}", error.is_not_found())),
     }

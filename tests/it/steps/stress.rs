@@ -19,8 +19,8 @@ use ndarray_shm::counted::{Channel, SharingStrategy};
 use ndarray_shm::pool::PoolOptions;
 use ndarray_shm::render::{RenderOptions, SharedWith};
 use ndarray_shm::{
-    Arena, AttachOptions, CreateOptions, CreationMode, Directory, Error, NextClaim, Pool, RefcountedArray,
-    RenderBuffer, SharedArray,
+    Arena, CreateOptions, CreationMode, Directory, Error, NextClaim, OpenOptions, Pool, RefcountedArray, RenderBuffer,
+    SharedArray,
 };
 
 use crate::support::child::{Child, ROLE, Role, copy_program, hear, program, say};
@@ -102,8 +102,7 @@ impl Worker {
     fn create(&mut self) -> ndarray_shm::Result<()> {
         let (name, value) = (self.name(), self.random.number());
         let mode = [CreationMode::CreateNew, CreationMode::OpenOrCreate, CreationMode::Replace][self.random.below(3)];
-        let options =
-            CreateOptions::<SharedArray<_, _>>::new().backend(self.backend.clone()).permissions(self.permissions);
+        let options = CreateOptions::new().backend(self.backend.clone()).permissions(self.permissions);
         let options = options.mode(mode).keep_fd(self.random.below(2) == 0);
         self.plain = Some(options.create_with(name, SHAPE, |mut view| view.fill(value))?);
         Ok(())
@@ -111,8 +110,7 @@ impl Worker {
 
     fn read(&mut self) -> ndarray_shm::Result<()> {
         let name = self.name();
-        let array: SharedArray<u64, Ix2> =
-            AttachOptions::<SharedArray<_, _>>::new().backend(self.backend.clone()).open(name, SHAPE)?;
+        let array: SharedArray<u64, Ix2> = OpenOptions::new().backend(self.backend.clone()).open(name, SHAPE)?;
         check(&array.read_timeout(Duration::from_millis(50))?.view(), "a read guard");
         self.plain = Some(array);
         Ok(())
@@ -120,8 +118,7 @@ impl Worker {
 
     fn write(&mut self) -> ndarray_shm::Result<()> {
         let (name, value) = (self.name(), self.random.number());
-        let array: SharedArray<u64, Ix2> =
-            AttachOptions::<SharedArray<_, _>>::new().backend(self.backend.clone()).open(name, SHAPE)?;
+        let array: SharedArray<u64, Ix2> = OpenOptions::new().backend(self.backend.clone()).open(name, SHAPE)?;
         let mut guard = array.write_timeout(Duration::from_millis(50))?;
         check(&guard.view(), "a write guard");
         guard.fill(value);
@@ -137,10 +134,9 @@ impl Worker {
 
     fn count(&mut self) -> ndarray_shm::Result<()> {
         let (name, value) = (self.name(), self.random.number());
-        let options =
-            CreateOptions::<RefcountedArray<_, _>>::new().backend(self.backend.clone()).permissions(self.permissions);
+        let options = CreateOptions::new().backend(self.backend.clone()).permissions(self.permissions);
         let options = options.mode(CreationMode::OpenOrCreate);
-        let array: RefcountedArray<u64, Ix2> = options.create_with(name, SHAPE, |mut view| view.fill(value))?;
+        let array: RefcountedArray<u64, Ix2> = options.create_counted_with(name, SHAPE, |mut view| view.fill(value))?;
         if self.random.below(2) == 0 {
             array.write_timeout(Duration::from_millis(50))?.fill(value);
         }
@@ -151,8 +147,7 @@ impl Worker {
 
     fn freeze(&mut self) -> ndarray_shm::Result<()> {
         let name = self.name();
-        let array: RefcountedArray<u64, Ix2> =
-            AttachOptions::<RefcountedArray<_, _>>::new().backend(self.backend.clone()).open(name)?;
+        let array: RefcountedArray<u64, Ix2> = OpenOptions::new().backend(self.backend.clone()).open_counted(name)?;
         if self.random.below(4) == 0 {
             array.freeze()?;
         }
@@ -162,16 +157,14 @@ impl Worker {
     /// Gives the elements of a plain array the bytes of a frozen one, for a moment.
     fn forge(&mut self) -> ndarray_shm::Result<()> {
         let (name, value) = (format!("{FORGED}-{}", self.name()), self.random.number());
-        let options =
-            CreateOptions::<RefcountedArray<_, _>>::new().backend(self.backend.clone()).mode(CreationMode::Replace);
+        let options = CreateOptions::new().backend(self.backend.clone()).mode(CreationMode::Replace);
         let frozen: RefcountedArray<u64, Ix2> =
-            options.create_with(name.as_str(), SHAPE, |mut view| view.fill(value))?;
+            options.create_counted_with(name.as_str(), SHAPE, |mut view| view.fill(value))?;
         frozen.freeze()?;
         let Ok(bytes) = std::fs::read(self.backend.path().join(&name)) else { return Ok(()) };
         drop(frozen);
         let bytes = bytes.chunks_exact(8).map(|bytes| u64::from_ne_bytes(bytes.try_into().expect("8 bytes")));
-        let options =
-            CreateOptions::<SharedArray<_, _>>::new().backend(self.backend.clone()).permissions(self.permissions);
+        let options = CreateOptions::new().backend(self.backend.clone()).permissions(self.permissions);
         let plain: SharedArray<u64, Ix1> = options.mode(CreationMode::OpenOrCreate).create(name, bytes.len())?;
         let mut guard = plain.write_timeout(Duration::from_millis(50))?;
         guard.iter_mut().zip(bytes).for_each(|(element, byte)| *element = byte);
@@ -185,7 +178,7 @@ impl Worker {
 
     fn look_at_forged(&mut self) -> ndarray_shm::Result<()> {
         let name = format!("{FORGED}-{}", self.name());
-        match AttachOptions::<RefcountedArray<_, _>>::new().backend(self.backend.clone()).open(name.as_str()) {
+        match OpenOptions::new().backend(self.backend.clone()).open_counted(name.as_str()) {
             Ok(array) => {
                 Self::watch(&array)?;
                 // Either the creator of a real frozen array was killed, or the elements pass for one. While the name
@@ -210,7 +203,7 @@ impl Worker {
     fn send(&mut self) -> ndarray_shm::Result<()> {
         let value = self.random.number();
         let strategy = [SharingStrategy::FileDescriptor, SharingStrategy::FileSystem][self.random.below(2)];
-        let options = CreateOptions::<RefcountedArray<_, _>>::new().backend(self.backend.clone());
+        let options = CreateOptions::new().backend(self.backend.clone());
         let array: RefcountedArray<u64, Ix2> = options.share_with(strategy, SHAPE, |mut view| view.fill(value))?;
         let (here, there) = Channel::pair()?;
         here.send(&value, &[&array])?;

@@ -7,10 +7,10 @@ use super::{Name, Place};
 
 /// Creates one under the name.
 pub fn create(place: &Place, name: &Name) -> RefcountedArray<u32, Ix1> {
-    place.counted().create_with(name.location(), 4, |mut view| view.fill(1)).expect("the name is free")
+    place.options().create_counted_with(name.location(), 4, |mut view| view.fill(1)).expect("the name is free")
 }
 
 /// Attaches to the one with the name.
 pub fn open(place: &Place, name: &Name) -> Result<RefcountedArray<u32, Ix1>> {
-    place.attach_counted().open(name.location())
+    place.open_options().open_counted(name.location())
 }

@@ -23,16 +23,12 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use libtest_mimic::{Failed, Trial};
-use ndarray::Dimension;
 use ndarray_shm::arena::ArenaOptions;
 use ndarray_shm::backend::{Backend, EntryKind};
 use ndarray_shm::counted::{Inspection, Reclaim, Reclaimed, inspect_in};
 use ndarray_shm::pool::PoolOptions;
 use ndarray_shm::render::{self, RenderOptions};
-use ndarray_shm::{
-    Access, Arena, ArrayReader, ArrayWriter, AttachOptions, CreateOptions, Directory, Element, Location,
-    RefcountedArray, SharedArray, default_backend,
-};
+use ndarray_shm::{Access, Arena, CreateOptions, Directory, Location, OpenOptions, default_backend};
 
 use crate::topics::Run;
 
@@ -192,33 +188,13 @@ impl Place {
     }
 
     /// Options for creating arrays here.
-    pub fn options<T: Element, D: Dimension>(&self) -> CreateOptions<SharedArray<T, D>> {
-        CreateOptions::<SharedArray<_, _>>::new().backend(self.backend.clone())
+    pub fn options(&self) -> CreateOptions {
+        CreateOptions::new().backend(self.backend.clone())
     }
 
-    /// Options for creating counted arrays here.
-    pub fn counted<T: Element, D: Dimension>(&self) -> CreateOptions<RefcountedArray<T, D>> {
-        CreateOptions::<RefcountedArray<_, _>>::new().backend(self.backend.clone())
-    }
-
-    /// Options for attaching to arrays here.
-    pub fn attach<T: Element, D: Dimension>(&self) -> AttachOptions<SharedArray<T, D>> {
-        AttachOptions::<SharedArray<_, _>>::new().backend(self.backend.clone())
-    }
-
-    /// Options for attaching to counted arrays here.
-    pub fn attach_counted<T: Element, D: Dimension>(&self) -> AttachOptions<RefcountedArray<T, D>> {
-        AttachOptions::<RefcountedArray<_, _>>::new().backend(self.backend.clone())
-    }
-
-    /// Options for held read access to arrays here.
-    pub fn reader<T: Element, D: Dimension>(&self) -> AttachOptions<ArrayReader<T, D>> {
-        AttachOptions::<ArrayReader<_, _>>::new().backend(self.backend.clone())
-    }
-
-    /// Options for held write access to arrays here.
-    pub fn writer<T: Element, D: Dimension>(&self) -> AttachOptions<ArrayWriter<T, D>> {
-        AttachOptions::<ArrayWriter<_, _>>::new().backend(self.backend.clone())
+    /// Options for opening arrays here.
+    pub fn open_options(&self) -> OpenOptions {
+        OpenOptions::new().backend(self.backend.clone())
     }
 
     /// Inspects a counted array here.

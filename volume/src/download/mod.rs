@@ -25,7 +25,7 @@ use ndarray::{Dimension, IxDyn, ShapeBuilder as _};
 use ndarray_shm::array::Description;
 use ndarray_shm::render::{self, RenderOptions};
 use ndarray_shm::{
-    AttachOptions, DType, Directory, Element, Location, Order, RenderBuffer, SharedArray, default_backend, with_element,
+    DType, Directory, Element, Location, OpenOptions, Order, RenderBuffer, SharedArray, default_backend, with_element,
 };
 
 pub use self::options::{DownloadOptions, Workers};
@@ -112,8 +112,8 @@ impl Downloaded {
             let (expected, found) = (format!("{:?} axes", D::NDIM), format!("{:?}", self.shape));
             return Err(ndarray_shm::Error::ShapeMismatch { location, expected, found }.into());
         };
-        let options = AttachOptions::<SharedArray<T, D>>::new().backend(self.backend.clone());
-        Ok(options.open(&self.location, dim.set_f(self.order == Order::F))?)
+        let options = OpenOptions::new().backend(self.backend.clone());
+        Ok(options.open::<T, D>(&self.location, dim.set_f(self.order == Order::F))?)
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use ndarray::{Dimension, IxDyn, ShapeBuilder as _};
-use ndarray_shm::{AttachOptions, Directory, Element, Location, Order, SharedArray, default_backend, render};
+use ndarray_shm::{Directory, Element, Location, OpenOptions, Order, SharedArray, default_backend, render};
 
 use super::{DownloadOptions, Downloaded, download_as};
 use crate::bbox::Bbox;
@@ -82,8 +82,8 @@ pub fn download_with_report<T: Element, D: Dimension>(
     };
     let unnamed = Unnamed { backend: &backend, location: &location };
     let done = download_as(source, bbox, &location, options, &backend, false)?;
-    let arrays = AttachOptions::<SharedArray<T, D>>::new().backend(backend.clone()).keep_fd(true);
-    let array = arrays.open(&location, dim.set_f(options.order == Order::F))?;
+    let arrays = OpenOptions::new().backend(backend.clone()).keep_fd(true);
+    let array = arrays.open::<T, D>(&location, dim.set_f(options.order == Order::F))?;
     drop(unnamed);
     Ok((array, done))
 }

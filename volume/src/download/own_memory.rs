@@ -103,7 +103,7 @@ pub fn download_counted<T: Element, D: Dimension>(
     let can_be_named = nameless.is_supported() && backend.makes_nameless_files();
     let strategy = if can_be_named { nameless } else { SharingStrategy::FileSystem };
     let mut painted = None;
-    let array = CreateOptions::<RefcountedArray<T, D>>::new().backend(backend).try_share_with(
+    let array = CreateOptions::new().backend(backend).try_share_with::<T, D, _>(
         strategy,
         dim.set_f(options.order == Order::F),
         |view| {

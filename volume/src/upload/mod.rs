@@ -14,7 +14,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use ndarray::{ArrayViewD, IxDyn, ShapeBuilder as _};
-use ndarray_shm::{ArrayReader, AttachOptions, Directory, Element, Location, Order, default_backend, with_element};
+use ndarray_shm::{ArrayReader, Directory, Element, Location, OpenOptions, Order, default_backend, with_element};
 
 pub use self::locks::{is_upload_lock, remove_upload_lock};
 pub use self::options::{Alignment, UploadOptions};
@@ -198,9 +198,9 @@ fn open<T: Element>(
         if options.stop.is_stopped() {
             return Err(Error::Interrupted { done: 0, total: units.total() });
         }
-        let readers = AttachOptions::<ArrayReader<T, IxDyn>>::new().backend(backend.clone()).timeout(PATIENCE);
+        let readers = OpenOptions::new().backend(backend.clone()).timeout(PATIENCE);
         let readers = readers.reinterpret(options.reinterpret);
-        match readers.open(location.clone(), IxDyn(&bbox.shape()).set_f(order == Order::F)) {
+        match readers.open_reader(location.clone(), IxDyn(&bbox.shape()).set_f(order == Order::F)) {
             Err(ndarray_shm::Error::TimedOut { .. }) => {}
             other => return Ok(other?),
         }

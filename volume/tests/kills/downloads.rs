@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use libtest_mimic::{Arguments, Failed, Trial};
 use ndarray::Ix3;
 use ndarray_shm::backend::EntryKind;
-use ndarray_shm::{AttachOptions, DType, Directory, Location, SharedArray, render};
+use ndarray_shm::{DType, Directory, Location, OpenOptions, render};
 use ndarray_shm_volume::demo::{DemoSpec, Pattern};
 use ndarray_shm_volume::{
     ChunkSource, DownloadOptions, Fetched, ProcessWorkers, Result, Scratch, StopFlag, VolumeMeta, VolumeUrl, Workers,
@@ -167,8 +167,7 @@ fn killed_in_the_middle(command: &str) {
     let again = start(&place, command, &log, false);
     let said = again.said();
     assert_eq!(said, format!("painted {} resumed {kept} of {CHUNKS}\n", CHUNKS - kept));
-    let array =
-        AttachOptions::<SharedArray<u8, Ix3>>::new().backend(place.backend.clone()).open(&place.location, (48, 40, 64));
+    let array = OpenOptions::new().backend(place.backend.clone()).open::<u8, Ix3>(&place.location, (48, 40, 64));
     let expected = spec().expected::<u8>(&ndarray_shm_volume::Bbox::whole(&[48, 40, 64])).expect("all of it");
     assert!(array.expect("the array").read().expect("a guard").view().into_dyn() == expected);
     assert_eq!(place.left(), [EntryKind::Array]);

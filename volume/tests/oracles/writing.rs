@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use ndarray::{ArrayD, IxDyn, ShapeBuilder as _, SliceInfoElem};
-use ndarray_shm::{CreateOptions, Element, Location, Order, SharedArray, with_element};
+use ndarray_shm::{CreateOptions, Element, Location, Order, with_element};
 use ndarray_shm_volume::{
     Alignment, Bbox, ChunkSink, Encoding, Error, NewVolume, UploadOptions, VolumeFormat, VolumeKind, VolumeOptions,
     VolumeUrl, create_volume, upload_from_shared_memory,
@@ -129,9 +129,9 @@ impl Upload<'_> {
         let world = self.world;
         let location = world.location();
         let shape = IxDyn(elements.shape()).set_f(order == Order::F);
-        let array = CreateOptions::<SharedArray<T, IxDyn>>::new()
+        let array = CreateOptions::new()
             .backend(world.backend.clone())
-            .create_with(&location, shape, |mut view| view.assign(elements))
+            .create_with::<T, IxDyn>(&location, shape, |mut view| view.assign(elements))
             .map_err(|error| error.to_string())?;
         let options = options.order(order).backend(world.backend.clone()).workers(2);
         let done = upload_from_shared_memory(sink, bbox, &location, &options);

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use libtest_mimic::{Arguments, Failed, Trial};
 use ndarray::{ArrayD, Axis, IxDyn};
-use ndarray_shm::{AttachOptions, DType, Directory, Location, SharedArray};
+use ndarray_shm::{DType, Directory, Location, OpenOptions};
 use ndarray_shm_volume::demo::{DemoSpec, Pattern};
 use ndarray_shm_volume::{
     Bbox, DownloadOptions, Encoding, NewVolume, UploadOptions, VolumeFormat, VolumeUrl, Workers, create_volume,
@@ -184,7 +184,7 @@ impl Case {
         let backend = Directory::new("test", self.directory.path().join("arrays"));
         let location: Location = LOCATION.parse().expect("a location");
         let expected = self.expected();
-        let array = AttachOptions::<SharedArray<u16, IxDyn>>::new().backend(backend).open(&location, expected.shape());
+        let array = OpenOptions::new().backend(backend).open::<u16, IxDyn>(&location, expected.shape());
         let equal = array.expect("the array").read().expect("a guard").view() == expected;
         assert!(equal, "the array is not the volume");
         (numbers[0], numbers[1])

@@ -4,7 +4,7 @@ use std::fs;
 use std::thread;
 
 use ndarray::{Array3, ArrayD, Axis, IxDyn, Slice};
-use ndarray_shm::{CreateOptions, DType, SharedArray};
+use ndarray_shm::{CreateOptions, DType};
 use ndarray_shm_volume::{
     Alignment, Bbox, ChunkSource, DownloadOptions, Encoding, NewVolume, UploadOptions, VolumeFormat, VolumeOptions,
     VolumeUrl, create_volume, download_to_shared_memory, open_volume, upload_from_array, upload_from_shared_memory,
@@ -38,8 +38,9 @@ pub(crate) fn new_volume(shape: &[u64], shards: bool) -> NewVolume {
 pub(crate) fn new_volume_is_filled_from_shared_memory() {
     let place = Place::new();
     let array = counted([20, 17, 40]).into_dyn();
-    let options = CreateOptions::<SharedArray<u32, IxDyn>>::new().backend(place.backend.clone());
-    let shared = options.create_with(place.location.clone(), IxDyn(&[20, 17, 40]), |mut to| to.assign(&array));
+    let options = CreateOptions::new().backend(place.backend.clone());
+    let shared =
+        options.create_with::<u32, IxDyn>(place.location.clone(), IxDyn(&[20, 17, 40]), |mut to| to.assign(&array));
     let shared = shared.expect("an array");
     for (shards, objects) in [(false, 45), (true, 12)] {
         let url = VolumeUrl::local(place.path(&format!("new-{shards}")));

@@ -5,7 +5,7 @@ use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
 use ndarray::{ArrayD, IxDyn};
-use ndarray_shm::{CreateOptions, DType, Directory, SharedArray};
+use ndarray_shm::{CreateOptions, DType, Directory};
 use ndarray_shm_volume::markers::{self, Marker};
 use ndarray_shm_volume::{
     Alignment, ChunkSource as _, Shard, UploadOptions, VolumeMeta, VolumeUrl, plan, upload_from_shared_memory,
@@ -90,8 +90,9 @@ pub(crate) fn four_tasks_write_the_whole_array_in_any_order() {
     let place = Place::new();
     let raw = volume(&place.path("volume"));
     let array = array();
-    let options = CreateOptions::<SharedArray<u16, IxDyn>>::new().backend(place.backend.clone());
-    let shared = options.create_with(place.location.clone(), IxDyn(&[55, 17]), |mut to| to.assign(&array));
+    let options = CreateOptions::new().backend(place.backend.clone());
+    let shared =
+        options.create_with::<u16, IxDyn>(place.location.clone(), IxDyn(&[55, 17]), |mut to| to.assign(&array));
     let _shared = shared.expect("an array");
     let markers_at = VolumeUrl::local(place.path("volume/markers"));
     let region = REGION.parse().expect("a box");

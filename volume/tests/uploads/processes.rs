@@ -7,7 +7,7 @@ use std::process::{Child, Command, ExitCode};
 use std::time::{Duration, Instant};
 
 use ndarray::{ArrayD, IxDyn};
-use ndarray_shm::{CreateOptions, DType, Directory, SharedArray};
+use ndarray_shm::{CreateOptions, DType, Directory};
 use ndarray_shm_volume::{
     Alignment, Bbox, ChunkSource as _, DownloadProgress, Progress, StopFlag, UploadOptions, VolumeMeta,
     upload_from_array, upload_from_shared_memory,
@@ -280,8 +280,8 @@ fn kill_at(place: &Place, raw: &Raw, objects: usize) {
 fn check_kills(place: &Place, at: &[usize]) {
     let raw = slow(&place.path("volume"));
     let array = array();
-    let options = CreateOptions::<SharedArray<u16, IxDyn>>::new().backend(place.backend.clone());
-    let shared = options.create_with(place.location.clone(), IxDyn(&[80, 6]), |mut to| to.assign(&array));
+    let options = CreateOptions::new().backend(place.backend.clone());
+    let shared = options.create_with::<u16, IxDyn>(place.location.clone(), IxDyn(&[80, 6]), |mut to| to.assign(&array));
     let shared = shared.expect("an array");
     for objects in at {
         kill_at(place, &raw, *objects);

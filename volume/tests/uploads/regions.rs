@@ -45,9 +45,9 @@ fn counted(shape: &[usize], first: u16) -> ArrayD<u16> {
 
 /// Puts an array into shared memory in this order.
 fn share<T: Element>(place: &Place, array: &ArrayD<T>, order: Order) -> SharedArray<T, IxDyn> {
-    let options = CreateOptions::<SharedArray<T, IxDyn>>::new().backend(place.backend.clone());
+    let options = CreateOptions::new().backend(place.backend.clone());
     let shape = IxDyn(array.shape()).set_f(order == Order::F);
-    options.create_with(place.location.clone(), shape, |mut to| to.assign(array)).expect("an array")
+    options.create_with::<T, IxDyn>(place.location.clone(), shape, |mut to| to.assign(array)).expect("an array")
 }
 
 fn upload(place: &Place, raw: &Raw, region: &str, options: &UploadOptions<'_>) -> Result<Uploaded> {

@@ -205,15 +205,15 @@ fn arena_and_array_files_are_told_apart(place: &Place) {
     let name = place.location("kinds");
     let arena = create(place, &name, 1);
     let length = std::fs::metadata(place.path(&name)).unwrap().len() as usize;
-    assert!(place.attach::<u8, Ix1>().open(name.as_str(), length).unwrap_err().is_reserved());
-    assert!(place.attach_counted::<u8, Ix1>().open(name.as_str()).unwrap_err().is_reserved());
+    assert!(place.open_options().open::<u8, Ix1>(name.as_str(), length).unwrap_err().is_reserved());
+    assert!(place.open_options().open_counted::<u8, Ix1>(name.as_str()).unwrap_err().is_reserved());
     assert!(place.inspect(&name).unwrap_err().is_reserved());
     arena.close().unwrap();
-    let plain = place.options::<u8, Ix1>().create(name.as_str(), 10_000).unwrap();
+    let plain = place.options().create::<u8, Ix1>(name.as_str(), 10_000).unwrap();
     assert!(Arena::open_in(&place.backend, name.as_str()).unwrap_err().is_not_counted());
     place.backend.unlink(name.location()).unwrap();
     let _: SharedArray<u8, Ix1> = plain;
-    let counted: RefcountedArray<u8, Ix1> = place.counted().create(name.as_str(), 10_000).unwrap();
+    let counted: RefcountedArray<u8, Ix1> = place.options().create_counted(name.as_str(), 10_000).unwrap();
     assert!(Arena::open_in(&place.backend, name.as_str()).unwrap_err().is_reserved());
     drop(counted);
 }

@@ -2,8 +2,8 @@
 
 use libtest_mimic::Trial;
 use ndarray::Ix1;
+use ndarray_shm::OpenOptions;
 use ndarray_shm::pool::PoolOptions;
-use ndarray_shm::{ArrayWriter, AttachOptions};
 
 use super::{LENGTH, age_all, counts, expected, one, pool, publish};
 use crate::support::child::{Child, hear, say};
@@ -36,7 +36,7 @@ fn readers_keep_the_bytes_of_a_dropped_array(place: &Place) {
     assert_eq!(child.ask("read"), "7");
     drop(array);
     assert!(!place.has(&name) && place.files_of(&name).is_empty());
-    let late = place.attach::<u32, Ix1>().open(name.location(), LENGTH);
+    let late = place.open_options().open::<u32, Ix1>(name.location(), LENGTH);
     assert!(late.unwrap_err().is_not_found());
     assert_eq!(child.ask("read"), "Unlinked");
     // Memory that is taken now is not the child's.
@@ -102,8 +102,8 @@ fn pool_waits_for_stopped_but_not_killed_processes(place: &Place) {
 
 /// A child that holds all cells for writing, with a lock that the mapping itself keeps.
 pub fn writer(arguments: &[String]) {
-    let options = AttachOptions::<ArrayWriter<u32, Ix1>>::new().backend(backend_of_child());
-    let mut writer = options.open(arguments[0].as_str(), LENGTH).unwrap();
+    let options = OpenOptions::new().backend(backend_of_child());
+    let mut writer = options.open_writer::<u32, Ix1>(arguments[0].as_str(), LENGTH).unwrap();
     say("attached");
     hear();
     writer.view_mut().fill(9);
@@ -151,7 +151,7 @@ fn memory_with_a_second_name_is_not_used_again(place: &Place) {
     std::fs::hard_link(place.path(&name), place.path(&second)).unwrap();
     drop(array);
     assert_eq!((place.has(&name), counts(&pool)), (false, (0, 0, 0)));
-    assert_eq!(place.attach::<u32, Ix1>().open(second.location(), LENGTH).unwrap().read().unwrap()[0], 7);
+    assert_eq!(place.open_options().open::<u32, Ix1>(second.location(), LENGTH).unwrap().read().unwrap()[0], 7);
 }
 
 fn memory_without_its_hidden_name_is_not_used_again(place: &Place) {

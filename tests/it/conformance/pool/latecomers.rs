@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use libtest_mimic::Trial;
 use ndarray::Ix1;
-use ndarray_shm::{ArrayReader, AttachOptions, Error, SharedArray};
+use ndarray_shm::{Error, OpenOptions};
 
 use super::{LENGTH, counts, pool, publish};
 use crate::support::child::Child;
@@ -49,11 +49,14 @@ impl Late {
         let location = name.location().clone();
         let thread = std::thread::spawn(move || {
             if held {
-                let options = AttachOptions::<ArrayReader<u32, Ix1>>::new().backend(backend);
-                options.timeout(Duration::from_secs(30)).open(location, LENGTH).map(|reader| reader.view()[0])
+                let options = OpenOptions::new().backend(backend);
+                options
+                    .timeout(Duration::from_secs(30))
+                    .open_reader::<u32, Ix1>(location, LENGTH)
+                    .map(|reader| reader.view()[0])
             } else {
-                let options = AttachOptions::<SharedArray<u32, Ix1>>::new().backend(backend);
-                options.open(location, LENGTH).and_then(|array| Ok(array.read()?[0]))
+                let options = OpenOptions::new().backend(backend);
+                options.open::<u32, Ix1>(location, LENGTH).and_then(|array| Ok(array.read()?[0]))
             }
         });
         is_open.recv().unwrap();
@@ -109,7 +112,7 @@ fn late_attachment_gets_the_current_array_of_the_name(place: &Place) {
         let _array = publish(&pool, &name, 7);
         Late::begin(place, &name, false)
     };
-    let other = place.options::<u32, _>().create_with(name.location(), LENGTH, |mut view| view.fill(9)).unwrap();
+    let other = place.options().create_with::<u32, _>(name.location(), LENGTH, |mut view| view.fill(9)).unwrap();
     assert_eq!(late.end().unwrap(), 9);
     drop(other);
     place.backend.unlink(name.location()).unwrap();
@@ -123,7 +126,7 @@ fn late_attachment_gets_the_current_array_of_the_name(place: &Place) {
 
 fn failed_publish_returns_the_draft_unattached(place: &Place) {
     let [taken, free] = ["taken", "free"].map(|label| place.location(label));
-    let _other = place.options::<u8, _>().create(taken.location(), 1).unwrap();
+    let _other = place.options().create::<u8, _>(taken.location(), 1).unwrap();
     let pool = pool(place);
     drop(publish(&pool, &free, 7));
     let late = {

@@ -3,7 +3,7 @@
 use libtest_mimic::Trial;
 use ndarray::Ix1;
 use ndarray_shm::counted::SharingStrategy;
-use ndarray_shm::{Access, AttachOptions, Error, RefcountedArray, SharedArray};
+use ndarray_shm::{Access, Error, OpenOptions, SharedArray};
 
 use super::{LENGTH, counts, expected, one, pool, publish, unlink_in};
 use crate::support::child::{Child, say};
@@ -26,9 +26,9 @@ pub fn trials(place: &Place) -> Vec<Trial> {
 fn any_array_can_be_put(place: &Place) {
     let name = place.location("put");
     let pool = pool(place);
-    let create = || place.options::<u32, _>().create_with(name.location(), LENGTH, |mut view| view.fill(7)).unwrap();
-    let open = |keep| place.attach::<u32, Ix1>().keep_fd(keep).open(name.location(), LENGTH).unwrap();
-    let kept = || place.options::<u32, _>().keep_fd(true).create_with(name.location(), LENGTH, |mut view| view.fill(7));
+    let create = || place.options().create_with::<u32, _>(name.location(), LENGTH, |mut view| view.fill(7)).unwrap();
+    let open = |keep| place.open_options().keep_fd(keep).open::<u32, Ix1>(name.location(), LENGTH).unwrap();
+    let kept = || place.options().keep_fd(true).create_with::<u32, _>(name.location(), LENGTH, |mut view| view.fill(7));
     let arrays: [&dyn Fn() -> SharedArray<u32, Ix1>; 5] = [
         &create,
         &|| kept().unwrap(),
@@ -42,7 +42,7 @@ fn any_array_can_be_put(place: &Place) {
         },
         &|| {
             drop(create());
-            place.attach::<u32, Ix1>().access(Access::Read).open(name.location(), LENGTH).unwrap()
+            place.open_options().access(Access::Read).open::<u32, Ix1>(name.location(), LENGTH).unwrap()
         },
     ];
     for (number, array) in arrays.into_iter().enumerate() {
@@ -71,7 +71,7 @@ fn any_array_can_be_put(place: &Place) {
 
 fn refused_put_returns_the_array(place: &Place) {
     let (private, name) = (place.private(), place.location("elsewhere"));
-    let array = place.options::<u32, _>().create(name.location(), LENGTH).unwrap();
+    let array = place.options().create::<u32, _>(name.location(), LENGTH).unwrap();
     let refused = pool(&private).put(array).unwrap_err();
     if private.directory() != place.directory() {
         assert!(matches!(refused.error(), Error::InvalidSetting { .. }), "{refused}");
@@ -114,7 +114,7 @@ fn memory_leaving_the_pool_is_ordinary(place: &Place) {
     // The memory can become a counted array too.
     drop(publish(&pool, &name, 5));
     let counted = pool.take::<u32, _>(LENGTH).unwrap().into_draft().share(SharingStrategy::FileSystem).unwrap();
-    let other = place.attach_counted::<u32, Ix1>().open(counted.location().unwrap()).unwrap();
+    let other = place.open_options().open_counted::<u32, Ix1>(counted.location().unwrap()).unwrap();
     assert_eq!((counted.refcount(), other.read().unwrap()[9]), (2, expected(5)));
     drop((counted, other));
     drop(pool);
@@ -145,8 +145,8 @@ fn longer_memory_becomes_an_ordinary_counted_array(place: &Place) {
 }
 
 pub fn counted(arguments: &[String]) {
-    let options = AttachOptions::<RefcountedArray<u8, Ix1>>::new().backend(backend_of_child());
-    let array = options.open(arguments[0].as_str()).unwrap();
+    let options = OpenOptions::new().backend(backend_of_child());
+    let array = options.open_counted::<u8, Ix1>(arguments[0].as_str()).unwrap();
     let view = array.read().unwrap();
     assert_eq!((view[0], view[view.len() - 1]), (5, 5));
     say(format!("{} elements, 5 at both ends, {} handles", view.len(), array.refcount()));

@@ -52,7 +52,7 @@ fn buffer_uses_the_memory_of_the_last_one(place: &Place) {
     let stats = pool.stats();
     assert_eq!((stats.hits, stats.misses), if Place::RECYCLES { (4, 1) } else { (0, 5) });
     // A taken name is refused. A discarded buffer leaves nothing in the pool.
-    let taken = place.options::<u8, _>().create(name.location(), 1).unwrap();
+    let taken = place.options().create::<u8, _>(name.location(), 1).unwrap();
     let begin = || RenderOptions::new().pool(&pool).create::<u32, Ix2>(name.location(), (60, 50), (16, 16), "x");
     assert!(begin().unwrap_err().is_already_exists());
     unlink_in(place, &name);

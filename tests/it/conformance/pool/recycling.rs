@@ -74,7 +74,7 @@ fn a_file_is_exactly_as_long_as_its_array(place: &Place) {
         assert_eq!(std::fs::metadata(place.path(&name)).unwrap().len(), length as u64);
         assert_eq!(std::fs::read(place.path(&name)).unwrap(), vec![5; length]);
         assert_eq!(array.read().unwrap().len(), length);
-        let mut same = place.writer::<u8, Ix1>().open(name.location(), length).unwrap();
+        let mut same = place.open_options().open_writer::<u8, Ix1>(name.location(), length).unwrap();
         same.view_mut()[length - 1] = 5;
         drop((same, array));
         // A process that another test is spawning may briefly hold a copy of the writer's open file description.

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use ndarray::{Ix3, IxDyn, ShapeBuilder as _};
 use ndarray_shm::backend::EntryKind;
-use ndarray_shm::{Access, AttachOptions, CreateOptions, DType, Order, SharedArray};
+use ndarray_shm::{Access, CreateOptions, DType, OpenOptions, Order, SharedArray};
 use ndarray_shm_volume::demo::{DemoSpec, Pattern};
 use ndarray_shm_volume::{
     Bbox, ChunkSource, Error, Fetched, FillValue, Missing, Result, Scratch, StopFlag, VolumeMeta, Workers,
@@ -27,7 +27,7 @@ fn region() -> Bbox {
 
 /// Creates an array of another size under the place's name.
 fn taken(place: &Place) -> SharedArray<u8, Ix3> {
-    let options = CreateOptions::<SharedArray<_, _>>::new().backend(place.backend.clone());
+    let options = CreateOptions::new().backend(place.backend.clone());
     options.create_with(&place.location, (3, 4, 5), |mut view| view.fill(5)).expect("an array")
 }
 
@@ -43,8 +43,8 @@ fn existing_array_is_neither_resized_nor_cleared() {
         assert_eq!(place.left(), [EntryKind::Array]);
 
         // Replaced on request, the old array stays unchanged for attached processes.
-        let options = AttachOptions::<SharedArray<u8, Ix3>>::new().backend(place.backend.clone()).keep_fd(true);
-        let kept = options.open(&place.location, (3, 4, 5)).expect("the array");
+        let options = OpenOptions::new().backend(place.backend.clone()).keep_fd(true);
+        let kept = options.open::<u8, Ix3>(&place.location, (3, 4, 5)).expect("the array");
         place.download(&*volume, &region(), &place.options().replace(true)).expect("a download");
         #[cfg(target_os = "linux")]
         assert!(kept.read().expect("a guard by descriptor").iter().all(|element| *element == 5));
@@ -58,8 +58,8 @@ fn array_opened_for_reading_cannot_be_written() {
     let place = Place::new();
     let volume = place.volume(&spec());
     place.download(&*volume, &region(), &place.options()).expect("a download");
-    let options = AttachOptions::<SharedArray<u8, Ix3>>::new().backend(place.backend.clone());
-    let array = options.access(Access::Read).open(&place.location, (17, 17, 10)).expect("the array");
+    let options = OpenOptions::new().backend(place.backend.clone());
+    let array = options.access(Access::Read).open::<u8, Ix3>(&place.location, (17, 17, 10)).expect("the array");
     assert!(array.is_readonly() && array.raw_view_mut().is_none());
     assert!(matches!(array.write(), Err(ndarray_shm::Error::PermissionDenied { .. })));
 }
@@ -242,8 +242,7 @@ fn array_of_either_order_is_the_shared_memory() {
         one.write().expect("a guard")[[1, 2, 3]] = changed;
         assert_eq!(other.read().expect("a guard")[[1, 2, 3]], changed);
         let shape = (17, 17, 10).set_f(order == Order::F);
-        let anew =
-            AttachOptions::<SharedArray<u8, Ix3>>::new().backend(place.backend.clone()).open(&place.location, shape);
+        let anew = OpenOptions::new().backend(place.backend.clone()).open::<u8, Ix3>(&place.location, shape);
         assert_eq!(anew.expect("by its name").read().expect("a guard")[[1, 2, 3]], changed);
     }
 }
