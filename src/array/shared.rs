@@ -128,7 +128,7 @@ impl<T: Element, D: Dimension> SharedArray<T, D> {
     /// SharedArray::<u16, _>::create("open-dyn-example", (3, 4).f())?;
     /// match SharedArray::<u16, IxDyn>::open_dyn("open-dyn-example") {
     ///     Ok(array) => assert_eq!((array.shape(), array.order()), (&[3, 4][..], Order::F)),
-    ///     Err(crate::Error::NotDescribed { .. }) => {} // Windows, and tmpfs before Linux 6.6
+    ///     Err(Error::NotDescribed { .. }) => {} // Windows, and tmpfs before Linux 6.6
     ///     Err(error) => return Err(error),
     /// }
     /// unlink("open-dyn-example")?;
@@ -235,7 +235,7 @@ impl<T: Element, D: Dimension> SharedArray<T, D> {
     ///         drop(descriptor);
     ///         assert!(!attached("leased-descriptor-example")?);
     ///     }
-    ///     Err(crate::Error::Unsupported { .. }) => {} // off Linux
+    ///     Err(Error::Unsupported { .. }) => {} // off Linux
     ///     Err(error) => return Err(error),
     /// }
     /// unlink("leased-descriptor-example")?;

@@ -294,10 +294,10 @@ impl<T: Element, D: Dimension> RefcountedArray<T, D> {
     ///
     /// ```
     /// use ndarray_shm::counted::SharingStrategy;
-    /// use ndarray_shm::{CreateOptions, RefcountedArray};
+    /// use ndarray_shm::CreateOptions;
     ///
     /// let options = CreateOptions::new().keep_fd(true);
-    /// let mut array = options.share(SharingStrategy::FileSystem, 100)?;
+    /// let mut array = options.share::<u8, _>(SharingStrategy::FileSystem, 100)?;
     /// let (before, handle) = (array.id(), array.handle()?);
     /// assert!(!array.recycle()?, "a handle is in flight");
     /// drop(handle.attach::<u8, ndarray::Ix1>()?);
