@@ -34,7 +34,7 @@
 //! | synchronise by other means | `unsafe` [`SharedArray::view`], or [`SharedArray::raw_view`] |
 //! | run this program in several processes | [`process::spawn`]; [`process::spawn_workers`] where any may be killed |
 //!
-//! `examples/README.md` lists an example program for each idea.
+//! `examples/README.md` lists an example program for each idea, and `docs/glossary.md` defines the words.
 //!
 //! # Lifetimes
 //!

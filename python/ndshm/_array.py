@@ -84,7 +84,7 @@ class Array(Operators, _core.RawArray, Generic[Scalar]):
     def notes(self) -> dict[str, str]:
         """The notes of the array's description when it was attached. Empty without a description.
 
-        A download notes ``source``, ``bbox``, ``axes``, ``resolution`` and more about its volume; layout.md lists them. Those of a plain
+        A download notes ``source``, ``bbox``, ``axes``, ``resolution`` and more about its volume; layout/description.md lists them. Those of a plain
         array are in its file, and any program that may write to it can change them: check what depends on them. Those of a counted array
         travel in its pickles.
         """

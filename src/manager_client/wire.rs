@@ -1,7 +1,7 @@
 //! The protocol of clients and manager: lines of text, parsed as untrusted input.
 //!
-//! A client sends a greeting and then requests. Each of its lines is answered by one line. docs/layout.md describes the
-//! protocol for other languages.
+//! A client sends a greeting and then requests. Each of its lines is answered by one line. docs/layout/manager.md
+//! describes the protocol for other languages.
 
 use std::io::{self, IoSlice};
 use std::path::{Path, PathBuf};

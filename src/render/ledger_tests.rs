@@ -72,7 +72,7 @@ fn lengths_beyond_the_address_space_are_too_large() {
 #[test]
 fn digest_is_that_of_the_format_and_tells_works_apart() {
     let work = sample().work;
-    // FNV-1a of the bytes that docs/layout.md lists, by another program.
+    // FNV-1a of the bytes that docs/layout/renderbuffer.md lists, by another program.
     assert_eq!(work.digest(), "5fe5430f7f56116d9a59f42455f03405");
     let changes: [fn(&mut RenderSpec); 6] = [
         |work| work.dtype = DType::F16,

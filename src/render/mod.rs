@@ -44,7 +44,7 @@
 // pair (payload and ledger: the order in which they appear and disappear), claim (views under a lock), buffer (the
 // public type), options (its settings).
 //
-// Other programs take part in the same protocol of cells and states: docs/layout.md ("The ledger") describes it to
+// Other programs take part in the same protocol of cells and states: docs/layout/renderbuffer.md describes it to
 // them, and docs/python/ndshm_painter.py follows it. python/src/render.rs and volume/src/download/walk.rs are the other
 // callers of `claim`.
 mod buffer;

@@ -15,7 +15,10 @@ const VAGUE: &[&str] =
 const MOST_VAGUE: usize = 25;
 
 pub fn trials() -> Vec<Trial> {
-    support::trials("tidy", crate::tests![links_of_pages_resolve, vague_subjects_do_not_come_back])
+    support::trials(
+        "tidy",
+        crate::tests![links_of_pages_resolve, glossary_agrees_with_public_names, vague_subjects_do_not_come_back],
+    )
 }
 
 fn root() -> &'static Path {
@@ -72,6 +75,84 @@ fn links_of_pages_resolve() {
     }
     assert!(looked_at > 50, "only {looked_at} links were found");
     assert!(wrong.is_empty(), "links that lead nowhere:\n{}", wrong.join("\n"));
+}
+
+/// The most words that the glossary may have.
+const MOST_WORDS: usize = 40;
+
+/// Words of public types that mean what they mean everywhere.
+const ORDINARY: &[&str] = &[
+    "Access",
+    "Context",
+    "Create",
+    "Creation",
+    "Ending",
+    "Entry",
+    "Error",
+    "File",
+    "Inspection",
+    "Memory",
+    "Other",
+    "Page",
+    "Pages",
+    "Program",
+    "Progress",
+    "Result",
+    "Shared",
+];
+
+/// Returns the words of a name in camel case.
+fn words(name: &str) -> impl Iterator<Item = &str> {
+    let begins: Vec<usize> = name.match_indices(char::is_uppercase).map(|(at, _)| at).collect();
+    let ends: Vec<usize> = begins.iter().skip(1).copied().chain([name.len()]).collect();
+    begins.into_iter().zip(ends).map(|(begin, end)| &name[begin..end])
+}
+
+/// Returns the names that a source exports: those in `pub use`, and the items that a room defines in its `mod.rs`.
+fn exported(file: &Path, text: &str) -> Vec<String> {
+    let name = |rest: &str| rest.split(|c: char| !c.is_alphanumeric() && c != '_').next().map(str::to_owned);
+    let statements = text.split("\npub use ").skip(1).filter_map(|rest| rest.split(';').next());
+    let mut names: Vec<String> =
+        statements.flat_map(|names| names.split([',', '{', '}', ':', ' ', '\n'])).filter_map(name).collect();
+    if file.ends_with("mod.rs") || file.ends_with("lib.rs") {
+        let items = ["struct", "enum", "trait", "unsafe trait", "fn"].map(|kind| format!("\npub {kind} "));
+        names.extend(items.iter().flat_map(|item| text.split(item).skip(1)).filter_map(name));
+    }
+    names.retain(|name| !name.is_empty());
+    names
+}
+
+fn glossary_agrees_with_public_names() {
+    let page = fs::read_to_string(root().join("docs/glossary.md")).unwrap();
+    let rows: Vec<Vec<&str>> = page
+        .lines()
+        .filter(|line| line.starts_with("| ") && !line.starts_with("| word "))
+        .map(|line| line.trim_matches('|').split('|').map(str::trim).collect())
+        .collect();
+    assert!((20..=MOST_WORDS).contains(&rows.len()), "{} words", rows.len());
+    let listed: Vec<&str> = rows.iter().flat_map(|row| row[2].split('`').skip(1).step_by(2)).collect();
+    let known: Vec<String> = rows.iter().flat_map(|row| row[0].split([',', ' '])).map(str::to_owned).collect();
+    let (mut public, mut complaints) = (Vec::new(), Vec::new());
+    for folder in ["src", "volume/src", "cuda/src"] {
+        for file in files(&[".rs"]).into_iter().filter(|file| file.starts_with(root().join(folder))) {
+            let names = exported(&file, &fs::read_to_string(&file).unwrap());
+            let is_core = folder == "src" && !file.starts_with(root().join("src/os"));
+            let types = names.iter().filter(|name| is_core && name.starts_with(char::is_uppercase));
+            for name in types.filter(|name| !listed.contains(&name.as_str())) {
+                let is_known = |word: &str| {
+                    let word = word.to_lowercase();
+                    known.iter().any(|known| *known == word || word.strip_suffix('s') == Some(known))
+                };
+                if words(name).all(|word| !ORDINARY.contains(&word) && !is_known(word)) {
+                    complaints.push(format!("{name} of {} has no word of the glossary", file.display()));
+                }
+            }
+            public.extend(names);
+        }
+    }
+    let gone = listed.iter().filter(|name| !public.iter().any(|public| public == *name));
+    complaints.extend(gone.map(|name| format!("the glossary has {name}, which is no public name")));
+    assert!(complaints.is_empty(), "{}", complaints.join("\n"));
 }
 
 fn vague_subjects_do_not_come_back() {

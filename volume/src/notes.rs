@@ -2,7 +2,7 @@
 //! uploads it.
 //!
 //! A note is untrusted text: any program that may write to the array's file can have written it. Each one is checked by
-//! itself, and a malformed one counts as absent. docs/layout.md has the format.
+//! itself, and a malformed one counts as absent. docs/layout/description.md has the format.
 
 use ndarray_shm::array::Description;
 

@@ -466,7 +466,7 @@ fn foreign_arrays_and_missing_queues_are_refused(place: &Place) {
     }
 }
 
-/// Offset of the queues in the file, and cells of the first one: docs/layout.md.
+/// Offset of the queues in the file, and cells of the first one: docs/layout/arena.md.
 const QUEUES: u64 = 8192;
 const CELLS: u32 = 8;
 

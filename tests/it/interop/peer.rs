@@ -46,7 +46,7 @@ impl Peer {
             .arg("-B") // leaves no compiled files in the source tree
             .arg(of_package("tests/it/python").join(script))
             .env_remove("NDSHM_EMULATED_DIR")
-            .env("PYTHONPATH", of_package("docs/python")) // the programs that docs/layout.md links
+            .env("PYTHONPATH", of_package("docs/python")) // the programs that docs/layout/python.md links
             .env("HOME", home.path())
             .envs(environment.iter().map(|(name, value)| (name, value)));
         Self { child: Child::spawn(command), _home: home }
