@@ -370,8 +370,7 @@ impl DownloadRun<'_> {
         let line = fingerprint::write(self.source, self.bbox, self.options.order, missing);
         let options = RenderOptions::new().replace(self.options.replace).shared_with(self.options.shared_with.clone());
         let options = match &self.options.pool {
-            // The backend is set after the pool: a pool in another backend is refused.
-            Some(pool) => options.pool(pool),
+            Some(pool) => options.pool(pool), // refused if its backend is another
             None => options,
         };
         let options = self.description.notes().fold(options, |options, (key, text)| options.note(key, text));
