@@ -82,20 +82,22 @@ impl Command {
     /// Whether the command prints JSON; its failures are then JSON too.
     pub(crate) fn prints_json(&self) -> bool {
         match self {
-            Self::Download(args) => args.json,
-            Self::Upload(args) => args.json,
-            Self::Plan(args) => args.json,
-            Self::Ls(args) => args.json,
-            Self::Info(args) => args.json,
-            Self::Describe(args) => args.json,
+            Self::Download(args) => args.report.json,
+            Self::Upload(args) => args.report.json,
+            Self::Plan(args) => args.output.json,
+            Self::Ls(args) => args.output.json,
+            Self::Info(args) => args.output.json,
+            Self::Describe(args) => args.output.json,
             Self::View(args) => args.json,
-            Self::Export(args) => args.json,
-            Self::Import(args) => args.json,
-            Self::Unlink(args) => args.json,
-            Self::Gc(args) => args.json,
-            Self::Doctor(args) => args.json,
-            Self::Demo(args) => args.json,
-            Self::Manager(args) => matches!(&args.command, Some(ManagerCommand::Status { json: true, .. })),
+            Self::Export(args) => args.report.json,
+            Self::Import(args) => args.report.json,
+            Self::Unlink(args) => args.output.json,
+            Self::Gc(args) => args.output.json,
+            Self::Doctor(args) => args.output.json,
+            Self::Demo(args) => args.output.json,
+            Self::Manager(args) => {
+                matches!(&args.command, Some(ManagerCommand::Status { output: OutputArgs { json: true }, .. }))
+            }
             Self::Completions(_) | Self::Man(_) | Self::Environment | Self::Worker(_) => false,
         }
     }
@@ -138,9 +140,8 @@ pub(crate) struct ListArgs {
         value_parser = words::pause, conflicts_with = "json"
     )]
     pub(crate) watch: Option<Duration>,
-    /// Print a JSON list
-    #[arg(long)]
-    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) output: OutputArgs,
 }
 
 /// Arguments of `ndshm info`.
@@ -153,9 +154,8 @@ pub(crate) struct InfoArgs {
     /// Search only this backend [default: the one that EMULATE_SHM selects, else all]
     #[arg(long, value_name = "BACKEND")]
     pub(crate) backend: Option<BackendChoice>,
-    /// Print a JSON object
-    #[arg(long)]
-    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) output: OutputArgs,
 }
 
 /// The subject of `ndshm info`.
@@ -228,9 +228,8 @@ pub(crate) struct DescribeArgs {
     /// Search only this backend [default: the one that EMULATE_SHM selects, else all]
     #[arg(long, value_name = "BACKEND")]
     pub(crate) backend: Option<BackendChoice>,
-    /// Print a JSON object
-    #[arg(long)]
-    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) output: OutputArgs,
 }
 
 /// Arguments of `ndshm view`.
@@ -292,17 +291,12 @@ pub(crate) struct ExportArgs {
     /// Replace an existing file
     #[arg(long)]
     pub(crate) replace: bool,
-    /// Show no progress
-    #[arg(long, short)]
-    pub(crate) quiet: bool,
-    /// Print the result as JSON
-    #[arg(long)]
-    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) report: ReportArgs,
 }
 
 /// Arguments of `ndshm import`.
 #[derive(Debug, Args)]
-#[expect(clippy::struct_excessive_bools, reason = "a command line is made of switches")]
 #[command(after_help = help::CODES, after_long_help = help::IMPORT)]
 pub(crate) struct ImportArgs {
     /// The .npy file to read
@@ -320,12 +314,8 @@ pub(crate) struct ImportArgs {
     /// Replace an existing array; attached processes keep the old one
     #[arg(long)]
     pub(crate) replace: bool,
-    /// Show no progress
-    #[arg(long, short)]
-    pub(crate) quiet: bool,
-    /// Print the result as JSON
-    #[arg(long)]
-    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) report: ReportArgs,
 }
 
 /// Arguments of `ndshm unlink`.
@@ -341,9 +331,8 @@ pub(crate) struct UnlinkArgs {
     /// Search only this backend [default: the one that EMULATE_SHM selects, else all]
     #[arg(long, value_name = "BACKEND")]
     pub(crate) backend: Option<BackendChoice>,
-    /// Print a JSON list
-    #[arg(long)]
-    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) output: OutputArgs,
 }
 
 /// Arguments of `ndshm gc`.
@@ -362,18 +351,16 @@ pub(crate) struct GcArgs {
     /// Search only this backend [default: all]
     #[arg(long, value_name = "BACKEND")]
     pub(crate) backend: Option<BackendChoice>,
-    /// Print a JSON object
-    #[arg(long)]
-    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) output: OutputArgs,
 }
 
 /// Arguments of `ndshm doctor`.
 #[derive(Debug, Args)]
 #[command(after_help = help::CODES, after_long_help = help::DOCTOR)]
 pub(crate) struct DoctorArgs {
-    /// Print a JSON object
-    #[arg(long)]
-    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) output: OutputArgs,
 }
 
 /// Default name of the array that a demo creates.
@@ -401,9 +388,8 @@ pub(crate) struct DemoArgs {
     /// Use files in the emulated directory, regardless of EMULATE_SHM
     #[arg(long)]
     pub(crate) emulate: bool,
-    /// Print the result as JSON
-    #[arg(long)]
-    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) output: OutputArgs,
 }
 
 impl DemoArgs {
@@ -438,9 +424,8 @@ pub(crate) enum ManagerCommand {
     /// Show the state of the running manager
     #[command(after_help = help::CODES, after_long_help = help::MANAGER)]
     Status {
-        /// Print a JSON object
-        #[arg(long)]
-        json: bool,
+        #[command(flatten)]
+        output: OutputArgs,
         #[command(flatten)]
         socket: SocketArgs,
     },
@@ -450,6 +435,25 @@ pub(crate) enum ManagerCommand {
         #[command(flatten)]
         socket: SocketArgs,
     },
+}
+
+/// How a command that takes long reports.
+#[derive(Debug, Args)]
+pub(crate) struct ReportArgs {
+    /// Show no progress
+    #[arg(long, short)]
+    pub(crate) quiet: bool,
+    /// Print the result as JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// How a command prints its result.
+#[derive(Debug, Args)]
+pub(crate) struct OutputArgs {
+    /// Print the result as JSON
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 /// Where the manager listens.

@@ -10,8 +10,8 @@ use ndarray_shm::render::SharedWith;
 use ndarray_shm::{DType, Location, Order};
 use ndarray_shm_volume::VolumeUrl;
 
-use super::help;
 use super::words::{self, BackendChoice, PerAxis, Which};
+use super::{OutputArgs, ReportArgs, help};
 
 /// Arguments of `ndshm download`.
 #[derive(Debug, Args)]
@@ -73,12 +73,8 @@ pub(crate) struct DownloadArgs {
     /// rest
     #[arg(long)]
     pub(crate) keep_partial: bool,
-    /// Show no progress
-    #[arg(long, short)]
-    pub(crate) quiet: bool,
-    /// Print the result as JSON
-    #[arg(long)]
-    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) report: ReportArgs,
 }
 
 impl DownloadArgs {
@@ -202,12 +198,8 @@ pub(crate) struct UploadArgs {
     /// else 1 in Precomputed, and not recorded in Zarr]
     #[arg(long, value_name = "N,N,..", value_parser = words::sizes, requires = "create", help_heading = "New volumes")]
     pub(crate) resolution: Option<PerAxis<f64>>,
-    /// Show no progress
-    #[arg(long, short)]
-    pub(crate) quiet: bool,
-    /// Print the result as JSON
-    #[arg(long)]
-    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) report: ReportArgs,
 }
 
 /// Formats of new volumes.
@@ -267,7 +259,6 @@ pub(crate) struct PlanArgs {
     /// Scale to divide: 0 is the finest
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub(crate) mip: usize,
-    /// Print a JSON object
-    #[arg(long)]
-    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) output: OutputArgs,
 }

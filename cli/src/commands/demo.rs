@@ -80,7 +80,7 @@ pub(crate) fn run(args: &DemoArgs, out: &mut dyn Write) -> Result<Exit, Failure>
         array.remove()?;
     }
     let demonstration = Demonstration { cleaned: args.clean, downloads };
-    if args.json {
+    if args.output.json {
         report::json(out, &demonstration)?;
     } else {
         write(&demonstration, args, out)?;
@@ -143,7 +143,7 @@ impl<'a> DemoRun<'a> {
         let url = VolumeUrl::local(path);
         let source = open_volume(&url)?;
         let bbox = Bbox::whole(&source.meta().shape);
-        let display = Display::new(name, "chunk", self.args.json);
+        let display = Display::new(name, "chunk", self.args.output.json);
         let request = DownloadRequest {
             url: &url,
             mip: 0,

@@ -31,7 +31,7 @@ pub(crate) fn run(args: &DescribeArgs, out: &mut dyn Write) -> Result<Exit, Fail
     }
     let description = backend.description(location)?;
     let report = description.as_ref().map(DescriptionReport::from);
-    if args.json {
+    if args.output.json {
         report::json(out, &report)?;
         return Ok(Exit::Done);
     }

@@ -98,7 +98,7 @@ pub(crate) fn run(args: &DoctorArgs, out: &mut dyn Write) -> Result<Exit, Failur
     let checks = examine();
     let healthy = checks.iter().all(|check| check.status != CheckStatus::Problem);
     let diagnosis = Diagnosis { healthy, checks };
-    if args.json {
+    if args.output.json {
         report::json(out, &diagnosis)?;
     } else {
         write(&diagnosis, out)?;

@@ -34,7 +34,7 @@ pub(crate) fn run(args: &DownloadArgs, out: &mut dyn Write) -> Result<Exit, Fail
         Some(Part { region: Some(region), .. }) => region,
         Some(part) => {
             part.mark(None, 0, 0)?;
-            return IdlePart::write(part, None, "nothing", args.json, out);
+            return IdlePart::write(part, None, "nothing", args.report.json, out);
         }
     };
     let made = || path.metadata().ok().filter(Metadata::is_file);
@@ -45,10 +45,10 @@ pub(crate) fn run(args: &DownloadArgs, out: &mut dyn Write) -> Result<Exit, Fail
         // that name.
         let found = made().filter(|found| found.len() == bytes).as_ref().map(host::mark);
         if part.is_marked(found.as_deref())? && found.is_some() {
-            return IdlePart::write(part, Some(path.display().to_string()), "already done", args.json, out);
+            return IdlePart::write(part, Some(path.display().to_string()), "already done", args.report.json, out);
         }
     }
-    let display = Display::new(location.as_str(), "chunk", args.quiet);
+    let display = Display::new(location.as_str(), "chunk", args.report.quiet);
     let request = DownloadRequest {
         url: &args.source,
         mip: args.mip,
@@ -70,7 +70,7 @@ pub(crate) fn run(args: &DownloadArgs, out: &mut dyn Write) -> Result<Exit, Fail
         part.mark(made().as_ref().map(host::mark).as_deref(), result.chunks as u64, result.bytes)?;
         result.shard = Some(part.shard.to_string());
     }
-    if args.json {
+    if args.report.json {
         report::json(out, &result)?;
     } else {
         result.write(out)?;

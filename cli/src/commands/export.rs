@@ -47,7 +47,7 @@ pub(crate) fn run(args: &ExportArgs, out: &mut dyn Write) -> Result<Exit, Failur
     let header = npy::header(array.dtype, array.order, &array.shape);
     file.reserve(header.len() as u64 + array.bytes())?;
     file.put(&header)?;
-    let display = Display::new(array.location.as_str(), "block", args.quiet);
+    let display = Display::new(array.location.as_str(), "block", args.report.quiet);
     with_element!(array.dtype, T => write::<T>(&array, &mut file, &stop, &display)?, else => {
         return Err(Failure::no_elements(array.dtype));
     });
@@ -69,7 +69,7 @@ pub(crate) fn run(args: &ExportArgs, out: &mut dyn Write) -> Result<Exit, Failur
         shape: array.shape,
         python,
     };
-    if args.json {
+    if args.report.json {
         report::json(out, &exported)?;
         return Ok(Exit::Done);
     }

@@ -80,7 +80,7 @@ pub(crate) fn run(args: &GcArgs, out: &mut dyn Write) -> Result<Exit, Failure> {
     if !gc.failed.is_empty() {
         exit = Exit::Failed;
     }
-    if args.json {
+    if args.output.json {
         report::json(out, &gc)?;
     } else {
         gc.write(args, out)?;

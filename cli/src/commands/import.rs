@@ -61,7 +61,7 @@ pub(crate) fn run(args: &ImportArgs, out: &mut dyn Write) -> Result<Exit, Failur
         shape,
         order: order.to_string(),
     };
-    if args.json {
+    if args.report.json {
         report::json(out, &imported)?;
         return Ok(Exit::Done);
     }
@@ -121,7 +121,7 @@ impl<'a> NpyFile<'a> {
         let shape = IxDyn(&self.shape).set_f(self.header.order == Order::F);
         let mode = if args.replace { CreationMode::Replace } else { CreationMode::CreateNew };
         let options = CreateOptions::new().backend(backend.clone()).mode(mode);
-        let display = Display::new(args.location.as_str(), "block", args.quiet);
+        let display = Display::new(args.location.as_str(), "block", args.report.quiet);
         let filled = options.try_create_with::<T, IxDyn, _>(&args.location, shape, |view| {
             self.fill(view, stop, &display).map_err(Torn)
         });

@@ -90,7 +90,7 @@ impl LedgerInfo {
 /// Runs `ndshm info`.
 pub(crate) fn run(args: &InfoArgs, out: &mut dyn Write) -> Result<Exit, Failure> {
     let location = match &args.subject {
-        InfoSubject::Volume(url) => return scales::run(url, args.json, out),
+        InfoSubject::Volume(url) => return scales::run(url, args.output.json, out),
         InfoSubject::Name(location) => location,
     };
     let found = Search::new(args.backend)?.find(location, &[EntryKind::Array, EntryKind::Partial]);
@@ -99,7 +99,7 @@ pub(crate) fn run(args: &InfoArgs, out: &mut dyn Write) -> Result<Exit, Failure>
         // `download` takes such a text for a volume too.
         Err(failure) if failure.exit() == Exit::NotFound && Path::new(location.as_str()).is_dir() => {
             let url = VolumeUrl::local(Path::new(".").join(location.as_str()));
-            return scales::run(&url, args.json, out).map_err(|no_volume| {
+            return scales::run(&url, args.output.json, out).map_err(|no_volume| {
                 failure.advice(format!(
                     "there is a directory of this name, but it cannot be shown as a volume: {no_volume}"
                 ))
@@ -131,7 +131,7 @@ pub(crate) fn run(args: &InfoArgs, out: &mut dyn Write) -> Result<Exit, Failure>
             PartialInfo { item: Item::new(backend, entry), ledger, ledger_error, holders: holders(entry) }
         }),
     };
-    if args.json {
+    if args.output.json {
         report::json(out, &info)?;
     } else {
         write(&info, out)?;

@@ -28,7 +28,7 @@ pub(crate) fn run(args: &ListArgs, out: &mut dyn Write) -> Result<Exit, Failure>
     if items.is_empty() && !args.patterns.is_empty() {
         return Err(Failure::new(Exit::NotFound, format!("nothing matches {}", patterns(args))));
     }
-    if args.json {
+    if args.output.json {
         report::json(out, &items)?;
     } else {
         write(&items, args, out)?;

@@ -44,7 +44,7 @@ struct ManagerFacts {
 /// Runs `ndshm manager`.
 pub(crate) fn run(args: &ManagerArgs, out: &mut dyn Write) -> Result<Exit, Failure> {
     match &args.command {
-        Some(ManagerCommand::Status { json, socket }) => status(*json, socket.path.as_deref(), out),
+        Some(ManagerCommand::Status { output, socket }) => status(output.json, socket.path.as_deref(), out),
         Some(ManagerCommand::Stop { socket }) => stop(socket.path.as_deref(), out),
         None if args.detach => detach(args, out),
         None => serve(args, out),

@@ -67,7 +67,7 @@ pub(crate) fn run(args: &PlanArgs, out: &mut dyn Write) -> Result<Exit, Failure>
         shards: args.shards,
         parts: planned.collect(),
     };
-    if args.json {
+    if args.output.json {
         report::json(out, &plan)?;
         return Ok(Exit::Done);
     }

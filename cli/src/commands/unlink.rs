@@ -52,7 +52,7 @@ pub(crate) fn run(args: &UnlinkArgs, out: &mut dyn Write) -> Result<Exit, Failur
                 }
             }
         };
-        if !args.json && outcome.unlinked {
+        if !args.output.json && outcome.unlinked {
             let attached = match outcome.attached {
                 Some(true) if args.partial => " (processes were painting it: they will stop with an error)",
                 Some(true) => " (still attached: the memory is freed when the last process detaches)",
@@ -65,7 +65,7 @@ pub(crate) fn run(args: &UnlinkArgs, out: &mut dyn Write) -> Result<Exit, Failur
         }
         outcomes.push(outcome);
     }
-    if args.json {
+    if args.output.json {
         report::json(out, &outcomes)?;
     }
     Ok(exit)

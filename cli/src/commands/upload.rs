@@ -61,15 +61,15 @@ pub(crate) fn run(args: &UploadArgs, out: &mut dyn Write) -> Result<Exit, Failur
         Some(part) => {
             let Some(region) = part.region.clone() else {
                 part.mark(None, 0, 0)?;
-                return IdlePart::write(part, None, "nothing", args.json, out);
+                return IdlePart::write(part, None, "nothing", args.report.json, out);
             };
             if part.is_marked(None)? {
-                return IdlePart::write(part, None, "already done", args.json, out);
+                return IdlePart::write(part, None, "already done", args.report.json, out);
             }
             region
         }
     };
-    let display = Display::new(&name, "object", args.quiet);
+    let display = Display::new(&name, "object", args.report.quiet);
     let left_out = plan.as_ref().map(|plan| plan.left_out.clone()).unwrap_or_default();
     left_out.iter().for_each(|text| display.warning(text));
     let options = UploadOptions::new()
@@ -114,7 +114,7 @@ pub(crate) fn run(args: &UploadArgs, out: &mut dyn Write) -> Result<Exit, Failur
         bytes_per_second: units::rate(uploaded.bytes, seconds),
         warnings: left_out.into_iter().chain(uploaded.warnings).collect(),
     };
-    if args.json {
+    if args.report.json {
         report::json(out, &report)?;
     } else {
         report.write(out)?;
