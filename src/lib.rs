@@ -21,7 +21,7 @@
 //! | I want to | type |
 //! |---|---|
 //! | share an array under a name | [`SharedArray`], with [`read`](SharedArray::read) and [`write`](SharedArray::write) guards |
-//! | fill an array before other processes can see it | [`SharedArray::create_with`], or [`Draft`] |
+//! | fill an array before other processes can see it | [`SharedArray::create_with`], [`CreateOptions::try_create_with`], or [`Draft`] |
 //! | hold read or write access for a long time, without a descriptor | [`ArrayReader`], [`ArrayWriter`] |
 //! | fill one array after another, without paying for new memory each time | [`Pool`] |
 //! | let many threads and processes paint one array at once, and survive their deaths | [`RenderBuffer`] |

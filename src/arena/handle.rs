@@ -92,12 +92,12 @@ handle! {
     /// use ndarray_shm::Arena;
     ///
     /// let arena = Arena::create("arena-handle-example", 1 << 20)?;
-    /// let array = arena.from_array(&ndarray::array![1.0f32, 2.0, 3.0])?;
+    /// let array = arena.from_array(&ndarray_shm::ndarray::array![1.0f32, 2.0, 3.0])?;
     /// let text = array.handle().to_string();
     ///
     /// // in another process
     /// let handle: ArenaHandle = text.parse()?;
-    /// let same = Arena::open("arena-handle-example")?.get::<f32, ndarray::Ix1>(&handle)?;
+    /// let same = Arena::open("arena-handle-example")?.get::<f32, ndarray_shm::ndarray::Ix1>(&handle)?;
     /// assert_eq!(same.view().sum(), 6.0);
     /// # Ok::<(), ndarray_shm::Error>(())
     /// ```

@@ -4,11 +4,11 @@
 //! system call, a descriptor or a mapping per array. A [`Queue`] passes an array to another process as one word.
 //!
 //! ```
-//! use ndarray::Ix1;
+//! use ndarray_shm::ndarray::Ix1;
 //! use ndarray_shm::Arena;
 //!
 //! let arena = Arena::create("arena-room-example", 1 << 20)?;
-//! arena.queue(0)?.send(arena.from_array(&ndarray::arr1(&[1.0, 2.0]))?)?;
+//! arena.queue(0)?.send(arena.from_array(&ndarray_shm::ndarray::arr1(&[1.0, 2.0]))?)?;
 //!
 //! // in another process
 //! let received = Arena::open("arena-room-example")?.queue(0)?.recv::<f64, Ix1>()?;
@@ -93,11 +93,11 @@ use crate::error::Result;
 /// let handle = array.handle(); // 24 bytes, to be sent by any means
 ///
 /// // in another process
-/// let same = Arena::open("arena-example")?.get::<f32, ndarray::Ix2>(&handle)?;
+/// let same = Arena::open("arena-example")?.get::<f32, ndarray_shm::ndarray::Ix2>(&handle)?;
 /// assert_eq!((same.view().sum(), same.members()), (10_000.0, 2));
 ///
 /// drop((array, same)); // no process holds it: its memory is free
-/// assert!(arena.get::<f32, ndarray::Ix2>(&handle).is_err());
+/// assert!(arena.get::<f32, ndarray_shm::ndarray::Ix2>(&handle).is_err());
 /// # Ok::<(), ndarray_shm::Error>(())
 /// ```
 #[derive(Clone)]

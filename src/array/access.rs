@@ -84,7 +84,7 @@ impl<T: Element, D: Dimension> SharedArray<T, D> {
     ///
     /// # Errors
     ///
-    /// [`WouldBlock`](Error::WouldBlock), and those of [`read`](Self::read).
+    /// [`WouldBlock`](Error::WouldBlock), and those of [`read`](Self::read) except `WouldDeadlock`.
     pub fn try_read(&self) -> Result<ReadGuard<'_, T, D>> {
         self.reading(Wait::No)
     }
@@ -112,7 +112,7 @@ impl<T: Element, D: Dimension> SharedArray<T, D> {
     ///
     /// # Errors
     ///
-    /// [`WouldBlock`](Error::WouldBlock), and those of [`write`](Self::write).
+    /// [`WouldBlock`](Error::WouldBlock), and those of [`write`](Self::write) except `WouldDeadlock`.
     pub fn try_write(&self) -> Result<WriteGuard<'_, T, D>> {
         self.writing(Wait::No)
     }

@@ -57,7 +57,7 @@ pub(crate) trait Creatable<T: Element, D: Dimension>: Sized {
 /// # Examples
 ///
 /// ```
-/// use ndarray::ShapeBuilder;
+/// use ndarray_shm::ndarray::ShapeBuilder;
 /// use ndarray_shm::{unlink, CreateOptions, CreationMode};
 ///
 /// let options = CreateOptions::new().permissions(0o640).mode(CreationMode::Replace);
@@ -161,6 +161,19 @@ impl CreateOptions {
     }
 
     /// Creates an array that `fill` writes before other processes can see it. If `fill` fails, no array is created.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use ndarray_shm::{attached, CreateOptions, CreationMode, Error};
+    ///
+    /// let options = CreateOptions::new().mode(CreationMode::Replace).permissions(0o640).note("unit", "nm");
+    /// let torn = options.try_create_with("try-create-example", (4, 5), |mut view| {
+    ///     view.fill(1.0f32);
+    ///     Err::<(), Error>("Q".parse::<ndarray_shm::Order>().unwrap_err())
+    /// });
+    /// assert!(torn.is_err() && attached("try-create-example").is_err(), "nothing has the name");
+    /// ```
     ///
     /// # Errors
     ///

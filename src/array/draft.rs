@@ -16,7 +16,10 @@ pub(crate) const NAMELESS: &str = "(nameless)";
 ///
 /// [`publish`](Self::publish) gives it its name in one step, so no process ever sees it half-filled. If the draft is
 /// dropped, or its process killed, before that, nothing is left behind. (Where files cannot be nameless, a killed
-/// process leaves a hidden file.) A draft holds one descriptor.
+/// process leaves a hidden file.) A draft holds one descriptor. [`CreateOptions::try_create_with`] does both steps in
+/// one call, with permissions, notes and replacement.
+///
+/// [`CreateOptions::try_create_with`]: crate::CreateOptions::try_create_with
 ///
 /// ```
 /// use ndarray_shm::Draft;

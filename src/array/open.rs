@@ -15,7 +15,7 @@ use crate::segment::{Attach, CellWait, Home, Segment};
 /// They may be set in any order. The last call chooses what is opened, and as what. A setting that has no meaning there
 /// is refused with [`InvalidSetting`](Error::InvalidSetting).
 ///
-/// | setting | [`open`](Self::open) | `open_dyn`, `open_bytes`, `open_counted`, `attach` | `open_reader`, `open_writer` | other readers and writers |
+/// | setting | [`open`](Self::open) | `open_dyn`, `open_bytes`, `open_counted`, `attach` | `open_reader`, `open_writer` | `open_reader_dyn`, `open_writer_dyn`, `open_counted_reader`, `attach_reader` |
 /// |---|---|---|---|---|
 /// | [`backend`](Self::backend), [`leave_holes`](Self::leave_holes) | yes | yes | yes | yes |
 /// | [`access`](Self::access), [`copy_on_write`](Self::copy_on_write), [`keep_fd`](Self::keep_fd) | yes | yes | | |
@@ -65,7 +65,8 @@ impl OpenOptions {
         self
     }
 
-    /// Maps the elements for reading only, or for reading and writing, which is the default.
+    /// Maps the elements for reading only, or for reading and writing, which is the default. Not for readers, which are
+    /// mapped for reading, nor for writers, which are mapped for both.
     ///
     /// A plain array that is only read needs no write permission, with one exception: where reading a hole takes memory
     /// (in /dev/shm), the holes of a sparse file are filled, unless [`leave_holes`](Self::leave_holes) is set. A
@@ -76,6 +77,7 @@ impl OpenOptions {
     }
 
     /// Keeps one descriptor open as long as the array lives, so that guards are available after the name is removed.
+    /// Not for readers and writers, which take no guards.
     pub fn keep_fd(mut self, keep: bool) -> Self {
         self.keep_descriptor = keep;
         self
@@ -193,10 +195,26 @@ impl OpenOptions {
 
     /// Attaches to a plain array for reading. Waits until the lock is free.
     ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::time::Duration;
+    ///
+    /// use ndarray_shm::{unlink, OpenOptions, SharedArray};
+    ///
+    /// let array = SharedArray::<u16, _>::create("open-reader-example", 10)?;
+    /// let options = OpenOptions::new().timeout(Duration::from_millis(10));
+    /// let reader = options.open_reader::<u16, _>("open-reader-example", 10)?;
+    /// assert_eq!(reader.view().sum(), 0);
+    /// assert!(array.try_write().is_err(), "the reader excludes writers until it is dropped");
+    /// unlink("open-reader-example")?;
+    /// # Ok::<(), ndarray_shm::Error>(())
+    /// ```
+    ///
     /// # Errors
     ///
-    /// As [`SharedArray::open`], and [`WouldDeadlock`](Error::WouldDeadlock); with a [`timeout`](Self::timeout) also
-    /// [`TimedOut`](Error::TimedOut) or [`WouldBlock`](Error::WouldBlock).
+    /// As [`SharedArray::open`], and [`WouldDeadlock`](Error::WouldDeadlock); with a [`timeout`](Self::timeout) instead
+    /// [`TimedOut`](Error::TimedOut), or [`WouldBlock`](Error::WouldBlock) if it is zero.
     pub fn open_reader<T: Element, D: Dimension>(
         &self,
         location: impl IntoLocation,

@@ -20,7 +20,7 @@ use crate::segment::{CountedSegment, Segment};
 ///
 /// The handle holds no descriptor (on overlayfs: one). Dropping it detaches. The name and the bytes stay until a
 /// process [unlinks](crate::unlink) the name. After that no new guard is available, unless the array
-/// [keeps its descriptor](crate::CreateOptions::keep_fd).
+/// keeps its descriptor: [`CreateOptions::keep_fd`], [`OpenOptions::keep_fd`].
 ///
 /// Elements are accessed through guards, [`read`](Self::read) and [`write`](Self::write). They hold kernel locks, which
 /// are released when the process dies. Access without a guard is `unsafe`.

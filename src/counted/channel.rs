@@ -40,7 +40,7 @@ const UNNAMED: &str = "(channel)";
 ///
 /// ```
 /// # #[cfg(target_os = "linux")] {
-/// use ndarray::array;
+/// use ndarray_shm::ndarray::array;
 /// use ndarray_shm::counted::{Channel, to_shared};
 ///
 /// let (here, there) = Channel::pair()?;
@@ -51,7 +51,7 @@ const UNNAMED: &str = "(channel)";
 /// let received = there.receive::<(String, u32)>()?;
 /// assert_eq!(received.message, ("layer".to_owned(), 7));
 /// let [weights] = received.arrays.try_into().expect("one array");
-/// let weights = weights.attach::<f64, ndarray::Ix1>()?;
+/// let weights = weights.attach::<f64, ndarray_shm::ndarray::Ix1>()?;
 /// assert_eq!(weights.read()?.sum(), 6.0);
 /// # }
 /// # Ok::<(), ndarray_shm::Error>(())

@@ -72,7 +72,7 @@ impl HandleOptions {
 ///
 /// // in another process, within the grace time
 /// let handle: Handle = text.parse()?;
-/// let array = handle.attach::<u16, ndarray::Ix2>()?;
+/// let array = handle.attach::<u16, ndarray_shm::ndarray::Ix2>()?;
 /// assert_eq!(array.shape(), [2, 3]);
 /// # Ok::<(), ndarray_shm::Error>(())
 /// ```
@@ -138,9 +138,9 @@ impl Handle {
     /// assert!(handle.renew(std::time::Duration::from_secs(60))?); // for two receivers
     /// assert_eq!(array.in_flight(), 1);
     /// for _receiver in 0..2 {
-    ///     handle.attach::<u16, ndarray::Ix2>()?;
+    ///     handle.attach::<u16, ndarray_shm::ndarray::Ix2>()?;
     /// }
-    /// assert!(handle.attach::<u16, ndarray::Ix2>().is_err());
+    /// assert!(handle.attach::<u16, ndarray_shm::ndarray::Ix2>().is_err());
     /// # Ok::<(), ndarray_shm::Error>(())
     /// ```
     ///

@@ -5,7 +5,7 @@
 //! [`manager`](crate::manager) or `ndshm gc` removes it.
 //!
 //! ```
-//! use ndarray::Ix2;
+//! use ndarray_shm::ndarray::Ix2;
 //! use ndarray_shm::RefcountedArray;
 //! use ndarray_shm::counted::Handle;
 //!

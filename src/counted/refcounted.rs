@@ -42,11 +42,11 @@ const TRIES: u32 = 100;
 /// array.write()?.fill(1.0);
 ///
 /// // in another process
-/// let same = RefcountedArray::<f32, ndarray::Ix2>::open("refcounted-example")?;
+/// let same = RefcountedArray::<f32, ndarray_shm::ndarray::Ix2>::open("refcounted-example")?;
 /// assert_eq!((same.read()?.sum(), same.refcount()), (10_000.0, 2));
 ///
 /// drop((array, same)); // the last handle removes the name
-/// assert!(RefcountedArray::<f32, ndarray::Ix2>::open("refcounted-example").is_err());
+/// assert!(RefcountedArray::<f32, ndarray_shm::ndarray::Ix2>::open("refcounted-example").is_err());
 /// # Ok::<(), ndarray_shm::Error>(())
 /// ```
 pub struct RefcountedArray<T, D> {
@@ -300,7 +300,7 @@ impl<T: Element, D: Dimension> RefcountedArray<T, D> {
     /// let mut array = options.share::<u8, _>(SharingStrategy::FileSystem, 100)?;
     /// let (before, handle) = (array.id(), array.handle()?);
     /// assert!(!array.recycle()?, "a handle is in flight");
-    /// drop(handle.attach::<u8, ndarray::Ix1>()?);
+    /// drop(handle.attach::<u8, ndarray_shm::ndarray::Ix1>()?);
     /// # if cfg!(target_os = "linux") {
     /// assert!(array.recycle()? && array.id() != before);
     /// # }
@@ -386,7 +386,7 @@ impl<T: Element, D: Dimension> RefcountedArray<T, D> {
     /// let array = CreateOptions::new().share::<u8, _>(SharingStrategy::FileSystem, 100)?;
     /// let name = array.name_if_published().clone();
     /// array.count_out()?;
-    /// assert!(RefcountedArray::<u8, ndarray::Ix1>::open(name).is_err());
+    /// assert!(RefcountedArray::<u8, ndarray_shm::ndarray::Ix1>::open(name).is_err());
     /// assert!(array.handle().is_err());
     /// # Ok::<(), ndarray_shm::Error>(())
     /// ```
@@ -516,7 +516,7 @@ pub(super) fn share_as<T: Element, D: Dimension>(
 /// Fortran order is kept; every other order of axes becomes C.
 ///
 /// ```
-/// use ndarray::array;
+/// use ndarray_shm::ndarray::array;
 ///
 /// let shared = ndarray_shm::counted::to_shared(&array![[1.0, 2.0], [3.0, 4.0]])?;
 /// assert_eq!(shared.read()?[[1, 0]], 3.0);

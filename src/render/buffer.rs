@@ -111,7 +111,8 @@ impl<T: Element, D: Dimension> RenderBuffer<T, D> {
     ///
     /// # Errors
     ///
-    /// - [`NotFound`](Error::NotFound): no such buffer was begun, or it is finished.
+    /// - [`NotFound`](Error::NotFound): no such buffer was begun, or it is finished. A painter that may come late calls
+    ///   [`create`](Self::create) with [`accept_finished`](RenderOptions::accept_finished).
     /// - [`DTypeMismatch`](Error::DTypeMismatch), [`ShapeMismatch`](Error::ShapeMismatch): it has another element type
     ///   or another number of axes.
     /// - [`ForeignOwner`](Error::ForeignOwner), [`TimedOut`](Error::TimedOut), [`NoSpace`](Error::NoSpace): as for

@@ -17,7 +17,7 @@ use crate::error::{Error, Result};
 /// # Examples
 ///
 /// ```
-/// use ndarray::Ix2;
+/// use ndarray_shm::ndarray::Ix2;
 /// use ndarray_shm::render::ChunkGrid;
 ///
 /// let grid = ChunkGrid::new(Ix2(6, 8), Ix2(4, 4), Ix2(2, 0))?;

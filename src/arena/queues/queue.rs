@@ -45,12 +45,12 @@ pub type ReceiveError = IntoError<Option<ArenaMessage>>;
 /// message wakes it. Elsewhere it polls, at least every 2 ms.
 ///
 /// ```
-/// use ndarray::Ix1;
+/// use ndarray_shm::ndarray::Ix1;
 /// use ndarray_shm::Arena;
 ///
 /// let arena = Arena::create("queue-example", 1 << 20)?;
 /// let queue = arena.queue(0)?;
-/// queue.send(arena.from_array(&ndarray::arr1(&[1.0, 2.0]))?)?;
+/// queue.send(arena.from_array(&ndarray_shm::ndarray::arr1(&[1.0, 2.0]))?)?;
 ///
 /// // Usually in another process, which has opened the arena by its name.
 /// let received = queue.recv::<f64, Ix1>()?;
@@ -102,7 +102,7 @@ impl Queue {
     /// With `true`, receivers wait for a sender that registers later, such as a producer that is started again.
     ///
     /// ```
-    /// # use ndarray::Ix1;
+    /// # use ndarray_shm::ndarray::Ix1;
     /// # use ndarray_shm::Arena;
     /// let arena = Arena::create("keep-waiting-example", 1 << 20)?;
     /// let queue = arena.queue(0)?.keep_waiting(true);

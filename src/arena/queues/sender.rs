@@ -22,7 +22,7 @@ use crate::error::{IntoError, Result};
 /// Each clone is registered separately. A forked child has none of its parent's senders.
 ///
 /// ```
-/// use ndarray::{Ix1, arr1};
+/// use ndarray_shm::ndarray::{Ix1, arr1};
 /// use ndarray_shm::Arena;
 ///
 /// let arena = Arena::create("sender-example", 1 << 20)?;
