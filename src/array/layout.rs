@@ -48,7 +48,7 @@ impl FromStr for Order {
 /// Every array of this crate dereferences to its layout, so these are methods of each of them.
 ///
 /// ```
-/// use ndarray_shm::{Draft, Order, ndarray_shm::ndarray::ShapeBuilder};
+/// use ndarray_shm::{Draft, Order, ndarray::ShapeBuilder};
 ///
 /// let draft = Draft::<f32, _>::new((4, 5).f())?;
 /// assert_eq!((draft.shape(), draft.order(), draft.len()), (&[4, 5][..], Order::F, 20));
