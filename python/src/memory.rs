@@ -356,7 +356,7 @@ pub(crate) fn open(
         None => default_backend()?,
     };
     if element.is_none() && lengths.is_none() && order.is_none() {
-        let (array, description) = how.options(directory).open_bytes(name)?;
+        let (array, description) = how.options(directory).reinterpret(false).open_bytes(name)?;
         let found = description.ok_or_else(|| Error::NotDescribed { location: name.to_owned() })?;
         return Ok((Arc::new(array), Shape::described(&found), Some(found)));
     }

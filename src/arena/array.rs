@@ -190,7 +190,7 @@ impl<T: Element, D: Dimension> ArenaArray<T, D> {
 
 impl<T, D: Clone> Clone for ArenaArray<T, D> {
     fn clone(&self) -> Self {
-        let (block, layout) = (Arc::clone(&self.block), self.layout.clone());
+        let (block, layout) = (Arc::clone(&self.block), self.layout.copied());
         Self { block, serial: self.serial, layout }
     }
 }

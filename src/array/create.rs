@@ -214,7 +214,7 @@ impl CreateOptions {
         }
         // The backend knows only its directory; the error shall name the array.
         let mut draft =
-            self.draft_in(&home.backend, layout.clone(), A::COUNTED).map_err(|error| error.about(&home.location))?;
+            self.draft_in(&home.backend, layout.copied(), A::COUNTED).map_err(|error| error.about(&home.location))?;
         draft.set_description(description);
         fill(draft.view_mut())?;
         let mode = if self.mode == CreationMode::Replace { Publish::Replace } else { Publish::New };
@@ -294,7 +294,7 @@ impl<T: Element, D: Dimension> Creatable<T, D> for SharedArray<T, D> {
     fn open_same(home: &Home, layout: &Layout<T, D>, how: Attach) -> Result<Self> {
         let check = |length, text: Option<&[u8]>| description::check::<T, D>(layout, length, text, &home.location);
         let (segment, ()) = Segment::attach_described(home, how, check)?;
-        Ok(Self::of(segment, layout.clone()))
+        Ok(Self::of(segment, layout.copied()))
     }
 
     fn publish(draft: Draft<T, D>, home: &Home, mode: Publish) -> Result<Self, IntoError<Draft<T, D>>> {

@@ -45,7 +45,8 @@ impl FromStr for Order {
 
 /// Shape, order and element type of an array, checked to fit the address space.
 ///
-/// Every array of this crate dereferences to its layout, so these are methods of each of them.
+/// Arrays and drafts dereference to their layout, so these are methods of each of them. (A frozen array dereferences to
+/// ndarray's array, which has most of them.)
 ///
 /// ```
 /// use ndarray_shm::{Draft, Order, ndarray::ShapeBuilder};
@@ -164,9 +165,9 @@ impl<T: Element, D: Dimension> Layout<T, D> {
     }
 }
 
-// Not derived: a derived impl would require as much of the element type.
-impl<T, D: Clone> Clone for Layout<T, D> {
-    fn clone(&self) -> Self {
+// Not `Clone`: `array.clone()` would then give a layout, which keeps no array attached.
+impl<T, D: Clone> Layout<T, D> {
+    pub(crate) fn copied(&self) -> Self {
         Self { dim: self.dim.clone(), ..*self }
     }
 }
