@@ -23,8 +23,8 @@ use crate::segment::{CountedSegment, Segment};
 /// keeps its descriptor: [`CreateOptions::keep_fd`], [`OpenOptions::keep_fd`].
 ///
 /// A [`RefcountedArray`](crate::RefcountedArray) dereferences to this type for its guards, locks and views. Its file has a
-/// trailer behind the elements, its name is removed with its last handle, and [`location`](Self::location) is then the
-/// name that it has or would get.
+/// trailer behind the elements, its name is removed with its last handle, and [`location`](Self::location) is then
+/// the name that it has or would get.
 ///
 /// Elements are accessed through guards, [`read`](Self::read) and [`write`](Self::write). They hold kernel locks, which
 /// are released when the process dies. Access without a guard is `unsafe`.
