@@ -22,9 +22,9 @@ use crate::segment::{CountedSegment, Segment};
 /// process [unlinks](crate::unlink) the name. After that no new guard is available, unless the array
 /// keeps its descriptor: [`CreateOptions::keep_fd`], [`OpenOptions::keep_fd`].
 ///
-/// A [`RefcountedArray`](crate::RefcountedArray) dereferences to this type for its guards, locks and views. Its file has a
-/// trailer behind the elements, its name is removed with its last handle, and [`location`](Self::location) is then
-/// the name that it has or would get.
+/// A [`RefcountedArray`](crate::RefcountedArray) dereferences to this type for its guards, locks and views. Its file
+/// has a trailer behind the elements, its name is removed with its last handle, and [`location`](Self::location) is
+/// then the name that it has or would get.
 ///
 /// Elements are accessed through guards, [`read`](Self::read) and [`write`](Self::write). They hold kernel locks, which
 /// are released when the process dies. Access without a guard is `unsafe`.
