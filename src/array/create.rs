@@ -255,7 +255,7 @@ impl CreateOptions {
     }
 
     /// Refuses notes for a counted array.
-    pub(crate) fn refuse_notes(&self) -> Result<()> {
+    fn refuse_notes(&self) -> Result<()> {
         let Some((key, _)) = self.notes.first() else { return Ok(()) };
         let (setting, value) = ("a note of a counted array", key.clone());
         let expected = "none: only plain arrays have a description with notes";
