@@ -7,6 +7,7 @@
 use std::error::Error;
 use std::time::Duration;
 
+use ndarray_shm::ErrorKind;
 use ndarray_shm::counted::{Channel, ChannelListener, to_shared};
 use ndarray_shm::ndarray::{Array1, Ix1};
 use ndarray_shm::process::{self, Context};
@@ -16,7 +17,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 
     let path = std::env::temp_dir().join(format!("channel-example-{}.sock", std::process::id()));
     let listener = match ChannelListener::bind(&path) {
-        Err(error) if error.is_unsupported() => {
+        Err(error) if matches!(error.kind, ErrorKind::Unsupported { .. }) => {
             println!("not on this platform: {error}");
             return Ok(());
         }

@@ -6,9 +6,9 @@
 
 use std::error::Error;
 
-use ndarray_shm::Arena;
 use ndarray_shm::ndarray::{Ix1, arr1};
 use ndarray_shm::process::{self, Context};
+use ndarray_shm::{Arena, ErrorKind};
 
 /// The queues of the arena, by number.
 const JOBS: u32 = 0;
@@ -60,7 +60,7 @@ fn consume(context: &Context) -> Result<(), Box<dyn Error>> {
     loop {
         match queue.recv::<u64, Ix1>() {
             Ok(array) => (arrays, total) = (arrays + 1, total + array.view().sum()),
-            Err(error) if error.error().is_closed() => break,
+            Err(error) if matches!(error.error().kind, ErrorKind::Closed { .. }) => break,
             Err(error) => return Err(error.into()),
         }
     }

@@ -7,35 +7,65 @@ use std::borrow::Cow;
 use std::time::Duration;
 use std::{fmt, io};
 
+pub use self::examples::one_error_of_each_kind;
+
+mod examples;
+
 /// A result whose error is [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// Everything that can go wrong with an array in shared memory.
 ///
-/// `Display` says what happened and what to do; the cause, where the operating system gave one, is in
+/// `Display` says what it is about, what happened and what to do; the cause, where the operating system gave one, is in
 /// [`source`](std::error::Error::source) and is not repeated. `Debug`, which a `main` that returns an error prints, is
-/// the variant's name, the same text and all causes in one line.
-#[derive(thiserror::Error)]
+/// the name of the kind, the same text and all causes in one line.
+///
+/// # Examples
+///
+/// ```
+/// use ndarray_shm::{Error, ErrorKind, SharedArray, unlink};
+///
+/// let array = match SharedArray::<f32, _>::create("error-example", (4, 4)) {
+///     Err(Error { kind: ErrorKind::AlreadyExists, .. }) => SharedArray::open("error-example", (4, 4))?,
+///     Err(Error { kind: ErrorKind::NoSpace { needed, available, .. }, location, .. }) => {
+///         panic!("{location}: {} bytes too few", needed - available)
+///     }
+///     other => other?,
+/// };
+/// # drop(array);
+/// unlink("error-example")?;
+/// # Ok::<(), Error>(())
+/// ```
 #[non_exhaustive]
-pub enum Error {
+pub struct Error {
+    /// What went wrong, with the values that belong to it.
+    pub kind: ErrorKind,
+    /// What it is about: the name of an array, or the directory of a draft, which has no name; a file, a socket or a
+    /// channel. Empty if it is about a setting.
+    pub location: String,
+    /// The operating system's answer, if that was the cause.
+    pub source: Option<io::Error>,
+}
+
+/// What went wrong: the kind of an [`Error`].
+///
+/// Its `Display` is the error's text without the location.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ErrorKind {
     /// Nothing has this name.
-    #[error("`{location}`: no array has this name (create it first, or check the spelling and EMULATE_SHM)")]
-    NotFound {
-        /// The name asked for.
-        location: String,
-    },
+    #[error("no array has this name (create it first, or check the spelling and EMULATE_SHM)")]
+    NotFound,
     /// Nothing has this name in the place that was searched, but an array in the other of the two usual places has it.
     /// A kind of [`NotFound`](Self::NotFound): [`is_not_found`](Self::is_not_found) is true for it.
     ///
     /// Whatever opens an array by its name in `/dev/shm` or in the emulated directory reports this, and so does
     /// [`unlink`](crate::unlink()).
     #[error(
-        "`{location}`: no array has this name in {searched}, but there is one in {directory} (EMULATE_SHM={emulate} chooses that \
+        "no array has this name in {searched}, but there is one in {directory} (EMULATE_SHM={emulate} chooses that \
          place)"
     )]
     Elsewhere {
-        /// The name asked for.
-        location: String,
         /// The directory that was searched.
         searched: String,
         /// The directory in which the name is.
@@ -44,46 +74,32 @@ pub enum Error {
         emulate: u8,
     },
     /// The directory in which arrays are to live is missing.
-    #[error("`{directory}`: this directory does not exist (create it first, or correct its path)")]
-    NoDirectory {
-        /// Its path.
-        directory: String,
-    },
+    #[error("this directory does not exist (create it first, or correct its path)")]
+    NoDirectory,
     /// The name is taken.
-    #[error("`{location}` exists already (open it, unlink it, or ask for it to be replaced)")]
-    AlreadyExists {
-        /// The name asked for.
-        location: String,
-    },
+    #[error("this name exists already (open it, unlink it, or ask for it to be replaced)")]
+    AlreadyExists,
     /// The name breaks the rules for locations.
-    #[error("`{location}` cannot be a location: {reason}")]
+    #[error("this cannot be a location: {reason}")]
     InvalidLocation {
-        /// The name as it was given, shortened if it is very long.
-        location: String,
         /// Which rule it breaks.
         reason: &'static str,
     },
     /// The name or the bytes belong to this crate's own bookkeeping.
-    #[error("`{location}` is reserved: {reason}")]
+    #[error("this is reserved: {reason}")]
     Reserved {
-        /// The name asked for.
-        location: String,
         /// What it is instead of an array.
         reason: &'static str,
     },
     /// What stands at the location is not a regular file.
-    #[error("`{location}` is {found}, not an array (remove it or choose another name)")]
+    #[error("this is {found}, not an array (remove it or choose another name)")]
     NotAnArray {
-        /// The name asked for.
-        location: String,
         /// What was found: "a directory", "a symbolic link", ..
         found: &'static str,
     },
     /// There is not enough room for the pages; what was to be made was not.
-    #[error("`{location}` needs {needed} bytes, but only {available} are available{}: {advice}", kept(*in_flight))]
+    #[error("{needed} bytes are needed, but only {available} are available{}: {advice}", kept(*in_flight))]
     NoSpace {
-        /// The name or directory the room was asked for.
-        location: String,
         /// Bytes asked for.
         needed: u64,
         /// Bytes that could be had.
@@ -94,10 +110,8 @@ pub enum Error {
         advice: Cow<'static, str>,
     },
     /// shape * element size does not fit the address space, or the array is larger than a file can be.
-    #[error("`{location}`: an array of shape {shape:?} with {item} byte elements is larger than the address space")]
+    #[error("an array of shape {shape:?} with {item} byte elements is larger than the address space")]
     TooLarge {
-        /// The name asked for.
-        location: String,
         /// The shape asked for.
         shape: Vec<usize>,
         /// Bytes of one element.
@@ -105,12 +119,10 @@ pub enum Error {
     },
     /// The segment does not have the size that shape and element type ask for.
     #[error(
-        "`{location}` holds {found} bytes, but this shape and element type need exactly {expected}{}",
+        "the array holds {found} bytes, but this shape and element type need exactly {expected}{}",
         described(description.as_deref())
     )]
     SizeMismatch {
-        /// The name asked for.
-        location: String,
         /// Bytes that shape and element type need.
         expected: u64,
         /// Bytes the segment has.
@@ -120,12 +132,10 @@ pub enum Error {
     },
     /// The array describes itself as another one.
     #[error(
-        "`{location}` describes itself as {found}, not as {expected} (open it as what it is; if the description is wrong, correct it \
+        "the array describes itself as {found}, not as {expected} (open it as what it is; if the description is wrong, correct it \
          with `ndshm describe`; `reinterpret(true)` or `--ignore-description` takes the same bytes for other numbers, and converts none)"
     )]
     DescriptionMismatch {
-        /// The name asked for.
-        location: String,
         /// Type, shape and order asked for.
         expected: String,
         /// Those that the array says.
@@ -133,45 +143,31 @@ pub enum Error {
     },
     /// The array says nothing about itself that could be true of its bytes.
     #[error(
-        "`{location}` does not describe itself (say its element type, shape and order, or write them down once with `ndshm describe`)"
+        "the array does not describe itself (say its element type, shape and order, or write them down once with `ndshm describe`)"
     )]
-    NotDescribed {
-        /// The name asked for.
-        location: String,
-    },
+    NotDescribed,
     /// Another process has replaced the array, or its description, since the description was read.
-    #[error(
-        "`{location}`: the array or its description was replaced since it was read (read the description again, then change it)"
-    )]
-    Changed {
-        /// The name asked for.
-        location: String,
-    },
+    #[error("the array or its description was replaced since it was read (read the description again, then change it)")]
+    Changed,
     /// The stored element type is another one.
-    #[error("`{location}` has elements of type {found}, not {expected}")]
+    #[error("the array has elements of type {found}, not {expected}")]
     DTypeMismatch {
-        /// The name asked for.
-        location: String,
         /// The type asked for.
         expected: String,
         /// The type found.
         found: String,
     },
     /// The stored shape is another one.
-    #[error("`{location}` has the shape {found}, not {expected}")]
+    #[error("the array has the shape {found}, not {expected}")]
     ShapeMismatch {
-        /// The name asked for.
-        location: String,
         /// The shape asked for.
         expected: String,
         /// The shape found.
         found: String,
     },
     /// A renderbuffer of this name is painted for another purpose.
-    #[error("`{location}` {}", other_work(*state, what, expected, found))]
+    #[error("{}", other_work(*state, what, expected, found))]
     Mismatch {
-        /// The name asked for.
-        location: String,
         /// What differs: "fingerprint", "shape", ..
         what: &'static str,
         /// What was asked for; of a fingerprint only the words that differ, if both have as many.
@@ -182,32 +178,20 @@ pub enum Error {
         state: OtherWork,
     },
     /// Our own bookkeeping bytes are damaged, cut short, or of another version.
-    #[error("`{location}`: the bookkeeping bytes are not valid: {reason} (discard or unlink it and start anew)")]
+    #[error("the bookkeeping bytes are not valid: {reason} (discard or unlink it and start anew)")]
     Trailer {
-        /// The name asked for.
-        location: String,
         /// What is wrong with them.
         reason: String,
     },
     /// The file is an array without a trailer, or another program's.
-    #[error("`{location}` is not a counted array: its bytes do not say what it is (open it with its type and shape)")]
-    NotCounted {
-        /// The name asked for.
-        location: String,
-    },
+    #[error("this is not a counted array: its bytes do not say what it is (open it with its type and shape)")]
+    NotCounted,
     /// The handle led to the array once, or for a time, and does so no more.
-    #[error("`{location}`: this handle has been used or taken back, or came too late (ask the sender for another)")]
-    HandleSpent {
-        /// The name asked for.
-        location: String,
-    },
+    #[error("this handle has been used or taken back, or came too late (ask the sender for another)")]
+    HandleSpent,
     /// The maximum number of handles is attached or in flight.
-    #[error(
-        "`{location}`: {limit} handles are {doing} already, and there is no room to count more: wait until some are dropped"
-    )]
+    #[error("{limit} handles are {doing} already, and there is no room to count more: wait until some are dropped")]
     TooManyHandles {
-        /// The name asked for.
-        location: String,
         /// How many can be counted.
         limit: u64,
         /// "attached" or "in flight".
@@ -215,53 +199,35 @@ pub enum Error {
     },
     /// As many processes as there can be have an arena, or counters, open.
     #[error(
-        "`{location}`: {limit} processes have it open already, the most that can (each time that a process opens it counts; clones do \
+        "{limit} processes have it open already, the most that can (each time that a process opens it counts; clones do \
          not): close it in one of them, or wait until one ends"
     )]
     TooManyProcesses {
-        /// The name asked for.
-        location: String,
         /// How many processes can have it open.
         limit: u32,
     },
     /// The name has gone, or means something else by now; the mapping itself is intact.
-    #[error("`{location}` was unlinked or replaced while it was in use (open it again by name, or begin anew)")]
-    Unlinked {
-        /// The name it had.
-        location: String,
-    },
+    #[error("the array was unlinked or replaced while it was in use (open it again by name, or begin anew)")]
+    Unlinked,
     /// Another holder has the lock, and the call does not wait.
-    #[error("`{location}` is locked by another guard or claim (try again, or use a form that waits)")]
-    WouldBlock {
-        /// The array asked for.
-        location: String,
-    },
+    #[error("this is locked by another guard or claim (try again, or use a form that waits)")]
+    WouldBlock,
     /// This thread holds a guard that the request conflicts with: waiting would never end.
-    #[error("`{location}`: this thread holds a guard that this request conflicts with (drop it first)")]
-    WouldDeadlock {
-        /// The array asked for.
-        location: String,
-    },
+    #[error("this thread holds a guard that this request conflicts with (drop it first)")]
+    WouldDeadlock,
     /// The time given ran out.
-    #[error("`{location}`: not available within {waited:?}")]
+    #[error("not available within {waited:?}")]
     TimedOut {
-        /// The array asked for.
-        location: String,
         /// How long was waited.
         waited: std::time::Duration,
     },
     /// The callback of [`interruptible`](crate::backend::interruptible) has ended the call. Nothing has changed, except
     /// that a sparse file of another process may have got some of its memory.
-    #[error("`{location}`: the call was interrupted (make it again)")]
-    Interrupted {
-        /// The array, or the directory in which a new one was to be.
-        location: String,
-    },
+    #[error("the call was interrupted (make it again)")]
+    Interrupted,
     /// Chunks of the renderbuffer are still missing.
-    #[error("`{location}`: {done} of {total} chunks are painted (paint the rest, then finish)")]
+    #[error("{done} of {total} chunks are painted (paint the rest, then finish)")]
     Incomplete {
-        /// The array asked for.
-        location: String,
         /// Chunks that are finished.
         done: usize,
         /// Chunks there are.
@@ -269,20 +235,16 @@ pub enum Error {
     },
     /// The process or the system has no descriptor left.
     #[error(
-        "`{location}`: no descriptor left (this process may open {limit}): raise `ulimit -n`, or hold fewer guards, \
+        "no descriptor left (this process may open {limit}): raise `ulimit -n`, or hold fewer guards, \
          claims and drafts at once"
     )]
     TooManyOpenFiles {
-        /// The array asked for.
-        location: String,
         /// The process's own limit.
         limit: u64,
     },
     /// The user, the file's mode or the way it was opened forbids this.
-    #[error("`{location}`: permission denied: {reason} (owner uid {owner}, mode {mode:03o})")]
+    #[error("permission denied: {reason} (owner uid {owner}, mode {mode:03o})")]
     PermissionDenied {
-        /// The array asked for.
-        location: String,
         /// Owner of the file, or of the directory where there is no file; 0 where users have no numbers.
         owner: u32,
         /// Permission bits of the same.
@@ -291,10 +253,8 @@ pub enum Error {
         reason: &'static str,
     },
     /// The file belongs to another user, and files of that user were not asked for.
-    #[error("`{location}` belongs to user {owner}, and this process to user {user}: {reason}")]
+    #[error("this belongs to user {owner}, and this process to user {user}: {reason}")]
     ForeignOwner {
-        /// The array asked for.
-        location: String,
         /// Owner of the file.
         owner: u32,
         /// Effective user of this process.
@@ -313,69 +273,53 @@ pub enum Error {
         expected: &'static str,
     },
     /// The manager is not what it should be, or does not do what it should.
-    #[error("manager at `{location}`: {reason}")]
+    #[error("manager: {reason}")]
     Manager {
-        /// Its socket.
-        location: String,
         /// What is wrong, and what to do.
         reason: String,
     },
     /// The platform or file system cannot do this.
-    #[error("`{location}`: not supported: {what}")]
+    #[error("not supported: {what}")]
     Unsupported {
-        /// The array asked for.
-        location: String,
         /// What is not supported, and what to do instead.
         what: Cow<'static, str>,
     },
     /// The other end of a channel is gone, or has ended its side, or a queue was closed: nothing more will come, and
     /// nothing can be sent. Or a queue is empty, and all of its registered senders have left or died.
-    #[error("`{location}`: {reason}")]
+    #[error("{reason}")]
     Closed {
-        /// The channel: the path of its socket, if it has one. Or the arena.
-        location: String,
         /// What has ended, and what to do if that was not meant.
         reason: &'static str,
     },
     /// There is no room for another message.
-    #[error("`{location}`: queue {queue} is full: {capacity} messages wait (receive some, or use a form that waits)")]
+    #[error("queue {queue} is full: {capacity} messages wait (receive some, or use a form that waits)")]
     QueueFull {
-        /// The arena.
-        location: String,
         /// Which of its queues.
         queue: u32,
         /// How many messages fit.
         capacity: usize,
     },
     /// The message that is next is not of the type asked for. It stays: receive it as another, or skip it.
-    #[error("`{location}`: the message is not what was expected: {reason}")]
+    #[error("the message is not what was expected: {reason}")]
     Message {
-        /// The channel: the path of its socket, if it has one.
-        location: String,
         /// What is different.
         reason: String,
     },
     /// What came through a channel is not a message, or what was to be sent cannot be one.
-    #[error("`{location}`: channel protocol: {reason}")]
+    #[error("channel protocol: {reason}")]
     Protocol {
-        /// The channel: the path of its socket, if it has one.
-        location: String,
         /// What is wrong, and what to do.
         reason: String,
     },
     /// Any other answer of the operating system.
-    #[error("`{location}`: {op} failed")]
+    #[error("{op} failed")]
     Os {
         /// What was being done.
         op: &'static str,
-        /// The array or path it was done to.
-        location: String,
-        /// The operating system's answer.
-        source: io::Error,
     },
 }
 
-/// The state of a renderbuffer with other work than the caller's: see [`Error::Mismatch`].
+/// The state of a renderbuffer with other work than the caller's: see [`ErrorKind::Mismatch`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum OtherWork {
@@ -393,15 +337,15 @@ pub enum OtherWork {
 fn other_work(state: OtherWork, what: &str, expected: &str, found: &str) -> String {
     match state {
         OtherWork::Attached => format!(
-            "is being painted with another {what}: found {found}, expected {expected}, and a process is attached to the buffer (wait \
+            "this is being painted with another {what}: found {found}, expected {expected}, and a process is attached to the buffer (wait \
              until it is finished, choose another name, or take it from its painters with `render::discard`)"
         ),
         OtherWork::Idle => format!(
-            "is an unfinished buffer with another {what}: found {found}, expected {expected}, and no process is attached to it \
+            "this is an unfinished buffer with another {what}: found {found}, expected {expected}, and no process is attached to it \
              (`replace(true)` replaces it, `render::discard` removes it; or choose another name)"
         ),
         OtherWork::Finished => format!(
-            "is a finished array of another {what}: found {found}, expected {expected} (unlink it, or ask for it to be replaced, or choose \
+            "this is a finished array of another {what}: found {found}, expected {expected} (unlink it, or ask for it to be replaced, or choose \
              another name)"
         ),
     }
@@ -422,85 +366,78 @@ fn described(description: Option<&str>) -> String {
     description.map(|found| format!(" (it describes itself as {found})")).unwrap_or_default()
 }
 
-/// One predicate per variant that programs act upon.
-macro_rules! predicates {
-    ($($name:ident => $variant:ident, $doc:literal;)*) => {
-        impl Error {
-            $(#[doc = $doc] pub fn $name(&self) -> bool { matches!(self, Self::$variant { .. }) })*
+impl ErrorKind {
+    /// Returns the error of this kind about `location`.
+    pub fn at(self, location: impl fmt::Display) -> Error {
+        Error { kind: self, location: location.to_string(), source: None }
+    }
+
+    /// Returns the kind that an [`io::Error`] gets, so that `?` in a function that returns [`io::Result`] loses nothing
+    /// that a caller may match on.
+    fn of_io(&self) -> io::ErrorKind {
+        use io::ErrorKind as Io;
+        match self {
+            Self::NotFound | Self::Elsewhere { .. } | Self::NoDirectory | Self::Unlinked | Self::HandleSpent => {
+                Io::NotFound
+            }
+            Self::AlreadyExists => Io::AlreadyExists,
+            Self::InvalidLocation { .. }
+            | Self::Reserved { .. }
+            | Self::NotAnArray { .. }
+            | Self::TooLarge { .. }
+            | Self::InvalidSetting { .. } => Io::InvalidInput,
+            Self::NoSpace { .. } => Io::StorageFull,
+            Self::SizeMismatch { .. }
+            | Self::DescriptionMismatch { .. }
+            | Self::NotDescribed
+            | Self::DTypeMismatch { .. }
+            | Self::ShapeMismatch { .. }
+            | Self::Mismatch { .. }
+            | Self::NotCounted
+            | Self::Message { .. }
+            | Self::Protocol { .. }
+            | Self::Trailer { .. } => Io::InvalidData,
+            Self::WouldBlock | Self::Incomplete { .. } | Self::QueueFull { .. } => Io::WouldBlock,
+            Self::WouldDeadlock => Io::Deadlock,
+            Self::TimedOut { .. } => Io::TimedOut,
+            Self::PermissionDenied { .. } | Self::ForeignOwner { .. } => Io::PermissionDenied,
+            Self::Unsupported { .. } => Io::Unsupported,
+            Self::Closed { .. } => Io::BrokenPipe,
+            // `Interrupted` too: the standard library makes calls with that error again, without asking.
+            Self::Interrupted
+            | Self::Changed
+            | Self::TooManyOpenFiles { .. }
+            | Self::TooManyHandles { .. }
+            | Self::TooManyProcesses { .. }
+            | Self::Manager { .. }
+            | Self::Os { .. } => Io::Other,
         }
-    };
+    }
 }
 
 impl Error {
-    /// Whether nothing has the name, at least where it was searched.
+    /// Returns whether nothing has the name, at least where it was searched: [`NotFound`](ErrorKind::NotFound) or
+    /// [`Elsewhere`](ErrorKind::Elsewhere).
     pub fn is_not_found(&self) -> bool {
-        matches!(self, Self::NotFound { .. } | Self::Elsewhere { .. })
+        matches!(self.kind, ErrorKind::NotFound | ErrorKind::Elsewhere { .. })
     }
-}
 
-predicates! {
-    is_already_exists => AlreadyExists, "Whether the name is taken.";
-    is_reserved => Reserved, "Whether name or bytes belong to this crate's bookkeeping.";
-    is_no_space => NoSpace, "Whether there was not enough room.";
-    is_mismatch => Mismatch, "Whether a renderbuffer of this name has another purpose.";
-    is_description_mismatch => DescriptionMismatch, "Whether the array describes itself as another one.";
-    is_not_described => NotDescribed, "Whether the array does not describe itself.";
-    is_changed => Changed, "Whether the array or its description was replaced meanwhile.";
-    is_not_counted => NotCounted, "Whether the file says nothing about itself.";
-    is_handle_spent => HandleSpent, "Whether a handle leads nowhere any more.";
-    is_unlinked => Unlinked, "Whether the name has gone or means something else.";
-    is_would_block => WouldBlock, "Whether another holder has the lock.";
-    is_would_deadlock => WouldDeadlock, "Whether waiting would never end.";
-    is_timed_out => TimedOut, "Whether the time ran out.";
-    is_interrupted => Interrupted, "Whether the callback of `interruptible` has ended the call.";
-    is_incomplete => Incomplete, "Whether chunks are still missing.";
-    is_permission_denied => PermissionDenied, "Whether permissions forbid it.";
-    is_foreign_owner => ForeignOwner, "Whether it belongs to another user that was not allowed.";
-    is_unsupported => Unsupported, "Whether platform or file system cannot do it.";
-    is_too_many_open_files => TooManyOpenFiles, "Whether process or system have no descriptor left.";
-    is_closed => Closed, "Whether the other end of the channel is gone, or the queue has ended.";
-    is_queue_full => QueueFull, "Whether there was no room for another message.";
-    is_protocol => Protocol, "Whether the channel carried something that is no message, or was asked to.";
-}
-
-/// The name of a variant.
-macro_rules! variant_name {
-    ($error:expr; $($name:ident,)*) => { match $error { $(Error::$name { .. } => stringify!($name),)* } };
-}
-
-impl fmt::Debug for Error {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let name = variant_name! {
-            self;
-            NotFound, Elsewhere, NoDirectory, AlreadyExists, InvalidLocation, Reserved, NotAnArray, NoSpace, TooLarge, SizeMismatch,
-            DescriptionMismatch, NotDescribed, Changed,
-            DTypeMismatch, ShapeMismatch, Mismatch, Trailer, NotCounted, HandleSpent, TooManyHandles, TooManyProcesses,
-            Unlinked,
-            WouldBlock, WouldDeadlock, TimedOut, Interrupted, Incomplete, TooManyOpenFiles, PermissionDenied, ForeignOwner,
-            InvalidSetting, Manager, Unsupported, Closed, QueueFull, Message, Protocol, Os,
-        };
-        write!(f, "{name}: {}", with_causes(self))
-    }
-}
-
-impl Error {
-    /// Wraps the operating system's answer to `op`, giving the answers that have a variant of their own that variant.
+    /// Wraps the operating system's answer to `op`, giving the answers that have a kind of their own that kind.
     pub(crate) fn os(op: &'static str, location: impl fmt::Display, source: io::Error) -> Self {
-        let location = location.to_string();
         if crate::os::is_out_of_descriptors(&source) {
-            return Self::TooManyOpenFiles { location, limit: crate::os::descriptor_limit() };
+            return ErrorKind::TooManyOpenFiles { limit: crate::os::descriptor_limit() }.at(location);
         }
         match source.kind() {
-            io::ErrorKind::NotFound => Self::NotFound { location },
-            io::ErrorKind::AlreadyExists => Self::AlreadyExists { location },
+            io::ErrorKind::NotFound => ErrorKind::NotFound.at(location),
+            io::ErrorKind::AlreadyExists => ErrorKind::AlreadyExists.at(location),
             // Our own floor 0 gives the reason with it, the kernel none.
             io::ErrorKind::Unsupported if source.get_ref().is_some() => {
-                Self::Unsupported { location, what: format!("{op}: {source}").into() }
+                ErrorKind::Unsupported { what: format!("{op}: {source}").into() }.at(location)
             }
-            io::ErrorKind::Unsupported => Self::Unsupported { location, what: op.into() },
+            io::ErrorKind::Unsupported => ErrorKind::Unsupported { what: op.into() }.at(location),
             // As above. The kernel's own interruptions are not reported, but the call is made again.
-            io::ErrorKind::Interrupted if source.get_ref().is_some() => Self::Interrupted { location },
-            _ => Self::Os { op, location, source },
+            io::ErrorKind::Interrupted if source.get_ref().is_some() => ErrorKind::Interrupted.at(location),
+            _ => ErrorKind::Os { op }.at(location).because(source),
         }
     }
 
@@ -508,109 +445,71 @@ impl Error {
     /// do.
     pub(crate) fn os_elsewhere(op: &'static str, location: impl fmt::Display, source: io::Error) -> Self {
         match source.kind() {
-            io::ErrorKind::NotFound | io::ErrorKind::AlreadyExists => {
-                Self::Os { op, location: location.to_string(), source }
-            }
+            io::ErrorKind::NotFound | io::ErrorKind::AlreadyExists => ErrorKind::Os { op }.at(location).because(source),
             // The reason alone: `op` advises about systems that can do it.
             io::ErrorKind::Unsupported if source.get_ref().is_some() => {
-                Self::Unsupported { location: location.to_string(), what: source.to_string().into() }
+                ErrorKind::Unsupported { what: source.to_string().into() }.at(location)
             }
             _ => Self::os(op, location, source),
         }
     }
-}
 
-impl Error {
+    /// Adds the operating system's answer.
+    pub(crate) fn because(self, source: io::Error) -> Self {
+        Self { source: Some(source), ..self }
+    }
+
     /// Names the time limit that the caller has set, of which the last wait got only the rest.
     pub(crate) fn with_limit(mut self, limit: Duration) -> Self {
-        if let Self::TimedOut { waited, .. } = &mut self {
+        if let ErrorKind::TimedOut { waited } = &mut self.kind {
             *waited = limit;
         }
         self
     }
 
     /// Names the array that the caller knows, instead of the directory or bookkeeping file in which the error was met.
-    pub(crate) fn about(mut self, array: impl fmt::Display) -> Self {
-        match &mut self {
-            Self::NotFound { location }
-            | Self::AlreadyExists { location }
-            | Self::InvalidLocation { location, .. }
-            | Self::Reserved { location, .. }
-            | Self::NotAnArray { location, .. }
-            | Self::NoSpace { location, .. }
-            | Self::TooLarge { location, .. }
-            | Self::SizeMismatch { location, .. }
-            | Self::DescriptionMismatch { location, .. }
-            | Self::NotDescribed { location }
-            | Self::Changed { location }
-            | Self::DTypeMismatch { location, .. }
-            | Self::ShapeMismatch { location, .. }
-            | Self::Mismatch { location, .. }
-            | Self::Trailer { location, .. }
-            | Self::NotCounted { location }
-            | Self::HandleSpent { location }
-            | Self::TooManyHandles { location, .. }
-            | Self::TooManyProcesses { location, .. }
-            | Self::Unlinked { location }
-            | Self::WouldBlock { location }
-            | Self::WouldDeadlock { location }
-            | Self::TimedOut { location, .. }
-            | Self::Interrupted { location }
-            | Self::Incomplete { location, .. }
-            | Self::TooManyOpenFiles { location, .. }
-            | Self::PermissionDenied { location, .. }
-            | Self::ForeignOwner { location, .. }
-            | Self::Unsupported { location, .. }
-            | Self::Os { location, .. } => *location = array.to_string(),
-            // About no array: a setting, the manager, a queue, a channel.
-            _ => {}
+    pub(crate) fn about(self, array: impl fmt::Display) -> Self {
+        match self.kind {
+            // About no array.
+            ErrorKind::InvalidSetting { .. } | ErrorKind::NoDirectory | ErrorKind::Manager { .. } => self,
+            _ => Self { location: array.to_string(), ..self },
         }
-        self
     }
 }
 
-/// Keeps the kind, so that `?` in a function that returns `io::Result` loses nothing a caller may match on.
+/// An error about no place: of a setting.
+impl From<ErrorKind> for Error {
+    fn from(kind: ErrorKind) -> Self {
+        kind.at("")
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.location.as_str() {
+            "" => self.kind.fmt(f),
+            location => write!(f, "`{location}`: {}", self.kind),
+        }
+    }
+}
+
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let kind = format!("{:?}", self.kind);
+        let name = kind.split(' ').next().unwrap_or_default();
+        write!(f, "{name}: {}", with_causes(self))
+    }
+}
+
+impl std::error::Error for Error {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.source.as_ref().map(|source| source as _)
+    }
+}
+
 impl From<Error> for io::Error {
     fn from(error: Error) -> Self {
-        use io::ErrorKind as Kind;
-        let kind = match &error {
-            Error::NotFound { .. }
-            | Error::Elsewhere { .. }
-            | Error::NoDirectory { .. }
-            | Error::Unlinked { .. }
-            | Error::HandleSpent { .. } => Kind::NotFound,
-            Error::AlreadyExists { .. } => Kind::AlreadyExists,
-            Error::InvalidLocation { .. }
-            | Error::Reserved { .. }
-            | Error::NotAnArray { .. }
-            | Error::TooLarge { .. }
-            | Error::InvalidSetting { .. } => Kind::InvalidInput,
-            Error::NoSpace { .. } => Kind::StorageFull,
-            Error::SizeMismatch { .. }
-            | Error::DescriptionMismatch { .. }
-            | Error::NotDescribed { .. }
-            | Error::DTypeMismatch { .. }
-            | Error::ShapeMismatch { .. }
-            | Error::Mismatch { .. }
-            | Error::NotCounted { .. }
-            | Error::Message { .. }
-            | Error::Protocol { .. }
-            | Error::Trailer { .. } => Kind::InvalidData,
-            Error::WouldBlock { .. } | Error::Incomplete { .. } | Error::QueueFull { .. } => Kind::WouldBlock,
-            Error::WouldDeadlock { .. } => Kind::Deadlock,
-            Error::TimedOut { .. } => Kind::TimedOut,
-            Error::PermissionDenied { .. } | Error::ForeignOwner { .. } => Kind::PermissionDenied,
-            Error::Unsupported { .. } => Kind::Unsupported,
-            // Not `Interrupted`: the standard library makes calls with that error again, without asking.
-            Error::Interrupted { .. }
-            | Error::Changed { .. }
-            | Error::TooManyOpenFiles { .. }
-            | Error::TooManyHandles { .. }
-            | Error::TooManyProcesses { .. }
-            | Error::Manager { .. } => Kind::Other,
-            Error::Closed { .. } => Kind::BrokenPipe,
-            Error::Os { source, .. } => source.kind(),
-        };
+        let kind = error.source.as_ref().map_or_else(|| error.kind.of_io(), io::Error::kind);
         Self::new(kind, error)
     }
 }
@@ -622,11 +521,11 @@ impl From<Error> for io::Error {
 /// # Examples
 ///
 /// ```
-/// use ndarray_shm::{Draft, SharedArray, unlink};
+/// use ndarray_shm::{Draft, ErrorKind, SharedArray, unlink};
 ///
 /// SharedArray::<u8, _>::create("into-error-example", 3)?;
 /// let error = Draft::<u8, _>::new(3)?.publish("into-error-example").unwrap_err();
-/// assert!(error.error().is_already_exists());
+/// assert_eq!(error.error().kind, ErrorKind::AlreadyExists);
 /// let draft = error.into_inner(); // nothing of it is lost
 /// unlink("into-error-example")?;
 /// draft.publish("into-error-example")?;
@@ -689,10 +588,16 @@ impl<A> From<IntoError<A>> for Error {
     }
 }
 
-/// Returns an error and what caused it, in one line.
-pub(crate) fn with_causes(error: &dyn std::error::Error) -> String {
-    let causes = std::iter::successors(Some(error), |error| error.source());
-    causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
+/// Returns an error and its causes in one line. Leaves out a cause that the text before it already has.
+#[doc(hidden)] // for the other crates of this project
+pub fn with_causes(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    for cause in std::iter::successors(error.source(), |cause| cause.source()).map(ToString::to_string) {
+        if !text.contains(&cause) {
+            text = format!("{text}: {cause}");
+        }
+    }
+    text
 }
 
 #[cfg(test)]
@@ -701,13 +606,38 @@ mod tests {
 
     #[test]
     fn debug_shows_name_advice_and_causes_in_one_line() {
-        let error = Error::NotFound { location: "x".into() };
+        let error = ErrorKind::NotFound.at("x");
         assert_eq!(format!("{error:?}"), format!("NotFound: {error}"));
         let source = io::Error::new(io::ErrorKind::PermissionDenied, "no rights");
-        let error = Error::Os { op: "opening", location: "x".into(), source };
+        let error = ErrorKind::Os { op: "opening" }.at("x").because(source);
         for text in [format!("{error:?}"), format!("{error:#?}")] {
             assert_eq!(text, "Os: `x`: opening failed: no rights");
         }
+    }
+
+    /// Compares what a user reads with `src/error/examples.txt`; with `WRITE_MESSAGES=1` writes it there.
+    #[test]
+    fn messages_of_all_kinds_are_as_written_down() {
+        let file = concat!(env!("CARGO_MANIFEST_DIR"), "/src/error/examples.txt");
+        let shown = |error: Error| {
+            let text = format!("{error:?}");
+            format!("{text}\n  io::ErrorKind::{:?}\n", io::Error::from(error).kind())
+        };
+        let messages = one_error_of_each_kind().into_iter().map(shown).collect::<String>();
+        if std::env::var_os("WRITE_MESSAGES").is_some() {
+            std::fs::write(file, &messages).expect("the file can be written");
+        }
+        assert_eq!(messages, std::fs::read_to_string(file).expect("the file is there"));
+
+        let source = include_str!("error.rs");
+        let (_, kinds) = source.split_once("pub enum ErrorKind {").expect("the kinds");
+        let (kinds, _) = kinds.split_once("\n}").expect("their end");
+        let lines = kinds.lines().filter_map(|line| line.strip_prefix("    "));
+        let names = lines
+            .filter(|line| line.starts_with(char::is_uppercase))
+            .map(|line| line.trim_end_matches([' ', '{', ',']));
+        let shown = messages.lines().filter(|line| !line.starts_with(' ')).filter_map(|line| line.split(':').next());
+        assert_eq!(names.collect::<Vec<_>>(), shown.collect::<Vec<_>>(), "one of each kind, in their order");
     }
 
     #[test]
@@ -719,7 +649,8 @@ mod tests {
 
     #[test]
     fn invalid_setting_names_setting_value_and_choices() {
-        let error = Error::InvalidSetting { setting: "the order", value: "C\n".into(), expected: "C or F" };
+        let error =
+            Error::from(ErrorKind::InvalidSetting { setting: "the order", value: "C\n".into(), expected: "C or F" });
         assert_eq!(error.to_string(), r#"the order is "C\n", but must be C or F"#);
     }
 }

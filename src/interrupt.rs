@@ -28,10 +28,10 @@ thread_local! {
 ///
 /// The calling thread calls `goes_on` about ten times a second while it waits for a lock without limit or for the lock
 /// of a name, and between any two pieces of 64 MiB while it reserves memory. When `goes_on` returns `false`, that call
-/// and all later ones in `work` that would wait or reserve fail with [`Interrupted`](crate::Error::Interrupted). They
-/// have changed nothing: a draft has no name and frees its memory, a lock is not taken, a name leads to the array that
-/// it led to before. Only a sparse file of another process, to which this one was attaching, keeps the memory that it
-/// has got. What has begun to change names, and every `Drop`, runs to its end.
+/// and all later ones in `work` that would wait or reserve fail with [`Interrupted`](crate::ErrorKind::Interrupted).
+/// They have changed nothing: a draft has no name and frees its memory, a lock is not taken, a name leads to the array
+/// that it led to before. Only a sparse file of another process, to which this one was attaching, keeps the memory that
+/// it has got. What has begun to change names, and every `Drop`, runs to its end.
 ///
 /// Calls in `work` with a callback of their own apply only that one. Other threads are not affected.
 ///

@@ -58,7 +58,7 @@
 //! this user in the temporary directory. `EMULATE_SHM=1`, [`set_emulate_shm`] or an explicit [`Directory`] choose
 //! otherwise. The semantics are the same; the speed is the file system's.
 //!
-//! All memory is reserved when an array is created. If there is too little, creating fails with [`Error::NoSpace`];
+//! All memory is reserved when an array is created. If there is too little, creating fails with [`ErrorKind::NoSpace`];
 //! later accesses never end in a signal.
 //!
 //! # Costs
@@ -119,7 +119,9 @@ pub use crate::array::{
 pub use crate::backend::{Access, Directory, IntoLocation, Location, Pages, default_backend, set_emulate_shm};
 #[doc(inline)]
 pub use crate::counted::RefcountedArray;
-pub use crate::error::{Error, IntoError, Result};
+pub use crate::error::{Error, ErrorKind, IntoError, Result};
+#[doc(hidden)]
+pub use crate::error::{one_error_of_each_kind, with_causes};
 #[doc(inline)]
 pub use crate::pool::Pool;
 #[doc(inline)]
@@ -133,9 +135,9 @@ pub use crate::render::{NextClaim, RenderBuffer};
 ///
 /// # Errors
 ///
-/// - [`Elsewhere`](Error::Elsewhere): the name exists only in the other usual place. It is not removed, and
+/// - [`Elsewhere`](ErrorKind::Elsewhere): the name exists only in the other usual place. It is not removed, and
 ///   [`Error::is_not_found`] returns `true` for this error.
-/// - [`PermissionDenied`](Error::PermissionDenied), [`NotAnArray`](Error::NotAnArray), and the errors of
+/// - [`PermissionDenied`](ErrorKind::PermissionDenied), [`NotAnArray`](ErrorKind::NotAnArray), and the errors of
 ///   [`default_backend`].
 pub fn unlink(location: impl IntoLocation) -> Result<bool> {
     let (backend, location) = (default_backend()?, location.into_location()?);
@@ -152,7 +154,7 @@ pub fn unlink(location: impl IntoLocation) -> Result<bool> {
 ///
 /// # Errors
 ///
-/// [`NotFound`](Error::NotFound), and the errors of [`default_backend`].
+/// [`NotFound`](ErrorKind::NotFound), and the errors of [`default_backend`].
 pub fn attached(location: impl IntoLocation) -> Result<bool> {
     default_backend()?.attached(location)
 }

@@ -9,7 +9,7 @@ use std::thread;
 use std::time::Duration;
 
 use ndarray_shm::DType;
-use ndarray_shm_volume::{self as volume, ErrorKind, StoreFailure};
+use ndarray_shm_volume::{self as volume, SourceFailure, StoreFailure};
 use serde::Serialize;
 
 use crate::machine::host;
@@ -205,13 +205,13 @@ impl fmt::Display for Failure {
 
 impl From<&ndarray_shm::Error> for Exit {
     fn from(error: &ndarray_shm::Error) -> Self {
-        use ndarray_shm::Error;
-        match error {
-            Error::NotFound { .. } | Error::Elsewhere { .. } => Self::NotFound,
-            Error::InvalidLocation { .. }
-            | Error::Reserved { .. }
-            | Error::InvalidSetting { .. }
-            | Error::DescriptionMismatch { .. } => Self::Usage,
+        use ndarray_shm::ErrorKind;
+        match error.kind {
+            ErrorKind::NotFound | ErrorKind::Elsewhere { .. } => Self::NotFound,
+            ErrorKind::InvalidLocation { .. }
+            | ErrorKind::Reserved { .. }
+            | ErrorKind::InvalidSetting { .. }
+            | ErrorKind::DescriptionMismatch { .. } => Self::Usage,
             _ => Self::Failed,
         }
     }
@@ -220,8 +220,8 @@ impl From<&ndarray_shm::Error> for Exit {
 impl From<ndarray_shm::Error> for Failure {
     fn from(error: ndarray_shm::Error) -> Self {
         let failure = Self::from_chain(Exit::from(&error), &error);
-        match &error {
-            ndarray_shm::Error::NoSpace { advice, .. } => failure.advised(advice),
+        match &error.kind {
+            ndarray_shm::ErrorKind::NoSpace { advice, .. } => failure.advised(advice),
             _ => failure,
         }
     }
@@ -240,7 +240,7 @@ impl From<volume::Error> for Failure {
             | volume::Error::FillValue { .. }
             | volume::Error::Shard { .. }
             | volume::Error::Url { .. } => Exit::Usage,
-            _ if error.kind() == Some(ErrorKind::NotBuiltIn) => Exit::Usage,
+            _ if error.source_failure() == Some(SourceFailure::NotBuiltIn) => Exit::Usage,
             volume::Error::Interrupted { .. } => Exit::Interrupted,
             _ => Exit::Failed,
         };
@@ -249,7 +249,9 @@ impl From<volume::Error> for Failure {
             return failure.advised(advice);
         }
         let advice = match &error {
-            volume::Error::Array(ndarray_shm::Error::NoSpace { advice, .. }) => return failure.advised(advice),
+            volume::Error::Array(ndarray_shm::Error {
+                kind: ndarray_shm::ErrorKind::NoSpace { advice, .. }, ..
+            }) => return failure.advised(advice),
             volume::Error::Scale { .. } => {
                 "`ndshm info` with the volume lists its scales; --mip takes the number of one"
             }
@@ -260,14 +262,14 @@ impl From<volume::Error> for Failure {
             volume::Error::Store { cause, .. } if is_full(&**cause) => {
                 "free some of the disk that has the volume; then give the same command again: it stores all objects anew"
             }
-            volume::Error::Source { kind: ErrorKind::Damaged, .. } => {
+            volume::Error::Source { failure: SourceFailure::Damaged, .. } => {
                 "restore this document: without it no chunk of the volume can be read or written"
             }
-            volume::Error::Source { kind: ErrorKind::NotBuiltIn, .. } => {
+            volume::Error::Source { failure: SourceFailure::NotBuiltIn, .. } => {
                 "build the program with the feature that this needs: cargo build -p ndshm --features remote (http, https, s3), gcs (gs), \
                  azure (az) or codecs (LZ4, LZMA and pcodec in Zarr)"
             }
-            volume::Error::Source { kind: ErrorKind::Absent, volume, .. } if volume.starts_with("s3://") => {
+            volume::Error::Source { failure: SourceFailure::Absent, volume, .. } if volume.starts_with("s3://") => {
                 if std::env::var_os("AWS_ACCESS_KEY_ID").is_none() {
                     "check the bucket and the key. AWS_ACCESS_KEY_ID is not set; without credentials a server may answer that a private \
                      object does not exist. ~/.aws is not read (docs/stores.md)"
@@ -295,5 +297,26 @@ impl From<io::Error> for Failure {
             return Self::silent(Exit::Done);
         }
         Self::from_chain(Exit::Failed, &error).while_doing("cannot write to standard output")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Compares what a user reads with `cli/src/errors.txt`; with `WRITE_MESSAGES=1` writes it there.
+    #[test]
+    fn messages_of_all_kinds_are_as_written_down() {
+        let file = concat!(env!("CARGO_MANIFEST_DIR"), "/src/errors.txt");
+        let mut messages = Vec::new();
+        for error in ndarray_shm::one_error_of_each_kind() {
+            let failure = Failure::from(error);
+            failure.print(&mut messages);
+            writeln!(messages, "exit code {}", failure.exit().code()).expect("memory takes it");
+        }
+        if std::env::var_os("WRITE_MESSAGES").is_some() {
+            std::fs::write(file, &messages).expect("the file can be written");
+        }
+        assert_eq!(String::from_utf8_lossy(&messages), std::fs::read_to_string(file).expect("the file is there"));
     }
 }

@@ -52,7 +52,9 @@ pub(crate) fn in_memory<T: Element, D: Dimension>(layout: &Layout<T, D>) -> usiz
 
 fn too_large(error: ndarray_shm::Error) -> Error {
     match error {
-        ndarray_shm::Error::TooLarge { shape, item, .. } => Error::TooLarge { shape, item },
+        ndarray_shm::Error { kind: ndarray_shm::ErrorKind::TooLarge { shape, item, .. }, .. } => {
+            Error::TooLarge { shape, item }
+        }
         other => other.into(),
     }
 }

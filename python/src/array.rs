@@ -10,8 +10,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use ndarray_shm::array::{ArrayLock, Description};
-use ndarray_shm::render;
 use ndarray_shm::{Access, CreationMode, DType, Directory, Error, Location, Order, Result, default_backend};
+use ndarray_shm::{ErrorKind, render};
 use ndarray_shm_volume::VolumeNotes;
 use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::{PyBufferError, PyValueError};
@@ -113,7 +113,9 @@ impl RawArray {
             let fresh = match (fresh, outdated) {
                 (Ok(fresh), _) => fresh,
                 // The name is gone. The child can still read what it inherited.
-                (Err(error), Outdated::Inherited) if error.is_unlinked() || error.is_not_found() => Arc::clone(&memory),
+                (Err(error), Outdated::Inherited) if error.kind == ErrorKind::Unlinked || error.is_not_found() => {
+                    Arc::clone(&memory)
+                }
                 (Err(error), _) => return Err(exception(py, &error)),
             };
             let mut attached = self.attached();
@@ -172,7 +174,7 @@ impl RawArray {
         let free = py.detach(|| memory.lock(access, Some(Duration::ZERO), &mut || false));
         let mut interrupted = None;
         let taken = match free {
-            Err(Error::WouldBlock { .. }) if limit != Some(Duration::ZERO) => {
+            Err(Error { kind: ErrorKind::WouldBlock, .. }) if limit != Some(Duration::ZERO) => {
                 // Python handles signals in the main thread only. Other threads must not attach to the interpreter
                 // while they wait, because it may be ending.
                 let is_main = is_main_thread(py)?;
@@ -210,7 +212,7 @@ impl RawArray {
 /// Returns the methods of a counted array.
 fn counted_of(memory: &dyn Memory) -> Result<&dyn Counted> {
     let what = "only counted arrays can do this: those of ndshm.share, and of downloads without a name";
-    let plain = || Error::Unsupported { location: memory.name().to_owned(), what: what.into() };
+    let plain = || ErrorKind::Unsupported { what: what.into() }.at(memory.name());
     memory.counted().ok_or_else(plain)
 }
 
@@ -554,7 +556,7 @@ fn number_of(file: File) -> Result<i32> {
 /// Files have no numbers here. Never called, because the library opens no such descriptor here.
 #[cfg(not(unix))]
 fn number_of(_: File) -> Result<i32> {
-    Err(Error::Unsupported { location: String::new(), what: "descriptors".into() })
+    Err(ErrorKind::Unsupported { what: "descriptors".into() }.at(""))
 }
 
 /// An array that was created, until Python code has it.

@@ -64,6 +64,8 @@ mod _core {
         DeviceAttachment, RawDeviceArray, cuda_attach, cuda_device_count, cuda_find_driver, cuda_upload, cuda_zeros,
     };
     #[pymodule_export]
+    use super::errors::one_exception_of_each_kind;
+    #[pymodule_export]
     use super::forks::forked;
     #[pymodule_export]
     use super::guard::{AlreadyDone, RawGuard, View, set_strict};

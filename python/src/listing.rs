@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use ndarray_shm::backend::{DirectoryEntry, EntryKind};
 use ndarray_shm::counted::Reclaim;
 use ndarray_shm::render::{self, Ledger};
-use ndarray_shm::{Error, Location, Result, default_backend};
+use ndarray_shm::{Error, ErrorKind, Location, Result, default_backend};
 use ndarray_shm_volume::is_lock;
 use pyo3::prelude::*;
 
@@ -34,8 +34,14 @@ pub(crate) fn listing(
                     Some(found.shape().to_vec()),
                     Some(memory::name_of_order(found.order())),
                 ),
-                Ok(None) | Err(Error::PermissionDenied { .. }) if is_lock(&entry) || is_semaphore(&entry) => continue,
-                Ok(None) | Err(Error::PermissionDenied { .. }) => (entry.name, entry.len, None, None, None),
+                Ok(None) | Err(Error { kind: ErrorKind::PermissionDenied { .. }, .. })
+                    if is_lock(&entry) || is_semaphore(&entry) =>
+                {
+                    continue;
+                }
+                Ok(None) | Err(Error { kind: ErrorKind::PermissionDenied { .. }, .. }) => {
+                    (entry.name, entry.len, None, None, None)
+                }
                 // A reserved file, or one that was removed after the listing.
                 Err(_) => continue,
             };

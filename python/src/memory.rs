@@ -12,8 +12,8 @@ use ndarray_shm::array::{ArrayLock, Description, with_element};
 use ndarray_shm::backend::FileId;
 use ndarray_shm::counted::{Handle, HandleOptions};
 use ndarray_shm::{
-    Access, CreateOptions, CreationMode, DType, Directory, Element, Error, OpenOptions, Order, Pages, Result,
-    SharedArray, default_backend,
+    Access, CreateOptions, CreationMode, DType, Directory, Element, Error, ErrorKind, OpenOptions, Order, Pages,
+    Result, SharedArray, default_backend,
 };
 
 /// What an attached array of any kind can do, whatever its element type. Every method is that of [`SharedArray`].
@@ -357,14 +357,13 @@ pub(crate) fn open(
     };
     if element.is_none() && lengths.is_none() && order.is_none() {
         let (array, description) = how.options(directory).reinterpret(false).open_bytes(name)?;
-        let found = description.ok_or_else(|| Error::NotDescribed { location: name.to_owned() })?;
+        let found = description.ok_or_else(|| ErrorKind::NotDescribed.at(name))?;
         return Ok((Arc::new(array), Shape::described(&found), Some(found)));
     }
     let mut shape = match (element, lengths) {
         (Some(element), Some(lengths)) => Shape { element, lengths, order: Order::C },
         (element, lengths) => {
-            let found =
-                directory.description(name)?.ok_or_else(|| Error::NotDescribed { location: name.to_owned() })?;
+            let found = directory.description(name)?.ok_or_else(|| ErrorKind::NotDescribed.at(name))?;
             let described = Shape::described(&found);
             Shape {
                 element: element.unwrap_or(described.element),

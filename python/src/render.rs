@@ -6,7 +6,7 @@ use std::thread::{self, ThreadId};
 use ndarray::{IxDyn, ShapeBuilder};
 use ndarray_shm::array::with_element;
 use ndarray_shm::render::{ChunkClaim, ChunkGuard, Claim, NextClaim, RenderOptions, RenderProgress};
-use ndarray_shm::{Element, Error, Order, RenderBuffer, Result};
+use ndarray_shm::{Element, Error, ErrorKind, Order, RenderBuffer, Result};
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PySlice, PyTuple};
@@ -406,8 +406,8 @@ impl RawBuffer {
             guard = buffer.chunk(index);
             match guard {
                 // Only `interruptible` gives this error, and then the signal's exception is raised.
-                Err(Refused::Failed(Error::Interrupted { ref location })) => {
-                    Err(Error::Interrupted { location: location.clone() }.into())
+                Err(Refused::Failed(Error { kind: ErrorKind::Interrupted, ref location, .. })) => {
+                    Err(ErrorKind::Interrupted.at(location).into())
                 }
                 _ => Ok(()),
             }

@@ -9,7 +9,9 @@ use ndarray::{IxDyn, ShapeBuilder};
 use ndarray_shm::array::with_element;
 use ndarray_shm::counted::{Handle, HandleOptions, SharingStrategy};
 use ndarray_shm::manager::Program;
-use ndarray_shm::{CreateOptions, Directory, Element, Error, Location, OpenOptions, Order, RefcountedArray, Result};
+use ndarray_shm::{
+    CreateOptions, Directory, Element, Error, ErrorKind, Location, OpenOptions, Order, RefcountedArray, Result,
+};
 use pyo3::prelude::*;
 
 use crate::arguments::{lengths_of, order_of, seconds};
@@ -21,7 +23,7 @@ use crate::signals::interruptibly;
 
 /// Attaches to a counted array and leaves it: the last handle to leave removes an array that no process has.
 fn settle<T: Element>(directory: &Directory, location: &Location, id: u128) -> Result<bool> {
-    let gone = |error: &Error| error.is_not_found() || error.is_not_counted();
+    let gone = |error: &Error| error.is_not_found() || error.kind == ErrorKind::NotCounted;
     match OpenOptions::new().backend(directory.clone()).open_counted::<T, IxDyn>(location.clone()) {
         Ok(same) if same.id() == id => drop(same),
         Ok(_) => return Ok(true), // another array has the name by now
@@ -48,7 +50,7 @@ impl<T: Element> Memory for RefcountedArray<T, IxDyn> {
             return Ok(false);
         }
         let (location, what) = (self.name().to_owned(), "the last process that has it removes its name");
-        Err(Error::Unsupported { location, what: what.into() })
+        Err(ErrorKind::Unsupported { what: what.into() }.at(location))
     }
 
     fn counted(&self) -> Option<&dyn Counted> {
@@ -116,7 +118,7 @@ impl<T: Element> Counted for RefcountedArray<T, IxDyn> {
         if self.location().is_none() {
             self.publish()?;
         }
-        let gone = || Error::Unlinked { location: self.name().to_owned() };
+        let gone = || ErrorKind::Unlinked.at(self.name());
         let location = self.location().ok_or_else(gone)?;
         let options = OpenOptions::new().backend(self.backend().clone()).copy_on_write();
         match options.open_counted::<T, IxDyn>(location.clone()) {

@@ -76,12 +76,12 @@ impl DownloadRequest {
         let location = || "the array in memory".to_owned();
         if wanted != found {
             let (expected, found) = (wanted.as_str().to_owned(), found.as_str().to_owned());
-            return Err(ndarray_shm::Error::DTypeMismatch { location: location(), expected, found }.into());
+            return Err(ndarray_shm::ErrorKind::DTypeMismatch { expected, found }.at(location()).into());
         }
         let lengths = elements.lengths(axes);
         if lengths != bbox.shape() {
             let (expected, found) = (format!("{:?}", bbox.shape()), format!("{lengths:?}"));
-            return Err(ndarray_shm::Error::ShapeMismatch { location: location(), expected, found }.into());
+            return Err(ndarray_shm::ErrorKind::ShapeMismatch { expected, found }.at(location()).into());
         }
         elements.lock(Access::ReadWrite, state)?;
         let painted = with_element!(meta.dtype, T => {
@@ -307,7 +307,7 @@ impl UploadRequest {
             domain.shape()
         );
         let (location, found) = ("the array in memory".to_owned(), format!("{lengths:?}"));
-        Err(ndarray_shm::Error::ShapeMismatch { location, expected, found }.into())
+        Err(ndarray_shm::ErrorKind::ShapeMismatch { expected, found }.at(location).into())
     }
 }
 
@@ -406,7 +406,10 @@ fn elements_of_array(py: Python<'_>, array: &RawArray, access: Access) -> PyResu
     // out when the wait begins.
     let lock = match py.detach(|| memory.lock(access, None, &mut || false)) {
         Ok(lock) => Some(lock.leave_thread()),
-        Err(ndarray_shm::Error::WouldBlock { .. } | ndarray_shm::Error::TimedOut { .. }) => None,
+        Err(ndarray_shm::Error {
+            kind: ndarray_shm::ErrorKind::WouldBlock | ndarray_shm::ErrorKind::TimedOut { .. },
+            ..
+        }) => None,
         Err(error) => return Err(exception(py, &error)),
     };
     Ok(Elements::Array(memory, array.layout().element, window, lock))

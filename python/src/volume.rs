@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use ndarray_shm::DType;
 use ndarray_shm_volume::markers::{self, Marker};
 use ndarray_shm_volume::{
-    Bbox, ChunkSink, ChunkSource, Encoding, Error, ErrorKind, NewVolume, Result, ScaleInfo, Shard, VolumeFormat,
+    Bbox, ChunkSink, ChunkSource, Encoding, Error, NewVolume, Result, ScaleInfo, Shard, SourceFailure, VolumeFormat,
     VolumeKind, VolumeMeta, VolumeNotes, VolumeOptions, VolumeUrl, create_volume, plan,
 };
 use pyo3::prelude::*;
@@ -318,7 +318,7 @@ pub(crate) fn new_volume(
     let work = move |_: &_| {
         let (new, said) = request.describe(&url, model)?;
         match create_volume(url.clone(), &new) {
-            Err(error) if exist_ok && error.kind() == Some(ErrorKind::AlreadyExists) => {
+            Err(error) if exist_ok && error.source_failure() == Some(SourceFailure::AlreadyExists) => {
                 let there = VolumeOptions::new().encoding(new.encoding).open_writable(url)?;
                 if new.is_like(there.meta()) { Ok(said) } else { Err(error) }
             }

@@ -18,7 +18,7 @@ use crate::arena::header::{ArenaHeader, DROP_WAIT};
 use crate::arena::tables::slots::Slot;
 use crate::array::{Element, Layout};
 use crate::backoff::Deadline;
-use crate::error::{Error, IntoError, Result};
+use crate::error::{ErrorKind, IntoError, Result};
 
 /// An array in an arena that only its creator can reach, so filling it is ordinary, safe Rust.
 ///
@@ -66,7 +66,7 @@ impl<T: Element, D: Dimension> ArenaDraft<T, D> {
     ///
     /// # Errors
     ///
-    /// The error gives the draft back. [`Unsupported`](Error::Unsupported): this is a forked child, which is not a
+    /// The error gives the draft back. [`Unsupported`](ErrorKind::Unsupported): this is a forked child, which is not a
     /// member.
     pub fn share(mut self) -> Result<ArenaArray<T, D>, IntoError<Self>> {
         let block = &self.array.block;
@@ -146,8 +146,8 @@ impl<T: Element, D: Dimension> ArenaArray<T, D> {
     ///
     /// # Errors
     ///
-    /// The error gives the array back. [`WouldBlock`](Error::WouldBlock): another value or process holds it, or a
-    /// message with it has not been received. [`Unsupported`](Error::Unsupported): this is a forked child.
+    /// The error gives the array back. [`WouldBlock`](ErrorKind::WouldBlock): another value or process holds it, or a
+    /// message with it has not been received. [`Unsupported`](ErrorKind::Unsupported): this is a forked child.
     pub fn try_into_draft(mut self) -> Result<ArenaDraft<T, D>, IntoError<Self>> {
         match self.make_exclusive() {
             Ok(()) => Ok(ArenaDraft { array: self }),
@@ -170,7 +170,7 @@ impl<T: Element, D: Dimension> ArenaArray<T, D> {
             let is_orphaned = || header.slot_table().get(slot as usize).is_some_and(Slot::is_orphaned);
             header.slots().make_exclusive(slot) || is_orphaned() && reclaim()
         });
-        if is_taken { Ok(()) } else { Err(Error::WouldBlock { location: self.block.header.name().to_owned() }) }
+        if is_taken { Ok(()) } else { Err(ErrorKind::WouldBlock.at(self.block.header.name())) }
     }
 
     /// Releases the array, and reports errors. Dropping releases it too, and ignores them. If it has clones, the last
@@ -178,8 +178,8 @@ impl<T: Element, D: Dimension> ArenaArray<T, D> {
     ///
     /// # Errors
     ///
-    /// [`HandleSpent`](Error::HandleSpent): this process did not hold it, which safe code cannot cause.
-    /// [`Unsupported`](Error::Unsupported): this is a forked child, which holds nothing.
+    /// [`HandleSpent`](ErrorKind::HandleSpent): this process did not hold it, which safe code cannot cause.
+    /// [`Unsupported`](ErrorKind::Unsupported): this is a forked child, which holds nothing.
     pub fn release(self) -> Result<()> {
         match Arc::try_unwrap(self.block) {
             Ok(block) => block.release(),

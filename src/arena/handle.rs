@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 
 /// Defines one kind of handle. Both kinds have the same bytes; as text they begin with different prefixes.
 macro_rules! handle {
@@ -35,7 +35,7 @@ macro_rules! handle {
             ///
             /// # Errors
             ///
-            /// [`InvalidSetting`](Error::InvalidSetting): bytes that must be zero are not.
+            /// [`InvalidSetting`](ErrorKind::InvalidSetting): bytes that must be zero are not.
             pub fn from_bytes(bytes: [u8; Self::BYTES]) -> Result<Self> {
                 let number = |at: usize| u64::from_le_bytes(std::array::from_fn(|byte| bytes[at + byte]));
                 let Ok(slot) = u32::try_from(number(8)) else {
@@ -84,8 +84,8 @@ handle! {
     /// A 24-byte reference to an array in an arena, for any member of the arena.
     ///
     /// It can also be written as one line of text. A handle does not keep the array: if no process holds the array when
-    /// the handle is used, [`Arena::get`](crate::Arena::get) fails with [`HandleSpent`](Error::HandleSpent). It never
-    /// leads to another array, even if the memory was used again.
+    /// the handle is used, [`Arena::get`](crate::Arena::get) fails with [`HandleSpent`](ErrorKind::HandleSpent). It
+    /// never leads to another array, even if the memory was used again.
     ///
     /// ```
     /// use ndarray_shm::arena::ArenaHandle;
@@ -124,7 +124,7 @@ fn numbers(text: &str) -> Option<[u64; 3]> {
 }
 
 fn invalid(value: String, expected: &'static str) -> Error {
-    Error::InvalidSetting { setting: "the handle", value, expected }
+    Error::from(ErrorKind::InvalidSetting { setting: "the handle", value, expected })
 }
 
 #[cfg(test)]

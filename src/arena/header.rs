@@ -17,7 +17,7 @@ use crate::arena::tables::senders::SenderWord;
 use crate::arena::tables::slots::{Released, SEATS, Slot, Slots};
 use crate::backend::{DraftOptions, Turn};
 use crate::backoff::Deadline;
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::manager_client;
 use crate::os::{self, LockRange};
 use crate::random;
@@ -158,11 +158,11 @@ impl ArenaHeader {
         let name = home.location.as_str();
         let read = |trailer: &Trailer| {
             let geometry = Geometry::of_record(kind, &trailer.record, trailer.payload)
-                .map_err(|reason| Error::Trailer { location: name.to_owned(), reason })?;
+                .map_err(|reason| ErrorKind::Trailer { reason }.at(name))?;
             if geometry.sparse && !sparse && kind == Kind::Arena {
                 let what = "it was created with Pages::Sparse, so that an access may find no memory and end this process (SIGBUS); \
                             to join it all the same, use ArenaOptions::pages(Pages::Sparse) and open";
-                return Err(Error::Unsupported { location: name.to_owned(), what: what.into() });
+                return Err(ErrorKind::Unsupported { what: what.into() }.at(name));
             }
             Ok((geometry, trailer.id))
         };
@@ -171,9 +171,8 @@ impl ArenaHeader {
     }
 
     fn join(home: Home, geometry: Geometry, id: u128, segment: Segment) -> Result<Self> {
-        let held = bytemuck::allocation::try_zeroed_slice_box(geometry.slots() as usize).map_err(|()| {
-            Error::TooLarge { location: home.location.to_string(), shape: vec![geometry.slots() as usize], item: 4 }
-        })?;
+        let held = bytemuck::allocation::try_zeroed_slice_box(geometry.slots() as usize)
+            .map_err(|()| ErrorKind::TooLarge { shape: vec![geometry.slots() as usize], item: 4 }.at(&home.location))?;
         let mut header = Self {
             home,
             geometry,
@@ -207,7 +206,7 @@ impl ArenaHeader {
         if owner == self.tag() {
             return Ok(());
         }
-        Err(Error::InvalidSetting { setting: "the handle", value: handle.to_string(), expected })
+        Err(Error::from(ErrorKind::InvalidSetting { setting: "the handle", value: handle.to_string(), expected }))
     }
 
     /// Refuses forked children, which are not members.
@@ -216,7 +215,7 @@ impl ArenaHeader {
             return Ok(());
         }
         let what = "a forked child is no member of its parent's arena: open the arena again in the child".into();
-        Err(Error::Unsupported { location: self.name().to_owned(), what })
+        Err(ErrorKind::Unsupported { what }.at(self.name()))
     }
 
     /// Returns whether this is the process that joined, not a forked child.
@@ -225,7 +224,7 @@ impl ArenaHeader {
     }
 
     pub(crate) fn segment(&self) -> Result<&Segment> {
-        self.segment.as_ref().ok_or_else(|| Error::Unlinked { location: self.name().to_owned() })
+        self.segment.as_ref().ok_or_else(|| ErrorKind::Unlinked.at(self.name()))
     }
 
     /// Waits until the deadline for a lock that members hold only for moments.
@@ -349,14 +348,14 @@ impl ArenaHeader {
     ///
     /// # Errors
     ///
-    /// [`Error::HandleSpent`]: this process does not hold the block.
+    /// [`ErrorKind::HandleSpent`]: this process does not hold the block.
     pub(crate) fn release(&self, slot: u32) -> Result<()> {
         self.check_process()?;
         if self.slots().release(slot) == Released::NotHeld { Err(self.spent()) } else { Ok(()) }
     }
 
     pub(super) fn spent(&self) -> Error {
-        Error::HandleSpent { location: self.name().to_owned() }
+        ErrorKind::HandleSpent.at(self.name())
     }
 
     /// Sends a block that this process holds, and adds a hold that keeps the block until it is received.

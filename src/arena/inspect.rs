@@ -4,7 +4,7 @@ use crate::arena::tables::geometry::Geometry;
 use crate::arena::tables::slots::SEATS;
 use crate::backend::lock_space;
 use crate::backend::{Access, Backend, Directory, IntoLocation, Location};
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::os::{self, LockKind};
 use crate::segment::footer::Kind;
 use crate::segment::trailer::Trailer;
@@ -60,9 +60,10 @@ impl ArenaInspection {
 ///
 /// # Errors
 ///
-/// - [`NotFound`](Error::NotFound): no file has the name.
-/// - [`NotCounted`](Error::NotCounted), [`Reserved`](Error::Reserved): the file is neither an arena nor counters.
-/// - [`Trailer`](Error::Trailer): its trailer is damaged, or that of a file with another name.
+/// - [`NotFound`](ErrorKind::NotFound): no file has the name.
+/// - [`NotCounted`](ErrorKind::NotCounted), [`Reserved`](ErrorKind::Reserved): the file is neither an arena nor
+///   counters.
+/// - [`Trailer`](ErrorKind::Trailer): its trailer is damaged, or that of a file with another name.
 pub fn inspect(location: impl IntoLocation) -> Result<ArenaInspection> {
     let home = Home::new(None, location)?;
     inspect_in(&home.backend, &home.location)
@@ -82,7 +83,7 @@ pub fn inspect_in(backend: &Directory, location: &Location) -> Result<ArenaInspe
     let trailer = trailer.of_kind(if is_counters { Kind::Counters } else { Kind::Arena }, name)?;
     trailer.refuse_copy(name)?;
     let geometry = Geometry::of_record(trailer.kind, &trailer.record, trailer.payload)
-        .map_err(|reason| Error::Trailer { location: name.to_owned(), reason })?;
+        .map_err(|reason| ErrorKind::Trailer { reason }.at(name))?;
     let mut members = 0;
     for seat in 0..SEATS {
         let is_alive = os::is_locked(&file, LockKind::Exclusive, lock_space::seat(seat));

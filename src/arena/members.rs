@@ -30,7 +30,7 @@ use crate::arena::tables::slots::{SEATS, Slot};
 use crate::backend::Turn;
 use crate::backend::lock_space::{self, RECOVER};
 use crate::backoff::{Backoff, Deadline};
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::os::{self, LockKind};
 
 /// How long a joining process waits in total: for seats that other processes are reclaiming, for the locks with which
@@ -63,10 +63,10 @@ impl ArenaHeader {
             let all_alive = (0..SEATS).all(|seat| self.is_taken(seat) && self.is_alive(seat).unwrap_or(true));
             let location = || self.name().to_owned();
             if all_alive {
-                return Err(Error::TooManyProcesses { location: location(), limit: SEATS });
+                return Err(ErrorKind::TooManyProcesses { limit: SEATS }.at(location()));
             }
             if !backoff.pause() {
-                return Err(Error::TimedOut { location: location(), waited: JOIN_WAIT });
+                return Err(ErrorKind::TimedOut { waited: JOIN_WAIT }.at(location()));
             }
         }
     }

@@ -152,17 +152,17 @@ impl Arena {
     ///
     /// # Errors
     ///
-    /// - [`Unsupported`](Error::Unsupported): it was created with `Pages::Sparse`.
-    /// - [`NoSpace`](Error::NoSpace): it has holes for another reason, and there is not enough memory to fill them.
-    /// - [`NotFound`](Error::NotFound), or [`Elsewhere`](Error::Elsewhere) if the other usual place has it: no arena
-    ///   has the name, or its last member is just leaving.
-    /// - [`TooManyProcesses`](Error::TooManyProcesses): 46 processes are members already.
-    /// - [`TimedOut`](Error::TimedOut): a process was stopped while it reclaimed a dead member, or a thread of this
+    /// - [`Unsupported`](ErrorKind::Unsupported): it was created with `Pages::Sparse`.
+    /// - [`NoSpace`](ErrorKind::NoSpace): it has holes for another reason, and there is not enough memory to fill them.
+    /// - [`NotFound`](ErrorKind::NotFound), or [`Elsewhere`](ErrorKind::Elsewhere) if the other usual place has it: no
+    ///   arena has the name, or its last member is just leaving.
+    /// - [`TooManyProcesses`](ErrorKind::TooManyProcesses): 46 processes are members already.
+    /// - [`TimedOut`](ErrorKind::TimedOut): a process was stopped while it reclaimed a dead member, or a thread of this
     ///   process while it forked.
-    /// - [`Reserved`](Error::Reserved), [`NotCounted`](Error::NotCounted): the file is not an arena.
-    /// - [`Trailer`](Error::Trailer): its trailer is damaged.
-    /// - [`PermissionDenied`](Error::PermissionDenied): every member needs permission to write, because it counts its
-    ///   holds in the file.
+    /// - [`Reserved`](ErrorKind::Reserved), [`NotCounted`](ErrorKind::NotCounted): the file is not an arena.
+    /// - [`Trailer`](ErrorKind::Trailer): its trailer is damaged.
+    /// - [`PermissionDenied`](ErrorKind::PermissionDenied): every member needs permission to write, because it counts
+    ///   its holds in the file.
     pub fn open(location: impl IntoLocation) -> Result<Self> {
         Self::open_in(&default_backend()?, location)
     }
@@ -186,11 +186,11 @@ impl Arena {
     ///
     /// # Errors
     ///
-    /// - [`NoSpace`](Error::NoSpace): no memory is free, not even after reclaiming the holds of dead members.
-    /// - [`TimedOut`](Error::TimedOut): none was found, and for 10 seconds another process was stopped while it
+    /// - [`NoSpace`](ErrorKind::NoSpace): no memory is free, not even after reclaiming the holds of dead members.
+    /// - [`TimedOut`](ErrorKind::TimedOut): none was found, and for 10 seconds another process was stopped while it
     ///   reclaimed, or while it made or freed room for large arrays.
-    /// - [`TooLarge`](Error::TooLarge); [`InvalidSetting`](Error::InvalidSetting): more than 32 axes.
-    /// - [`Unsupported`](Error::Unsupported): this is a forked child.
+    /// - [`TooLarge`](ErrorKind::TooLarge); [`InvalidSetting`](ErrorKind::InvalidSetting): more than 32 axes.
+    /// - [`Unsupported`](ErrorKind::Unsupported): this is a forked child.
     pub fn draft<T: Element, D: Dimension>(&self, shape: impl ShapeBuilder<Dim = D>) -> Result<ArenaDraft<T, D>> {
         let layout = Layout::<T, _>::named(shape, self.header.name())?;
         ArenaDraft::new(&self.header, layout, None)
@@ -204,8 +204,8 @@ impl Arena {
     ///
     /// # Errors
     ///
-    /// - [`TimedOut`](Error::TimedOut): no memory became free.
-    /// - [`NoSpace`](Error::NoSpace), at once: the arena is smaller than the array.
+    /// - [`TimedOut`](ErrorKind::TimedOut): no memory became free.
+    /// - [`NoSpace`](ErrorKind::NoSpace), at once: the arena is smaller than the array.
     /// - As [`draft`](Self::draft).
     ///
     /// # Examples
@@ -213,11 +213,11 @@ impl Arena {
     /// ```
     /// use std::time::Duration;
     ///
-    /// use ndarray_shm::Arena;
+    /// use ndarray_shm::{Arena, ErrorKind};
     ///
     /// let arena = Arena::create("draft-wait-example", 1 << 16)?;
     /// let held = arena.draft::<u8, _>(50_000)?;
-    /// assert!(arena.draft::<u8, _>(50_000).unwrap_err().is_no_space());
+    /// assert!(matches!(arena.draft::<u8, _>(50_000).unwrap_err().kind, ErrorKind::NoSpace { .. }));
     /// std::thread::scope(|scope| {
     ///     scope.spawn(|| drop(held)); // usually in another process
     ///     arena.draft_wait::<u8, _>(50_000, Duration::from_secs(60)).map(drop)
@@ -259,11 +259,11 @@ impl Arena {
     ///
     /// # Errors
     ///
-    /// - [`HandleSpent`](Error::HandleSpent): no process holds the array any more.
-    /// - [`DTypeMismatch`](Error::DTypeMismatch), [`ShapeMismatch`](Error::ShapeMismatch): it has another element type
-    ///   or another number of axes.
-    /// - [`InvalidSetting`](Error::InvalidSetting): the handle is of another arena.
-    /// - [`Unsupported`](Error::Unsupported): this is a forked child.
+    /// - [`HandleSpent`](ErrorKind::HandleSpent): no process holds the array any more.
+    /// - [`DTypeMismatch`](ErrorKind::DTypeMismatch), [`ShapeMismatch`](ErrorKind::ShapeMismatch): it has another
+    ///   element type or another number of axes.
+    /// - [`InvalidSetting`](ErrorKind::InvalidSetting): the handle is of another arena.
+    /// - [`Unsupported`](ErrorKind::Unsupported): this is a forked child.
     pub fn get<T: Element, D: Dimension>(&self, handle: &ArenaHandle) -> Result<ArenaArray<T, D>> {
         let expected = "a handle of this arena: this is one of another arena, or of an earlier one with the same name";
         self.header.check_handle(handle.owner, handle, expected)?;
@@ -280,8 +280,8 @@ impl Arena {
     ///
     /// # Errors
     ///
-    /// [`TimedOut`](Error::TimedOut): another process was stopped while it reclaimed.
-    /// [`Unsupported`](Error::Unsupported): this is a forked child.
+    /// [`TimedOut`](ErrorKind::TimedOut): another process was stopped while it reclaimed.
+    /// [`Unsupported`](ErrorKind::Unsupported): this is a forked child.
     pub fn reclaim(&self) -> Result<ReclaimedBlocks> {
         self.header.end_sent();
         self.header.reclaim_dead(Deadline::after(TURN_WAIT))
@@ -291,8 +291,8 @@ impl Arena {
     ///
     /// # Errors
     ///
-    /// The kernel's error, if it cannot tell which members are alive. [`Unsupported`](Error::Unsupported): this is a
-    /// forked child.
+    /// The kernel's error, if it cannot tell which members are alive. [`Unsupported`](ErrorKind::Unsupported): this is
+    /// a forked child.
     pub fn stats(&self) -> Result<ArenaStats> {
         self.header.check_process()?;
         self.header.stats()
@@ -312,7 +312,7 @@ impl Arena {
     ///
     /// # Errors
     ///
-    /// [`PermissionDenied`](Error::PermissionDenied).
+    /// [`PermissionDenied`](ErrorKind::PermissionDenied).
     pub fn unlink(&self) -> Result<bool> {
         self.header.home.unlink(self.header.segment()?.id())
     }
@@ -322,8 +322,8 @@ impl Arena {
     ///
     /// # Errors
     ///
-    /// [`PermissionDenied`](Error::PermissionDenied): this process was the last one and is not permitted to remove the
-    /// name.
+    /// [`PermissionDenied`](ErrorKind::PermissionDenied): this process was the last one and is not permitted to remove
+    /// the name.
     pub fn close(self) -> Result<()> {
         Arc::into_inner(self.header).map_or(Ok(()), ArenaHeader::close)
     }

@@ -4,7 +4,7 @@ use crate::arena::Arena;
 use crate::arena::header::ArenaHeader;
 use crate::arena::tables::geometry::{Geometry, MOST_CELLS, MOST_QUEUES, MOST_SPANS, SPAN};
 use crate::backend::{Directory, DraftOptions, IntoLocation, Pages};
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::os;
 use crate::segment::Home;
 use crate::segment::footer::Kind;
@@ -87,23 +87,23 @@ impl ArenaOptions {
     ///
     /// # Errors
     ///
-    /// - [`AlreadyExists`](Error::AlreadyExists): the name is taken, and not by an orphan.
-    /// - [`NoSpace`](Error::NoSpace): there is not enough memory.
-    /// - [`TooLarge`](Error::TooLarge): the capacity exceeds 1 TiB - 64 KiB, or the arena the address space.
-    /// - [`InvalidSetting`](Error::InvalidSetting): the number of queues or messages is out of range.
+    /// - [`AlreadyExists`](ErrorKind::AlreadyExists): the name is taken, and not by an orphan.
+    /// - [`NoSpace`](ErrorKind::NoSpace): there is not enough memory.
+    /// - [`TooLarge`](ErrorKind::TooLarge): the capacity exceeds 1 TiB - 64 KiB, or the arena the address space.
+    /// - [`InvalidSetting`](ErrorKind::InvalidSetting): the number of queues or messages is out of range.
     pub fn create(self, location: impl IntoLocation, capacity: u64) -> Result<Arena> {
         let home = Home::new(self.backend.as_ref(), location)?;
         let spans = capacity.div_ceil(SPAN).max(1);
         if spans > MOST_SPANS {
             let shape = vec![usize::try_from(capacity).unwrap_or(usize::MAX)];
-            return Err(Error::TooLarge { location: home.location.to_string(), shape, item: 1 });
+            return Err(ErrorKind::TooLarge { shape, item: 1 }.at(&home.location));
         }
         if self.queues > MOST_QUEUES || self.cells > MOST_CELLS || (self.queues > 0 && self.cells == 0) {
-            return Err(Error::InvalidSetting {
+            return Err(Error::from(ErrorKind::InvalidSetting {
                 setting: "the choice of queues",
                 value: format!("{} of {} messages", self.queues, self.cells),
                 expected: "at most 1024 queues, of 1 to 2^24 messages each",
-            });
+            }));
         }
         let geometry = Geometry {
             spans: u32::try_from(spans).unwrap_or(u32::MAX),

@@ -8,7 +8,7 @@ use ndarray::{ArrayViewMut, Dimension, RawArrayView, RawArrayViewMut};
 use super::{ArrayLock, CellGuard, Element, ReadGuard, SharedArray, WriteGuard, view};
 use crate::backend::lock_space::{ALL_CELLS, cell};
 use crate::backend::{Access, Directory, FileId, PageUse};
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::os::LockKind;
 use crate::segment::locks::{KeepWaiting, Wait};
 
@@ -44,7 +44,7 @@ impl<T: Element, D: Dimension> SharedArray<T, D> {
     ///
     /// # Errors
     ///
-    /// [`Unlinked`](Error::Unlinked): the name was removed, so the file cannot be queried.
+    /// [`Unlinked`](ErrorKind::Unlinked): the name was removed, so the file cannot be queried.
     pub fn is_sparse(&self) -> Result<bool> {
         self.segment().is_sparse()
     }
@@ -58,7 +58,7 @@ impl<T: Element, D: Dimension> SharedArray<T, D> {
     ///
     /// # Errors
     ///
-    /// [`Os`](Error::Os): /proc is not mounted.
+    /// [`Os`](ErrorKind::Os): /proc is not mounted.
     pub fn pages(&self) -> Result<PageUse> {
         self.segment().pages(self.segment().location().as_str())
     }
@@ -71,10 +71,10 @@ impl<T: Element, D: Dimension> SharedArray<T, D> {
     ///
     /// # Errors
     ///
-    /// - [`Unlinked`](Error::Unlinked): the name was removed, or now belongs to another array.
-    /// - [`WouldDeadlock`](Error::WouldDeadlock): this thread itself holds a write guard, writer or claim.
-    /// - [`SizeMismatch`](Error::SizeMismatch): another program changed the length of the file.
-    /// - [`TooManyOpenFiles`](Error::TooManyOpenFiles): a guard needs a descriptor.
+    /// - [`Unlinked`](ErrorKind::Unlinked): the name was removed, or now belongs to another array.
+    /// - [`WouldDeadlock`](ErrorKind::WouldDeadlock): this thread itself holds a write guard, writer or claim.
+    /// - [`SizeMismatch`](ErrorKind::SizeMismatch): another program changed the length of the file.
+    /// - [`TooManyOpenFiles`](ErrorKind::TooManyOpenFiles): a guard needs a descriptor.
     pub fn read(&self) -> Result<ReadGuard<'_, T, D>> {
         self.reading(Wait::Forever)
     }
@@ -84,7 +84,7 @@ impl<T: Element, D: Dimension> SharedArray<T, D> {
     ///
     /// # Errors
     ///
-    /// [`WouldBlock`](Error::WouldBlock), and those of [`read`](Self::read) except `WouldDeadlock`.
+    /// [`WouldBlock`](ErrorKind::WouldBlock), and those of [`read`](Self::read) except `WouldDeadlock`.
     pub fn try_read(&self) -> Result<ReadGuard<'_, T, D>> {
         self.reading(Wait::No)
     }
@@ -93,7 +93,7 @@ impl<T: Element, D: Dimension> SharedArray<T, D> {
     ///
     /// # Errors
     ///
-    /// [`TimedOut`](Error::TimedOut), and those of [`read`](Self::read) except `WouldDeadlock`.
+    /// [`TimedOut`](ErrorKind::TimedOut), and those of [`read`](Self::read) except `WouldDeadlock`.
     pub fn read_timeout(&self, limit: Duration) -> Result<ReadGuard<'_, T, D>> {
         self.reading(Wait::For(limit))
     }
@@ -102,7 +102,7 @@ impl<T: Element, D: Dimension> SharedArray<T, D> {
     ///
     /// # Errors
     ///
-    /// [`PermissionDenied`](Error::PermissionDenied) if the array was attached read-only, and those of
+    /// [`PermissionDenied`](ErrorKind::PermissionDenied) if the array was attached read-only, and those of
     /// [`read`](Self::read).
     pub fn write(&self) -> Result<WriteGuard<'_, T, D>> {
         self.writing(Wait::Forever)
@@ -112,7 +112,7 @@ impl<T: Element, D: Dimension> SharedArray<T, D> {
     ///
     /// # Errors
     ///
-    /// [`WouldBlock`](Error::WouldBlock), and those of [`write`](Self::write) except `WouldDeadlock`.
+    /// [`WouldBlock`](ErrorKind::WouldBlock), and those of [`write`](Self::write) except `WouldDeadlock`.
     pub fn try_write(&self) -> Result<WriteGuard<'_, T, D>> {
         self.writing(Wait::No)
     }
@@ -121,7 +121,7 @@ impl<T: Element, D: Dimension> SharedArray<T, D> {
     ///
     /// # Errors
     ///
-    /// [`TimedOut`](Error::TimedOut), and those of [`write`](Self::write) except `WouldDeadlock`.
+    /// [`TimedOut`](ErrorKind::TimedOut), and those of [`write`](Self::write) except `WouldDeadlock`.
     pub fn write_timeout(&self, limit: Duration) -> Result<WriteGuard<'_, T, D>> {
         self.writing(Wait::For(limit))
     }
@@ -148,11 +148,11 @@ impl<T: Element, D: Dimension> SharedArray<T, D> {
     ///
     /// # Errors
     ///
-    /// - [`WouldBlock`](Error::WouldBlock): `keep_waiting` returned false, or `limit` is zero.
-    /// - [`TimedOut`](Error::TimedOut): the limit has passed.
-    /// - [`WouldDeadlock`](Error::WouldDeadlock): there is no limit, and this thread itself has a
+    /// - [`WouldBlock`](ErrorKind::WouldBlock): `keep_waiting` returned false, or `limit` is zero.
+    /// - [`TimedOut`](ErrorKind::TimedOut): the limit has passed.
+    /// - [`WouldDeadlock`](ErrorKind::WouldDeadlock): there is no limit, and this thread itself has a
     ///   conflicting lock.
-    /// - [`PermissionDenied`](Error::PermissionDenied): the lock is for writing, and the array was attached
+    /// - [`PermissionDenied`](ErrorKind::PermissionDenied): the lock is for writing, and the array was attached
     ///   read-only.
     /// - those of [`read`](Self::read).
     pub fn lock(
@@ -175,7 +175,9 @@ impl<T: Element, D: Dimension> SharedArray<T, D> {
             limit => Wait::While(limit.unwrap_or(Duration::MAX), KeepWaiting(&ask)),
         };
         match self.memory().hold(kind, ALL_CELLS, wait) {
-            Err(Error::TimedOut { location, .. }) if gave_up.get() => Err(Error::WouldBlock { location }),
+            Err(Error { kind: ErrorKind::TimedOut { .. }, location, .. }) if gave_up.get() => {
+                Err(ErrorKind::WouldBlock.at(location))
+            }
             taken => taken.map(ArrayLock::new),
         }
     }
@@ -203,7 +205,7 @@ impl<T: Element, D: Dimension> SharedArray<T, D> {
     ///
     /// # Errors
     ///
-    /// [`PermissionDenied`](Error::PermissionDenied) if the array was attached read-only.
+    /// [`PermissionDenied`](ErrorKind::PermissionDenied) if the array was attached read-only.
     ///
     /// # Safety
     ///
@@ -239,7 +241,7 @@ impl<T: Element, D: Dimension> SharedArray<T, D> {
     ///
     /// # Errors
     ///
-    /// [`PermissionDenied`](Error::PermissionDenied).
+    /// [`PermissionDenied`](ErrorKind::PermissionDenied).
     pub fn unlink(&self) -> Result<bool> {
         self.segment().home().unlink(self.segment().id())
     }

@@ -4,7 +4,7 @@ use ndarray::{ArrayViewMut, Dimension, ShapeBuilder};
 
 use super::{Description, Draft, Element, Layout, SharedArray, description};
 use crate::backend::{Access, Directory, DraftOptions, IntoLocation, Pages, Publish, default_backend};
-use crate::error::{Error, IntoError, Result};
+use crate::error::{Error, ErrorKind, IntoError, Result};
 use crate::segment::{Attach, Home, Segment};
 
 /// How often [`CreationMode::OpenOrCreate`] tries to create and to open, while other processes create and remove the
@@ -15,7 +15,7 @@ const TRIES: u32 = 1000;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
 pub enum CreationMode {
-    /// Fails with [`AlreadyExists`](Error::AlreadyExists).
+    /// Fails with [`AlreadyExists`](ErrorKind::AlreadyExists).
     #[default]
     CreateNew,
     /// Opens the existing array for reading and writing. Its size must match. So must its type, shape and order, if it
@@ -46,7 +46,7 @@ pub(crate) trait Creatable<T: Element, D: Dimension>: Sized {
 /// ([`RefcountedArray`](crate::RefcountedArray)).
 ///
 /// They may be set in any order. A setting that an array of this kind cannot have is refused with
-/// [`InvalidSetting`](Error::InvalidSetting) when it is created.
+/// [`InvalidSetting`](ErrorKind::InvalidSetting) when it is created.
 ///
 /// | setting | `create` | `create_counted` | `share` |
 /// |---|---|---|---|
@@ -94,7 +94,7 @@ impl CreateOptions {
     /// A user that may only read a plain array's file can delay its owner. Write access waits for that user's read
     /// guards without limit, and pool memory is not used again while that user is attached. Other read locks that the
     /// user holds delay the owner for at most 10 seconds: each thread that writes, and each removal or replacement of
-    /// the name; renaming then fails with [`TimedOut`](Error::TimedOut). Attaching to a counted array needs write
+    /// the name; renaming then fails with [`TimedOut`](ErrorKind::TimedOut). Attaching to a counted array needs write
     /// permission, because attaching changes the count.
     pub fn permissions(mut self, bits: u32) -> Self {
         self.draft.permissions = bits & 0o777;
@@ -122,7 +122,7 @@ impl CreateOptions {
     /// Adds a note to the array's [description](super::Description), or replaces the one with this key. An array that
     /// is opened keeps its own.
     ///
-    /// The note is there when the name appears. Creating fails with [`InvalidSetting`](Error::InvalidSetting) for a
+    /// The note is there when the name appears. Creating fails with [`InvalidSetting`](ErrorKind::InvalidSetting) for a
     /// malformed note, see [`with_note`](super::Description::with_note), and for a counted array, which has none.
     pub fn note(mut self, key: &str, text: &str) -> Self {
         self.notes.push((key.to_owned(), text.to_owned()));
@@ -225,7 +225,7 @@ impl CreateOptions {
                 Ok(array) => return Ok(array),
                 Err(error) => error,
             };
-            if self.mode != CreationMode::OpenOrCreate || !error.error().is_already_exists() {
+            if self.mode != CreationMode::OpenOrCreate || error.error().kind != ErrorKind::AlreadyExists {
                 return Err(Error::from(error).into());
             }
             match open() {
@@ -233,7 +233,7 @@ impl CreateOptions {
                 other => return Ok(other?),
             }
         }
-        Err(Error::WouldBlock { location: home.location.to_string() }.into())
+        Err(ErrorKind::WouldBlock.at(&home.location).into())
     }
 
     /// Creates a counted draft with `fill`, to be shared without a name of the caller's choice.
@@ -245,7 +245,7 @@ impl CreateOptions {
         if self.mode != CreationMode::CreateNew {
             let (setting, value) = ("the creation mode", format!("{:?}", self.mode));
             let expected = "CreateNew, because a shared array gets a random name";
-            return Err(Error::InvalidSetting { setting, value, expected }.into());
+            return Err(Error::from(ErrorKind::InvalidSetting { setting, value, expected }).into());
         }
         self.refuse_notes()?;
         let backend = self.backend.clone().map_or_else(default_backend, Ok)?;
@@ -259,7 +259,7 @@ impl CreateOptions {
         let Some((key, _)) = self.notes.first() else { return Ok(()) };
         let (setting, value) = ("a note of a counted array", key.clone());
         let expected = "none: only plain arrays have a description with notes";
-        Err(Error::InvalidSetting { setting, value, expected })
+        Err(Error::from(ErrorKind::InvalidSetting { setting, value, expected }))
     }
 
     /// Returns the text of the description, if it has notes.

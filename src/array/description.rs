@@ -19,7 +19,7 @@ use ndarray::Dimension;
 
 use super::{DType, Element, Layout, Order};
 use crate::backend::{Backend, Directory, DraftOptions, IntoLocation, Location};
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::segment::{FoundDescription, LONGEST_DESCRIPTION, describe, read_description};
 
 /// The first line: the name of the format and its version.
@@ -70,12 +70,12 @@ impl Description {
     ///
     /// # Errors
     ///
-    /// [`TooLarge`](Error::TooLarge): the array fits no address space.
+    /// [`TooLarge`](ErrorKind::TooLarge): the array fits no address space.
     pub fn new(dtype: DType, shape: &[usize], order: Order) -> Result<Self> {
         let shape = shape.to_vec();
         match bytes_of(dtype, &shape) {
             Some(bytes) => Ok(Self { dtype, order, bytes, notes: Vec::new(), shape }),
-            None => Err(Error::TooLarge { location: "(description)".to_owned(), shape, item: dtype.size() }),
+            None => Err(ErrorKind::TooLarge { shape, item: dtype.size() }.at("(description)")),
         }
     }
 
@@ -124,24 +124,24 @@ impl Description {
     ///
     /// # Errors
     ///
-    /// [`InvalidSetting`](Error::InvalidSetting): the key is not 1 to 64 of `a-z`, `0-9` and `-`, or is reserved
+    /// [`InvalidSetting`](ErrorKind::InvalidSetting): the key is not 1 to 64 of `a-z`, `0-9` and `-`, or is reserved
     /// (`ndshm`, `dtype`, `shape`, `order`, `bytes`); the text contains a control character; or the description would
     /// exceed 3,500 bytes.
     pub fn with_note(mut self, key: &str, text: &str) -> Result<Self> {
         if !is_key(key) {
             let (value, expected) =
                 (key.to_owned(), "1 to 64 of a-z, 0-9 and -, and none of dtype, shape, order, bytes");
-            return Err(Error::InvalidSetting { setting: "the key of a note", value, expected });
+            return Err(Error::from(ErrorKind::InvalidSetting { setting: "the key of a note", value, expected }));
         }
         if text.contains(char::is_control) {
             let expected = "text without control characters";
-            return Err(Error::InvalidSetting { setting: "a note", value: text.to_owned(), expected });
+            return Err(Error::from(ErrorKind::InvalidSetting { setting: "a note", value: text.to_owned(), expected }));
         }
         self.notes.retain(|(found, _)| found != key);
         self.notes.push((key.to_owned(), text.to_owned()));
         if self.to_text().len() > LONGEST_DESCRIPTION {
             let expected = "short enough for a description of 3,500 bytes in all";
-            return Err(Error::InvalidSetting { setting: "a note", value: text.to_owned(), expected });
+            return Err(Error::from(ErrorKind::InvalidSetting { setting: "a note", value: text.to_owned(), expected }));
         }
         Ok(self)
     }
@@ -272,18 +272,18 @@ pub(crate) fn check<T: Element, D: Dimension>(
     let found = text.and_then(parse_head).filter(|(.., bytes, _)| *bytes == length);
     if expected != length {
         let description = found.map(|(dtype, shape, order, ..)| in_words(dtype, &shape, order));
-        return Err(Error::SizeMismatch { location: location.to_string(), expected, found: length, description });
+        return Err(ErrorKind::SizeMismatch { expected, found: length, description }.at(location));
     }
     let Some((dtype, shape, order, ..)) = found else { return Ok(()) };
     let lengths = layout.shape();
     if dtype == T::DTYPE && is_same_memory((&shape, order), (lengths, layout.order())) {
         return Ok(());
     }
-    Err(Error::DescriptionMismatch {
-        location: location.to_string(),
+    Err(ErrorKind::DescriptionMismatch {
         expected: in_words(T::DTYPE, lengths, layout.order()),
         found: in_words(dtype, &shape, order),
-    })
+    }
+    .at(location))
 }
 
 /// Returns the layout from the description of a file of this length.
@@ -296,7 +296,7 @@ pub(crate) fn layout_of<T: Element, D: Dimension>(
         Some((dtype, shape, order, bytes, _)) if bytes == length => {
             Layout::<T, _>::described(dtype, &shape, order, location.as_str())
         }
-        _ => Err(Error::NotDescribed { location: location.to_string() }),
+        _ => Err(ErrorKind::NotDescribed.at(location)),
     }
 }
 
@@ -366,10 +366,10 @@ impl Directory {
     ///
     /// # Errors
     ///
-    /// - [`Reserved`](Error::Reserved): the file is bookkeeping of this crate, or a counted array, which
+    /// - [`Reserved`](ErrorKind::Reserved): the file is bookkeeping of this crate, or a counted array, which
     ///   [`inspect`](crate::counted::inspect()) reads.
-    /// - [`NotFound`](Error::NotFound), [`PermissionDenied`](Error::PermissionDenied),
-    ///   [`NotAnArray`](Error::NotAnArray), and the errors of the location.
+    /// - [`NotFound`](ErrorKind::NotFound), [`PermissionDenied`](ErrorKind::PermissionDenied),
+    ///   [`NotAnArray`](ErrorKind::NotAnArray), and the errors of the location.
     pub fn description(&self, location: impl IntoLocation) -> Result<Option<Description>> {
         description_at(self, &location.into_location()?)
     }
@@ -410,7 +410,7 @@ impl Directory {
     ///
     /// # Errors
     ///
-    /// - [`Changed`](Error::Changed): the name leads to another array by now, or the array has another length or
+    /// - [`Changed`](ErrorKind::Changed): the name leads to another array by now, or the array has another length or
     ///   description.
     /// - those of [`describe`](Self::describe).
     pub fn describe_seen(
@@ -431,9 +431,9 @@ impl Directory {
     ///
     /// # Errors
     ///
-    /// - [`SizeMismatch`](Error::SizeMismatch): the array has another number of bytes than the description.
-    /// - [`Unsupported`](Error::Unsupported): the file system supports no descriptions.
-    /// - [`PermissionDenied`](Error::PermissionDenied): this user may not write to the file.
+    /// - [`SizeMismatch`](ErrorKind::SizeMismatch): the array has another number of bytes than the description.
+    /// - [`Unsupported`](ErrorKind::Unsupported): the file system supports no descriptions.
+    /// - [`PermissionDenied`](ErrorKind::PermissionDenied): this user may not write to the file.
     /// - those of [`description`](Self::description).
     pub fn describe(&self, location: impl IntoLocation, description: &Description) -> Result<()> {
         let text = description.to_text();

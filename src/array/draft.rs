@@ -45,7 +45,8 @@ impl<T: Element, D: Dimension> Draft<T, D> {
     ///
     /// # Errors
     ///
-    /// [`NoSpace`](crate::Error::NoSpace), [`TooLarge`](crate::Error::TooLarge), and those of [`default_backend`].
+    /// [`NoSpace`](crate::ErrorKind::NoSpace), [`TooLarge`](crate::ErrorKind::TooLarge), and those of
+    /// [`default_backend`].
     pub fn new(shape: impl ShapeBuilder<Dim = D>) -> Result<Self> {
         let layout = Layout::new(shape)?;
         Self::in_backend(default_backend()?, layout, false, DraftOptions::default(), false)
@@ -78,7 +79,7 @@ impl<T: Element, D: Dimension> Draft<T, D> {
     ///
     /// # Errors
     ///
-    /// [`Os`](crate::Error::Os): /proc is not mounted.
+    /// [`Os`](crate::ErrorKind::Os): /proc is not mounted.
     pub fn pages(&self) -> Result<PageUse> {
         self.memory.mapped().pages(NAMELESS)
     }
@@ -117,9 +118,9 @@ impl<T: Element, D: Dimension> Draft<T, D> {
     /// # Errors
     ///
     /// The error returns the draft.
-    /// - [`AlreadyExists`](crate::Error::AlreadyExists): the name is taken.
-    /// - [`InvalidLocation`](crate::Error::InvalidLocation), [`Reserved`](crate::Error::Reserved): the location is not
-    ///   a valid name.
+    /// - [`AlreadyExists`](crate::ErrorKind::AlreadyExists): the name is taken.
+    /// - [`InvalidLocation`](crate::ErrorKind::InvalidLocation), [`Reserved`](crate::ErrorKind::Reserved): the location
+    ///   is not a valid name.
     pub fn publish(self, location: impl IntoLocation) -> Result<SharedArray<T, D>, IntoError<Self>> {
         match location.into_location() {
             Ok(location) => self.publish_as(&location, Publish::New),

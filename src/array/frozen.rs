@@ -14,7 +14,7 @@ use super::draft::NAMELESS;
 use super::{Element, Layout, Order, view};
 use crate::backend::{self, PageUse, Pages};
 use crate::backoff::Backoff;
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::os;
 use crate::segment::Mapped;
 
@@ -45,16 +45,16 @@ impl<T: Element, D: Dimension> SealableDraft<T, D> {
     ///
     /// # Errors
     ///
-    /// - [`Unsupported`](Error::Unsupported) off Linux.
-    /// - [`TooLarge`](Error::TooLarge): the array fits no address space.
-    /// - [`NoSpace`](Error::NoSpace): there is not enough memory.
+    /// - [`Unsupported`](ErrorKind::Unsupported) off Linux.
+    /// - [`TooLarge`](ErrorKind::TooLarge): the array fits no address space.
+    /// - [`NoSpace`](ErrorKind::NoSpace): there is not enough memory.
     pub fn new(shape: impl ShapeBuilder<Dim = D>) -> Result<Self> {
         let layout = Layout::new(shape)?;
         let needed = layout.bytes();
         let no_space = |room: os::Room| {
             let (location, advice) =
                 (NAMELESS.to_owned(), backend::advice(room.bound, backend::Place::Nameless, Path::new(NAMELESS)));
-            Error::NoSpace { location, needed, available: room.bytes, in_flight: 0, advice }
+            ErrorKind::NoSpace { needed, available: room.bytes, in_flight: 0, advice }.at(location)
         };
         let largest = os::largest_file();
         if needed > largest {
@@ -64,11 +64,11 @@ impl<T: Element, D: Dimension> SealableDraft<T, D> {
             return Err(no_space(room));
         }
         let file = os::create_sealable().map_err(|error| match error.kind() {
-            std::io::ErrorKind::Unsupported => Error::Unsupported {
-                location: NAMELESS.to_owned(),
+            std::io::ErrorKind::Unsupported => ErrorKind::Unsupported {
                 what: "memory cannot be sealed on this platform; publish the array and share it with read guards"
                     .into(),
-            },
+            }
+            .at(NAMELESS),
             _ => Error::os("make sealable memory", NAMELESS, error),
         })?;
         file.set_len(needed).and_then(|()| backend::reserve(&file, needed, Pages::Auto)).map_err(|error| {
@@ -111,7 +111,7 @@ impl<T: Element, D: Dimension> SealableDraft<T, D> {
     ///
     /// # Errors
     ///
-    /// [`Os`](Error::Os): /proc is not mounted.
+    /// [`Os`](ErrorKind::Os): /proc is not mounted.
     pub fn pages(&self) -> Result<PageUse> {
         self.mapped.pages(NAMELESS)
     }
@@ -120,8 +120,8 @@ impl<T: Element, D: Dimension> SealableDraft<T, D> {
     ///
     /// # Errors
     ///
-    /// [`Os`](Error::Os): the kernel refused for 5 seconds, because a debugger or another process maps the memory for
-    /// writing through /proc. The array is lost.
+    /// [`Os`](ErrorKind::Os): the kernel refused for 5 seconds, because a debugger or another process maps the memory
+    /// for writing through /proc. The array is lost.
     pub fn freeze(self) -> Result<FrozenArray<T, D>> {
         let Self { mapped, file, layout, .. } = self;
         drop(mapped); // the kernel refuses to seal memory that is mapped for writing
@@ -198,8 +198,8 @@ impl<T: Element, D: Dimension> FrozenArray<T, D> {
     ///
     /// # Errors
     ///
-    /// - [`Unsupported`](Error::Unsupported): the memory is not sealed against writing, shrinking and growing.
-    /// - [`SizeMismatch`](Error::SizeMismatch): shape and type need another number of bytes.
+    /// - [`Unsupported`](ErrorKind::Unsupported): the memory is not sealed against writing, shrinking and growing.
+    /// - [`SizeMismatch`](ErrorKind::SizeMismatch): shape and type need another number of bytes.
     pub fn from_fd(file: impl Into<File>, shape: impl ShapeBuilder<Dim = D>) -> Result<Self> {
         Self::of_sealed(file.into(), Layout::new(shape)?)
     }
@@ -208,18 +208,18 @@ impl<T: Element, D: Dimension> FrozenArray<T, D> {
     pub(crate) fn of_sealed(file: File, layout: Layout<T, D>) -> Result<Self> {
         let location = NAMELESS.to_owned();
         if !os::is_sealed(&file) {
-            return Err(Error::Unsupported {
-                location,
+            return Err(ErrorKind::Unsupported {
                 what:
                     "the descriptor is not sealed against writing, shrinking and growing (a memfd with F_SEAL_WRITE, \
                        F_SEAL_SHRINK and F_SEAL_GROW); ask its creator to freeze it"
                         .into(),
-            });
+            }
+            .at(location));
         }
         let found = os::facts(&file).map_err(|error| Error::os("look at", NAMELESS, error))?.length;
         let expected = layout.bytes();
         if found != expected {
-            return Err(Error::SizeMismatch { location, expected, found, description: None });
+            return Err(ErrorKind::SizeMismatch { expected, found, description: None }.at(location));
         }
         let mapped = Mapped::of_sealed(&file, found, NAMELESS)?;
         // SAFETY: the memory is sealed: the kernel lets no process change the bytes or their number.
@@ -239,7 +239,7 @@ impl<T: Element, D: Dimension> FrozenArray<T, D> {
     ///
     /// # Errors
     ///
-    /// [`Os`](Error::Os): /proc is not mounted.
+    /// [`Os`](ErrorKind::Os): /proc is not mounted.
     pub fn pages(&self) -> Result<PageUse> {
         self.frozen.mapped.pages(NAMELESS)
     }

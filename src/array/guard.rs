@@ -14,8 +14,8 @@ use crate::segment::locks::Hold;
 /// one descriptor.
 ///
 /// A guard may be sent to another thread, but counts as held by the thread that took it. If that thread then requests
-/// conflicting access, it gets [`WouldDeadlock`](crate::Error::WouldDeadlock), although the other thread might drop the
-/// guard in time. The methods with a timeout wait instead.
+/// conflicting access, it gets [`WouldDeadlock`](crate::ErrorKind::WouldDeadlock), although the other thread might drop
+/// the guard in time. The methods with a timeout wait instead.
 #[must_use = "the array is unlocked when the guard is dropped"]
 pub struct ReadGuard<'a, T: Element, D: Dimension> {
     view: ArrayView<'a, T, D>,
@@ -91,7 +91,7 @@ impl ArrayLock {
     /// Makes the lock one that another thread will drop.
     ///
     /// Without this, a request of the thread that took the lock fails with
-    /// [`WouldDeadlock`](crate::Error::WouldDeadlock) if the lock is in its way, because the thread would wait for
+    /// [`WouldDeadlock`](crate::ErrorKind::WouldDeadlock) if the lock is in its way, because the thread would wait for
     /// itself. Afterwards it waits.
     pub fn leave_thread(mut self) -> Self {
         self.hold.leave_thread();

@@ -28,7 +28,7 @@ impl<T: Element, D: Dimension> ArrayReader<T, D> {
     ///
     /// # Errors
     ///
-    /// As [`SharedArray::open`](super::SharedArray::open), and [`WouldDeadlock`](crate::Error::WouldDeadlock): this
+    /// As [`SharedArray::open`](super::SharedArray::open), and [`WouldDeadlock`](crate::ErrorKind::WouldDeadlock): this
     /// thread holds a conflicting lock.
     pub fn open(location: impl IntoLocation, shape: impl ShapeBuilder<Dim = D>) -> Result<Self> {
         OpenOptions::new().open_reader(location, shape)
@@ -38,8 +38,8 @@ impl<T: Element, D: Dimension> ArrayReader<T, D> {
     ///
     /// # Errors
     ///
-    /// As [`SharedArray::open_dyn`](super::SharedArray::open_dyn), and [`WouldDeadlock`](crate::Error::WouldDeadlock):
-    /// this thread holds a conflicting lock.
+    /// As [`SharedArray::open_dyn`](super::SharedArray::open_dyn), and
+    /// [`WouldDeadlock`](crate::ErrorKind::WouldDeadlock): this thread holds a conflicting lock.
     pub fn open_dyn(location: impl IntoLocation) -> Result<Self> {
         OpenOptions::new().open_reader_dyn(location)
     }

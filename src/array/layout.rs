@@ -7,7 +7,7 @@ use std::str::FromStr;
 use ndarray::{Array, ArrayRef, Dimension, IxDyn, Shape, ShapeBuilder};
 
 use super::{DType, Element, NAMELESS};
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 
 /// The order of an array's axes in memory: which axis is contiguous.
 ///
@@ -38,7 +38,11 @@ impl FromStr for Order {
         match text {
             "C" | "c" => Ok(Self::C),
             "F" | "f" => Ok(Self::F),
-            _ => Err(Error::InvalidSetting { setting: "the order", value: text.to_owned(), expected: "C or F" }),
+            _ => Err(Error::from(ErrorKind::InvalidSetting {
+                setting: "the order",
+                value: text.to_owned(),
+                expected: "C or F",
+            })),
         }
     }
 }
@@ -69,7 +73,7 @@ impl<T: Element, D: Dimension> Layout<T, D> {
     ///
     /// # Errors
     ///
-    /// [`TooLarge`](Error::TooLarge): the array fits no address space.
+    /// [`TooLarge`](ErrorKind::TooLarge): the array fits no address space.
     pub fn new(shape: impl ShapeBuilder<Dim = D>) -> Result<Self> {
         Self::named(shape, NAMELESS)
     }
@@ -100,7 +104,7 @@ impl<T: Element, D: Dimension> Layout<T, D> {
             span.and_then(|span| span.checked_mul(size_of::<T>())).filter(|bytes| isize::try_from(*bytes).is_ok());
         if bytes.is_none() {
             let (location, shape) = (name.to_owned(), lengths.to_vec());
-            return Err(Error::TooLarge { location, shape, item: size_of::<T>() });
+            return Err(ErrorKind::TooLarge { shape, item: size_of::<T>() }.at(location));
         }
         let len = dim.size();
         Ok(Self { order: order(), dim, len, elements: PhantomData })
@@ -111,12 +115,14 @@ impl<T: Element, D: Dimension> Layout<T, D> {
         let location = || name.to_owned();
         if dtype != T::DTYPE {
             let (expected, found) = (T::DTYPE.to_string(), dtype.to_string());
-            return Err(Error::DTypeMismatch { location: location(), expected, found });
+            return Err(ErrorKind::DTypeMismatch { expected, found }.at(location()));
         }
-        let dim = D::from_dimension(&IxDyn(shape)).ok_or_else(|| Error::ShapeMismatch {
-            location: location(),
-            expected: D::NDIM.map_or_else(|| "any".to_owned(), |axes| format!("one of {axes} axes")),
-            found: format!("{shape:?}"),
+        let dim = D::from_dimension(&IxDyn(shape)).ok_or_else(|| {
+            ErrorKind::ShapeMismatch {
+                expected: D::NDIM.map_or_else(|| "any".to_owned(), |axes| format!("one of {axes} axes")),
+                found: format!("{shape:?}"),
+            }
+            .at(location())
         })?;
         match order {
             Order::C => Self::checked(dim, name, || Order::C),
@@ -221,9 +227,15 @@ mod tests {
     #[test]
     fn layout_refuses_shape_beyond_address_space() {
         let half = usize::MAX / 2;
-        assert!(matches!(Layout::<u8, _>::named((half, 3), "x"), Err(Error::TooLarge { .. })));
-        assert!(matches!(Layout::<u16, _>::named(half, "x"), Err(Error::TooLarge { item: 2, .. })));
-        assert!(matches!(Layout::<u8, _>::named((0, half, 3), "x"), Err(Error::TooLarge { .. })));
+        assert!(matches!(Layout::<u8, _>::named((half, 3), "x"), Err(Error { kind: ErrorKind::TooLarge { .. }, .. })));
+        assert!(matches!(
+            Layout::<u16, _>::named(half, "x"),
+            Err(Error { kind: ErrorKind::TooLarge { item: 2, .. }, .. })
+        ));
+        assert!(matches!(
+            Layout::<u8, _>::named((0, half, 3), "x"),
+            Err(Error { kind: ErrorKind::TooLarge { .. }, .. })
+        ));
         assert!(Layout::<u8, _>::named(half, "x").is_ok());
     }
 }

@@ -6,14 +6,14 @@ use ndarray::{Dimension, Ix1, ShapeBuilder};
 
 use super::{ArrayReader, ArrayWriter, Description, Element, Layout, SharedArray, description};
 use crate::backend::{Access, Directory, IntoLocation};
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::os::LockKind;
 use crate::segment::{Attach, CellWait, Home, Segment};
 
 /// Options for opening arrays that exist.
 ///
 /// They may be set in any order. The last call chooses what is opened, and as what. A setting that has no meaning there
-/// is refused with [`InvalidSetting`](Error::InvalidSetting).
+/// is refused with [`InvalidSetting`](ErrorKind::InvalidSetting).
 ///
 /// | setting | [`open`](Self::open) | `open_dyn`, `open_bytes`, `open_counted`, `attach` | `open_reader`, `open_writer` | `open_reader_dyn`, `open_writer_dyn`, `open_counted_reader`, `attach_reader` |
 /// |---|---|---|---|---|
@@ -213,8 +213,8 @@ impl OpenOptions {
     ///
     /// # Errors
     ///
-    /// As [`SharedArray::open`], and [`WouldDeadlock`](Error::WouldDeadlock); with a [`timeout`](Self::timeout) instead
-    /// [`TimedOut`](Error::TimedOut), or [`WouldBlock`](Error::WouldBlock) if it is zero.
+    /// As [`SharedArray::open`], and [`WouldDeadlock`](ErrorKind::WouldDeadlock); with a [`timeout`](Self::timeout)
+    /// instead [`TimedOut`](ErrorKind::TimedOut), or [`WouldBlock`](ErrorKind::WouldBlock) if it is zero.
     pub fn open_reader<T: Element, D: Dimension>(
         &self,
         location: impl IntoLocation,
@@ -356,5 +356,5 @@ impl OpenOptions {
 }
 
 fn refused<R>(setting: &'static str, value: &str, expected: &'static str) -> Result<R> {
-    Err(Error::InvalidSetting { setting, value: value.to_owned(), expected })
+    Err(Error::from(ErrorKind::InvalidSetting { setting, value: value.to_owned(), expected }))
 }

@@ -56,11 +56,11 @@ impl<T: Element, D: Dimension> SharedArray<T, D> {
     ///
     /// # Errors
     ///
-    /// - [`AlreadyExists`](crate::Error::AlreadyExists): the name is taken.
-    /// - [`NoSpace`](crate::Error::NoSpace): there is not enough memory; none was reserved.
-    /// - [`InvalidLocation`](crate::Error::InvalidLocation), [`Reserved`](crate::Error::Reserved): the location is not
-    ///   a valid name.
-    /// - [`TooLarge`](crate::Error::TooLarge): the array fits no address space.
+    /// - [`AlreadyExists`](crate::ErrorKind::AlreadyExists): the name is taken.
+    /// - [`NoSpace`](crate::ErrorKind::NoSpace): there is not enough memory; none was reserved.
+    /// - [`InvalidLocation`](crate::ErrorKind::InvalidLocation), [`Reserved`](crate::ErrorKind::Reserved): the location
+    ///   is not a valid name.
+    /// - [`TooLarge`](crate::ErrorKind::TooLarge): the array fits no address space.
     /// - those of [`default_backend`](crate::default_backend).
     pub fn create(location: impl IntoLocation, shape: impl ShapeBuilder<Dim = D>) -> Result<Self> {
         CreateOptions::new().create(location, shape)
@@ -104,15 +104,16 @@ impl<T: Element, D: Dimension> SharedArray<T, D> {
     ///
     /// # Errors
     ///
-    /// - [`NotFound`](crate::Error::NotFound): no file has the name. [`Elsewhere`](crate::Error::Elsewhere): nor here,
-    ///   but one in the other of the two usual places, `/dev/shm` and the emulated directory, has it.
+    /// - [`NotFound`](crate::ErrorKind::NotFound): no file has the name. [`Elsewhere`](crate::ErrorKind::Elsewhere):
+    ///   nor here, but one in the other of the two usual places, `/dev/shm` and the emulated directory, has it.
     ///   [`is_not_found`](crate::Error::is_not_found) is true for both.
-    /// - [`NotAnArray`](crate::Error::NotAnArray): it is a directory, a link or another special file.
-    /// - [`SizeMismatch`](crate::Error::SizeMismatch): shape and type need another number of bytes.
-    /// - [`DescriptionMismatch`](crate::Error::DescriptionMismatch): the description has another type, shape or order.
-    /// - [`Reserved`](crate::Error::Reserved): the file is bookkeeping of this crate.
-    /// - [`PermissionDenied`](crate::Error::PermissionDenied): this user may not open the file, or not for writing.
-    /// - [`NoSpace`](crate::Error::NoSpace): there is not enough memory to fill the holes.
+    /// - [`NotAnArray`](crate::ErrorKind::NotAnArray): it is a directory, a link or another special file.
+    /// - [`SizeMismatch`](crate::ErrorKind::SizeMismatch): shape and type need another number of bytes.
+    /// - [`DescriptionMismatch`](crate::ErrorKind::DescriptionMismatch): the description has another type, shape or
+    ///   order.
+    /// - [`Reserved`](crate::ErrorKind::Reserved): the file is bookkeeping of this crate.
+    /// - [`PermissionDenied`](crate::ErrorKind::PermissionDenied): this user may not open the file, or not for writing.
+    /// - [`NoSpace`](crate::ErrorKind::NoSpace): there is not enough memory to fill the holes.
     pub fn open(location: impl IntoLocation, shape: impl ShapeBuilder<Dim = D>) -> Result<Self> {
         OpenOptions::new().open(location, shape)
     }
@@ -127,12 +128,12 @@ impl<T: Element, D: Dimension> SharedArray<T, D> {
     ///
     /// ```
     /// use ndarray_shm::ndarray::{IxDyn, ShapeBuilder};
-    /// use ndarray_shm::{unlink, Error, Order, SharedArray};
+    /// use ndarray_shm::{unlink, Error, ErrorKind, Order, SharedArray};
     ///
     /// SharedArray::<u16, _>::create("open-dyn-example", (3, 4).f())?;
     /// match SharedArray::<u16, IxDyn>::open_dyn("open-dyn-example") {
     ///     Ok(array) => assert_eq!((array.shape(), array.order()), (&[3, 4][..], Order::F)),
-    ///     Err(Error::NotDescribed { .. }) => {} // Windows, and tmpfs before Linux 6.6
+    ///     Err(Error { kind: ErrorKind::NotDescribed, .. }) => {} // Windows, and tmpfs before Linux 6.6
     ///     Err(error) => return Err(error),
     /// }
     /// unlink("open-dyn-example")?;
@@ -141,10 +142,10 @@ impl<T: Element, D: Dimension> SharedArray<T, D> {
     ///
     /// # Errors
     ///
-    /// - [`NotDescribed`](crate::Error::NotDescribed): the array has no description, or one that is malformed or for
-    ///   another number of bytes.
-    /// - [`DTypeMismatch`](crate::Error::DTypeMismatch): the elements have another type.
-    /// - [`ShapeMismatch`](crate::Error::ShapeMismatch): the number of axes differs from that of `D`.
+    /// - [`NotDescribed`](crate::ErrorKind::NotDescribed): the array has no description, or one that is malformed or
+    ///   for another number of bytes.
+    /// - [`DTypeMismatch`](crate::ErrorKind::DTypeMismatch): the elements have another type.
+    /// - [`ShapeMismatch`](crate::ErrorKind::ShapeMismatch): the number of axes differs from that of `D`.
     /// - those of [`open`](Self::open).
     pub fn open_dyn(location: impl IntoLocation) -> Result<Self> {
         OpenOptions::new().open_dyn(location)
@@ -218,18 +219,18 @@ impl<T: Element, D: Dimension> SharedArray<T, D> {
     ///
     /// # Errors
     ///
-    /// - [`Unsupported`](crate::Error::Unsupported): off Linux, and in a forked child if its parent can recycle the
+    /// - [`Unsupported`](crate::ErrorKind::Unsupported): off Linux, and in a forked child if its parent can recycle the
     ///   memory.
-    /// - [`Unlinked`](crate::Error::Unlinked): the name was removed, or now belongs to another array. An array that
+    /// - [`Unlinked`](crate::ErrorKind::Unlinked): the name was removed, or now belongs to another array. An array that
     ///   [keeps its descriptor](crate::OpenOptions::keep_fd) needs no name for this.
-    /// - [`SizeMismatch`](crate::Error::SizeMismatch): another program changed the length of the file.
-    /// - [`TooManyHandles`](crate::Error::TooManyHandles): 2^32 - 1 handles of the counted array are counted.
-    /// - [`TooManyOpenFiles`](crate::Error::TooManyOpenFiles): there is no descriptor left.
+    /// - [`SizeMismatch`](crate::ErrorKind::SizeMismatch): another program changed the length of the file.
+    /// - [`TooManyHandles`](crate::ErrorKind::TooManyHandles): 2^32 - 1 handles of the counted array are counted.
+    /// - [`TooManyOpenFiles`](crate::ErrorKind::TooManyOpenFiles): there is no descriptor left.
     ///
     /// # Examples
     ///
     /// ```
-    /// use ndarray_shm::{Error, SharedArray, attached, unlink};
+    /// use ndarray_shm::{Error, ErrorKind, SharedArray, attached, unlink};
     ///
     /// let array = SharedArray::<u8, _>::create("leased-descriptor-example", 10)?;
     /// // SAFETY: the elements are not used.
@@ -240,7 +241,7 @@ impl<T: Element, D: Dimension> SharedArray<T, D> {
     ///         drop(descriptor);
     ///         assert!(!attached("leased-descriptor-example")?);
     ///     }
-    ///     Err(Error::Unsupported { .. }) => {} // off Linux
+    ///     Err(Error { kind: ErrorKind::Unsupported { .. }, .. }) => {} // off Linux
     ///     Err(error) => return Err(error),
     /// }
     /// unlink("leased-descriptor-example")?;

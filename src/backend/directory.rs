@@ -44,7 +44,8 @@ impl Directory {
     /// Uses the directory at `path`, which must exist when the first array is made, as a backend called `name`.
     ///
     /// Nothing is checked here: making an array in a directory that is missing fails with
-    /// [`NoDirectory`](Error::NoDirectory). Every process that can write to the directory can replace what is in it.
+    /// [`NoDirectory`](ErrorKind::NoDirectory). Every process that can write to the directory can replace what is in
+    /// it.
     pub fn new(name: impl Into<String>, path: impl Into<PathBuf>) -> Self {
         Self(Arc::new(Files::new(name.into(), path.into())))
     }
@@ -104,7 +105,8 @@ impl Directory {
     ///
     /// # Errors
     ///
-    /// [`PermissionDenied`](Error::PermissionDenied), [`NotAnArray`](Error::NotAnArray), and those of the location.
+    /// [`PermissionDenied`](ErrorKind::PermissionDenied), [`NotAnArray`](ErrorKind::NotAnArray), and those of the
+    /// location.
     pub fn unlink(&self, location: impl IntoLocation) -> Result<bool> {
         self.0.unlink(&location.into_location()?, None)
     }

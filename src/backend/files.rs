@@ -13,7 +13,7 @@ use super::{
     Access, Backend, Companion, DirectoryEntry, DraftFile, DraftOptions, EntryKind, Location, Pages, Place, Publish,
     RESERVED_PREFIX, Turn, advice,
 };
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::os::{self, Bound, Fact, Facts, FileId, LockKind, Mapping, Room};
 
 /// Drafts of up to this many bytes in total are made without reading the limits again, which takes longer than making a
@@ -96,7 +96,7 @@ impl Files {
             io::ErrorKind::PermissionDenied => denied("this user may not make files in the directory"),
             io::ErrorKind::ReadOnlyFilesystem => denied("the directory's file system is mounted read-only"),
             // The directory itself is missing, not an array.
-            io::ErrorKind::NotFound => Error::NoDirectory { directory: location },
+            io::ErrorKind::NotFound => ErrorKind::NoDirectory.at(location),
             _ => Error::os(op, location, error),
         }
     }
@@ -132,12 +132,12 @@ impl Files {
             None => os::reserve(file, facts.length, false),
         };
         reserved.map_err(|error| match error.kind() {
-            io::ErrorKind::Unsupported => Error::Unsupported {
-                location: self.path.display().to_string(),
+            io::ErrorKind::Unsupported => ErrorKind::Unsupported {
                 what: "a file has holes that this file system cannot fill; open it with OpenOptions::leave_holes or \
                        read-only"
                     .into(),
-            },
+            }
+            .at(self.path.display()),
             // Allocated bytes that are not the file's own can hide holes. Then it is not known how many: one at least.
             _ => self.out_of_room(op, needed.max(facts.block), error),
         })
@@ -150,7 +150,7 @@ impl Files {
         if denial || os::is_not_a_file(&error) {
             let facts = os::facts_at(&self.path_of(at)).ok();
             if let Some(found) = facts.as_ref().and_then(|facts| facts.other) {
-                return Error::NotAnArray { location: at.to_string(), found };
+                return ErrorKind::NotAnArray { found }.at(at);
             }
             if denial {
                 return denied(at.to_string(), facts, "this user may not open, rename or remove it");
@@ -164,7 +164,7 @@ impl Files {
             .map_err(|error| self.explain_at("open", at, error))?;
         let facts = os::facts(&file).map_err(|error| Error::os("look at", at, error))?;
         match facts.other {
-            Some(found) => Err(Error::NotAnArray { location: at.to_string(), found }),
+            Some(found) => Err(ErrorKind::NotAnArray { found }.at(at)),
             None => Ok((file, facts)),
         }
     }
@@ -178,12 +178,14 @@ impl Files {
         for _ in 0..TRIES {
             let ((file, facts), kind) = match self.open_with_facts(at, Access::ReadWrite) {
                 Ok(opened) => (opened, LockKind::Exclusive),
-                Err(Error::NotFound { .. }) => return Ok(None),
+                Err(Error { kind: ErrorKind::NotFound, .. }) => return Ok(None),
                 // The owner can unlink a file that it may only read. The lock is then a read lock.
-                Err(Error::PermissionDenied { .. }) => match self.open_with_facts(at, Access::Read) {
-                    Err(Error::NotFound { .. }) => return Ok(None),
-                    other => (other?, LockKind::Shared),
-                },
+                Err(Error { kind: ErrorKind::PermissionDenied { .. }, .. }) => {
+                    match self.open_with_facts(at, Access::Read) {
+                        Err(Error { kind: ErrorKind::NotFound, .. }) => return Ok(None),
+                        other => (other?, LockKind::Shared),
+                    }
+                }
                 Err(error) => return Err(error),
             };
             let mut turn = Turn::new(file);
@@ -197,7 +199,7 @@ impl Files {
                 Err(error) => return Err(self.explain_at("look at", at, error)),
             }
         }
-        Err(Error::WouldBlock { location: at.to_string() })
+        Err(ErrorKind::WouldBlock.at(at))
     }
 
     /// Removes the name of file `id`, with NAME of the file locked. Returns false if the name leads to another file by
@@ -238,7 +240,7 @@ impl Files {
                 Err(error) => return Err(self.explain_at("replace", to, error)),
             }
         }
-        Err(Error::WouldBlock { location: to.to_string() })
+        Err(ErrorKind::WouldBlock.at(to))
     }
 
     /// Tries hidden names until one is free.
@@ -326,18 +328,13 @@ pub(crate) fn check_length(directory: &Path, length: u64) -> Result<()> {
 
 fn no_space(directory: &Path, place: Place, needed: u64, room: Room) -> Error {
     let location = directory.display().to_string();
-    Error::NoSpace {
-        location,
-        needed,
-        available: room.bytes,
-        in_flight: 0,
-        advice: advice(room.bound, place, directory),
-    }
+    ErrorKind::NoSpace { needed, available: room.bytes, in_flight: 0, advice: advice(room.bound, place, directory) }
+        .at(location)
 }
 
 fn denied(location: String, facts: Option<Facts>, reason: &'static str) -> Error {
     let (owner, mode) = facts.map_or((0, 0), |facts| (facts.owner, facts.mode));
-    Error::PermissionDenied { location, owner, mode, reason }
+    ErrorKind::PermissionDenied { owner, mode, reason }.at(location)
 }
 
 // SAFETY: a draft has no name, or one of 12 random characters in the reserved space, made exclusively; no function here
@@ -409,10 +406,10 @@ unsafe impl Backend for Files {
         let _held = match self.hold_name(from, limit)? {
             // The name may lead to another file by the time of the rename, and that file would be moved.
             Some((_, facts, Alone::No)) if facts.id == id => {
-                return Err(Error::TimedOut { location: from.to_string(), waited: limit });
+                return Err(ErrorKind::TimedOut { waited: limit }.at(from));
             }
             Some((turn, facts, _)) if facts.id == id => turn,
-            _ => return Err(Error::NotFound { location: from.to_string() }),
+            _ => return Err(ErrorKind::NotFound.at(from)),
         };
         let (path, target) = (self.path_of(from), self.path_of(to));
         let same = os::facts_at(&target).ok().filter(|facts| facts.id == id);
@@ -479,7 +476,7 @@ unsafe impl Backend for Files {
         match self.test_lock_survival() {
             Ok(survives) => Ok(self.survives.set(survives.into()) == 1),
             // A user that may only read here cannot make a test file. A descriptor too many is better than a lost lock.
-            Err(Error::PermissionDenied { .. } | Error::NoSpace { .. }) => Ok(false),
+            Err(Error { kind: ErrorKind::PermissionDenied { .. } | ErrorKind::NoSpace { .. }, .. }) => Ok(false),
             Err(error) => Err(error),
         }
     }

@@ -6,7 +6,7 @@ use std::ffi::OsString;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::os::{self, Bound, Room};
 
 /// The name of the backend for emulated shared memory.
@@ -37,10 +37,12 @@ fn limit_from(value: Option<OsString>) -> Result<Option<u64>> {
     // `parse` alone would accept a sign.
     let number: Option<u64> = digits.parse().ok().filter(|_| digits.bytes().all(|byte| byte.is_ascii_digit()));
     let bytes = number.zip(shift).and_then(|(number, shift)| number.checked_mul(1 << shift));
-    bytes.map(Some).ok_or_else(|| Error::InvalidSetting {
-        setting: LIMIT,
-        value: value.into_owned(),
-        expected: "a whole number of bytes, or one with K, M, G or T behind it, such as 10G, or unset",
+    bytes.map(Some).ok_or_else(|| {
+        Error::from(ErrorKind::InvalidSetting {
+            setting: LIMIT,
+            value: value.into_owned(),
+            expected: "a whole number of bytes, or one with K, M, G or T behind it, such as 10G, or unset",
+        })
     })
 }
 
@@ -86,7 +88,7 @@ mod tests {
         assert_eq!(limit_from(None).expect("unset"), None);
         for text in ["", "G", "-1", "+1", "1.5G", "10 G", "10g", "10GiB", "10GG", "\u{664}", "99999999T"] {
             match limit_from(Some(text.into())) {
-                Err(Error::InvalidSetting { setting, .. }) => assert_eq!(setting, LIMIT),
+                Err(Error { kind: ErrorKind::InvalidSetting { setting, .. }, .. }) => assert_eq!(setting, LIMIT),
                 other => panic!("{text:?}: {other:?}"),
             }
         }

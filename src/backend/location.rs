@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::os;
 
 /// Prefix of the file names of ledgers, drafts and unfinished renderbuffers. No location may begin with it.
@@ -35,8 +35,8 @@ impl Location {
     ///
     /// # Errors
     ///
-    /// - [`Error::InvalidLocation`]: the name breaks a rule, which the error states.
-    /// - [`Error::Reserved`]: the name begins with [`RESERVED_PREFIX`].
+    /// - [`ErrorKind::InvalidLocation`]: the name breaks a rule, which the error states.
+    /// - [`ErrorKind::Reserved`]: the name begins with [`RESERVED_PREFIX`].
     pub fn new(name: &str) -> Result<Self> {
         let name = name.strip_prefix('/').unwrap_or(name);
         let rules = [
@@ -50,13 +50,13 @@ impl Location {
         if let Some(reason) = broken.or_else(|| os::forbidden_name(name)) {
             let shown: String = name.chars().take(40).collect();
             let location = if shown.len() < name.len() { format!("{shown}..") } else { shown };
-            return Err(Error::InvalidLocation { location, reason });
+            return Err(ErrorKind::InvalidLocation { reason }.at(location));
         }
         // Ignores case, because some file systems do, and some fold the long s too.
         let folded = name.chars().map(|letter| if letter == 'ſ' { 's' } else { letter.to_ascii_lowercase() });
         if folded.take(RESERVED_PREFIX.len()).eq(RESERVED_PREFIX.chars()) {
             let reason = "names that begin with `.ndshm-` belong to this crate's own bookkeeping";
-            return Err(Error::Reserved { location: name.to_owned(), reason });
+            return Err(ErrorKind::Reserved { reason }.at(name));
         }
         Ok(Self(name.into()))
     }
@@ -89,7 +89,7 @@ impl Location {
         let name = format!("{}{}", kind.prefix(), self.0);
         if name.len() > LONGEST {
             let reason = "a renderbuffer's location may have 241 bytes, because its ledger is named after it";
-            return Err(Error::InvalidLocation { location: self.0.to_string(), reason });
+            return Err(ErrorKind::InvalidLocation { reason }.at(&self.0));
         }
         Ok(Self(name.into()))
     }
@@ -180,8 +180,8 @@ mod tests {
     #[test]
     fn only_one_leading_slash_is_dropped() {
         assert_eq!(Location::new("/x").expect("a name").as_str(), "x");
-        assert!(matches!(Location::new("//x"), Err(Error::InvalidLocation { .. })));
-        assert!(matches!(Location::new("/"), Err(Error::InvalidLocation { .. })));
+        assert!(matches!(Location::new("//x"), Err(Error { kind: ErrorKind::InvalidLocation { .. }, .. })));
+        assert!(matches!(Location::new("/"), Err(Error { kind: ErrorKind::InvalidLocation { .. }, .. })));
     }
 
     #[test]
@@ -190,15 +190,15 @@ mod tests {
         let mut reasons = Vec::new();
         for name in ["", ".", "..", "a/b", "a\0b", long.as_str()] {
             match Location::new(name) {
-                Err(Error::InvalidLocation { reason, .. }) => reasons.push(reason),
+                Err(Error { kind: ErrorKind::InvalidLocation { reason, .. }, .. }) => reasons.push(reason),
                 other => panic!("{name:?}: {other:?}"),
             }
         }
         reasons.dedup();
         assert_eq!(reasons.len(), 5); // "." and ".." share theirs
-        assert!(matches!(Location::new(".ndshm-x"), Err(Error::Reserved { .. })));
+        assert!(matches!(Location::new(".ndshm-x"), Err(Error { kind: ErrorKind::Reserved { .. }, .. })));
         for folded in [".NDshm-x", ".ndſhm-x", ".NDſHM-ledger-x"] {
-            assert!(matches!(Location::new(folded), Err(Error::Reserved { .. })), "{folded}");
+            assert!(matches!(Location::new(folded), Err(Error { kind: ErrorKind::Reserved { .. }, .. })), "{folded}");
         }
         assert!(Location::new(&"x".repeat(255)).is_ok());
     }

@@ -36,7 +36,7 @@ mod turn;
 
 use std::fmt;
 use std::fs::File;
-use std::io::ErrorKind;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
@@ -85,15 +85,15 @@ pub unsafe trait Backend: fmt::Debug + Send + Sync {
     ///
     /// # Errors
     ///
-    /// [`NoSpace`](crate::Error::NoSpace), before anything is allocated.
+    /// [`NoSpace`](crate::ErrorKind::NoSpace), before anything is allocated.
     fn draft(&self, length: u64, options: DraftOptions) -> Result<DraftFile>;
 
     /// Allocates every byte of a file that may have holes. Bytes already written stay.
     ///
     /// # Errors
     ///
-    /// [`NoSpace`](crate::Error::NoSpace); [`Unsupported`](crate::Error::Unsupported) where the file system cannot
-    /// allocate ahead and other processes may be writing.
+    /// [`NoSpace`](crate::ErrorKind::NoSpace); [`Unsupported`](crate::ErrorKind::Unsupported) where the file system
+    /// cannot allocate ahead and other processes may be writing.
     fn reserve(&self, file: &File) -> Result<()>;
 
     /// Allocates every byte of a draft that was made sparse. Bytes already written stay.
@@ -112,31 +112,31 @@ pub unsafe trait Backend: fmt::Debug + Send + Sync {
     ///
     /// # Errors
     ///
-    /// [`AlreadyExists`](crate::Error::AlreadyExists) if the name is taken and `mode` is [`Publish::New`].
+    /// [`AlreadyExists`](crate::ErrorKind::AlreadyExists) if the name is taken and `mode` is [`Publish::New`].
     fn publish(&self, draft: &mut DraftFile, at: &Location, mode: Publish) -> Result<()>;
 
     /// Opens a regular file by name; never follows a link, never creates.
     ///
     /// # Errors
     ///
-    /// [`NotFound`](crate::Error::NotFound), [`NotAnArray`](crate::Error::NotAnArray),
-    /// [`PermissionDenied`](crate::Error::PermissionDenied),
-    /// [`TooManyOpenFiles`](crate::Error::TooManyOpenFiles).
+    /// [`NotFound`](crate::ErrorKind::NotFound), [`NotAnArray`](crate::ErrorKind::NotAnArray),
+    /// [`PermissionDenied`](crate::ErrorKind::PermissionDenied),
+    /// [`TooManyOpenFiles`](crate::ErrorKind::TooManyOpenFiles).
     fn open(&self, at: &Location, access: Access) -> Result<File>;
 
     /// Moves the file `id` from one name to another.
     ///
     /// # Errors
     ///
-    /// [`NotFound`](crate::Error::NotFound) if `from` does not lead to `id` (any more);
-    /// [`AlreadyExists`](crate::Error::AlreadyExists) as for [`publish`](Self::publish).
+    /// [`NotFound`](crate::ErrorKind::NotFound) if `from` does not lead to `id` (any more);
+    /// [`AlreadyExists`](crate::ErrorKind::AlreadyExists) as for [`publish`](Self::publish).
     fn rename(&self, from: &Location, to: &Location, id: FileId, mode: Publish) -> Result<()>;
 
     /// As [`rename`](Self::rename), but waits at most this long for other processes that remove or replace the name.
     ///
     /// # Errors
     ///
-    /// [`TimedOut`](crate::Error::TimedOut), and those of [`rename`](Self::rename).
+    /// [`TimedOut`](crate::ErrorKind::TimedOut), and those of [`rename`](Self::rename).
     fn rename_within(&self, from: &Location, to: &Location, id: FileId, mode: Publish, limit: Duration) -> Result<()> {
         let _ = limit; // the default waits as long as `rename` does
         self.rename(from, to, id, mode)
@@ -150,7 +150,9 @@ pub unsafe trait Backend: fmt::Debug + Send + Sync {
     fn leads_to(&self, at: &Location, id: FileId) -> Result<bool> {
         match os::facts_at(&self.path().join(at.as_str())) {
             Ok(facts) => Ok(facts.id == id),
-            Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::PermissionDenied) => Ok(false),
+            Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied) => {
+                Ok(false)
+            }
             Err(error) => Err(Error::os("look at", at, error)),
         }
     }
@@ -160,14 +162,14 @@ pub unsafe trait Backend: fmt::Debug + Send + Sync {
     ///
     /// # Errors
     ///
-    /// [`PermissionDenied`](crate::Error::PermissionDenied), [`NotAnArray`](crate::Error::NotAnArray).
+    /// [`PermissionDenied`](crate::ErrorKind::PermissionDenied), [`NotAnArray`](crate::ErrorKind::NotAnArray).
     fn unlink(&self, at: &Location, id: Option<FileId>) -> Result<bool>;
 
     /// As [`unlink`](Self::unlink), but waits at most this long for other processes that remove or replace the name.
     ///
     /// # Errors
     ///
-    /// [`TimedOut`](crate::Error::TimedOut), and those of [`unlink`](Self::unlink).
+    /// [`TimedOut`](crate::ErrorKind::TimedOut), and those of [`unlink`](Self::unlink).
     fn unlink_within(&self, at: &Location, id: Option<FileId>, limit: Duration) -> Result<bool> {
         let _ = limit; // the default waits as long as `unlink` does
         self.unlink(at, id)
@@ -192,7 +194,7 @@ pub unsafe trait Backend: fmt::Debug + Send + Sync {
     ///
     /// # Errors
     ///
-    /// [`Unsupported`](crate::Error::Unsupported) where files have no attributes: arrays do not describe themselves
+    /// [`Unsupported`](crate::ErrorKind::Unsupported) where files have no attributes: arrays do not describe themselves
     /// there, and everything else is the same. Removing succeeds there.
     fn set_attribute(&self, file: &File, text: Option<&[u8]>) -> Result<()> {
         let done = match text {
@@ -346,5 +348,5 @@ impl DirectoryEntry {
 /// Whether processes can share anything on this platform, in real shared memory or in files.
 ///
 /// Where it is `false`, this crate compiles, and making or attaching to an array fails with
-/// [`Unsupported`](Error::Unsupported). Where it is `true`, a directory or file system may still be unable to.
+/// [`Unsupported`](ErrorKind::Unsupported). Where it is `true`, a directory or file system may still be unable to.
 pub const SUPPORTED: bool = os::SUPPORTED;

@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::lock_space::NAME;
 use super::{Location, Turn};
 use crate::backoff::Backoff;
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::interrupt;
 use crate::os::LockKind;
 
@@ -40,10 +40,10 @@ pub(crate) fn lock_name(turn: &mut Turn, kind: LockKind, at: &Location, limit: D
             {
                 return Ok(Alone::Agreed);
             }
-            _ if !interrupt::goes_on() => return Err(Error::Interrupted { location: at.to_string() }),
+            _ if !interrupt::goes_on() => return Err(ErrorKind::Interrupted.at(at)),
             _ if backoff.pause() => {}
             _ if turn.try_lock(LockKind::Shared, NAME).map_err(explain)? => return Ok(Alone::No),
-            _ => return Err(Error::TimedOut { location: at.to_string(), waited: limit }),
+            _ => return Err(ErrorKind::TimedOut { waited: limit }.at(at)),
         }
     }
 }

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
 use super::filling::{self, EMULATED};
 use super::{Directory, Location};
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::os::{self, MOMENT, PerProcess};
 
 const EMULATE: &str = "EMULATE_SHM";
@@ -62,10 +62,10 @@ pub(crate) fn chosen_variable() -> Option<(&'static str, &'static str)> {
 ///
 /// # Errors
 ///
-/// - [`InvalidSetting`](Error::InvalidSetting): `EMULATE_SHM` is set to something else.
-/// - [`Unsupported`](Error::Unsupported): real shared memory was asked for where there is none.
-/// - [`PermissionDenied`](Error::PermissionDenied): the emulated directory is a link, another user's, or writable by
-///   other users.
+/// - [`InvalidSetting`](ErrorKind::InvalidSetting): `EMULATE_SHM` is set to something else.
+/// - [`Unsupported`](ErrorKind::Unsupported): real shared memory was asked for where there is none.
+/// - [`PermissionDenied`](ErrorKind::PermissionDenied): the emulated directory is a link, another user's, or writable
+///   by other users.
 pub fn default_backend() -> Result<Directory> {
     let emulate = match CHOICE.load(Ordering::Relaxed) {
         0 => emulate_from(std::env::var_os(EMULATE))?,
@@ -98,11 +98,11 @@ fn emulate_from(value: Option<OsString>) -> Result<Option<bool>> {
     match value.to_ascii_lowercase().as_str() {
         "1" | "true" | "yes" => Ok(Some(true)),
         "0" | "false" | "no" => Ok(Some(false)),
-        _ => Err(Error::InvalidSetting {
+        _ => Err(Error::from(ErrorKind::InvalidSetting {
             setting: EMULATE,
             value: value.into_owned(),
             expected: "1, true or yes, or 0, false or no, or unset",
-        }),
+        })),
     }
 }
 
@@ -111,15 +111,12 @@ impl Directory {
     ///
     /// # Errors
     ///
-    /// [`Unsupported`](Error::Unsupported) off Linux.
+    /// [`Unsupported`](ErrorKind::Unsupported) off Linux.
     pub fn shm() -> Result<Self> {
         let Some(path) = os::SHARED_MEMORY else {
-            return Err(Error::Unsupported {
-                location: "/dev/shm".to_owned(),
-                what: "this platform has no shared memory that can be listed and reserved; leave EMULATE_SHM unset or set \
+            return Err(ErrorKind::Unsupported { what: "this platform has no shared memory that can be listed and reserved; leave EMULATE_SHM unset or set \
                        it to 1"
-                    .into(),
-            });
+                    .into() }.at("/dev/shm"));
         };
         Ok(remembered("shm", Path::new(path)))
     }
@@ -129,16 +126,16 @@ impl Directory {
     ///
     /// # Errors
     ///
-    /// - [`PermissionDenied`](Error::PermissionDenied): it is a link, another user's, or writable by other users.
-    /// - [`InvalidSetting`](Error::InvalidSetting): `NDSHM_EMULATED_DIR` is empty, or the directory above the one it
-    ///   names is missing.
+    /// - [`PermissionDenied`](ErrorKind::PermissionDenied): it is a link, another user's, or writable by other users.
+    /// - [`InvalidSetting`](ErrorKind::InvalidSetting): `NDSHM_EMULATED_DIR` is empty, or the directory above the one
+    ///   it names is missing.
     pub fn emulated() -> Result<Self> {
         let path = Self::emulated_path()?;
         os::private_directory(&path).map_err(|error| {
             let location = path.display().to_string();
             match error {
                 os::PrivateDirectoryError::Unsafe { reason, owner, mode } => {
-                    Error::PermissionDenied { location, owner, mode, reason }
+                    ErrorKind::PermissionDenied { owner, mode, reason }.at(location)
                 }
                 os::PrivateDirectoryError::Os(source) => no_emulated_directory(&path, source),
             }
@@ -154,7 +151,8 @@ impl Directory {
     ///
     /// # Errors
     ///
-    /// [`InvalidSetting`](Error::InvalidSetting): it is set to something else than a number of bytes, such as `10G`.
+    /// [`InvalidSetting`](ErrorKind::InvalidSetting): it is set to something else than a number of bytes, such as
+    /// `10G`.
     pub fn emulated_limit() -> Result<Option<u64>> {
         filling::limit()
     }
@@ -163,15 +161,15 @@ impl Directory {
     ///
     /// # Errors
     ///
-    /// [`InvalidSetting`](Error::InvalidSetting): `NDSHM_EMULATED_DIR` is empty.
+    /// [`InvalidSetting`](ErrorKind::InvalidSetting): `NDSHM_EMULATED_DIR` is empty.
     pub fn emulated_path() -> Result<PathBuf> {
         let path = match std::env::var_os(EMULATED_DIRECTORY) {
             Some(path) if path.is_empty() => {
-                return Err(Error::InvalidSetting {
+                return Err(Error::from(ErrorKind::InvalidSetting {
                     setting: EMULATED_DIRECTORY,
                     value: String::new(),
                     expected: "the path of a directory of yours, or unset",
-                });
+                }));
             }
             Some(path) => PathBuf::from(path),
             None => {
@@ -190,14 +188,14 @@ impl Directory {
 fn no_emulated_directory(path: &Path, source: std::io::Error) -> Error {
     let is_orphan = path.parent().is_some_and(|parent| !parent.exists());
     match std::env::var_os(EMULATED_DIRECTORY) {
-        Some(value) if is_orphan => Error::InvalidSetting {
+        Some(value) if is_orphan => Error::from(ErrorKind::InvalidSetting {
             setting: EMULATED_DIRECTORY,
             value: value.to_string_lossy().into_owned(),
             expected: "the path of a directory in an existing one: correct it, or create its parent",
-        },
+        }),
         _ => {
             let op = "making the directory for emulated shared memory (NDSHM_EMULATED_DIR names another)";
-            Error::Os { op, location: path.display().to_string(), source }
+            ErrorKind::Os { op }.at(path.display()).because(source)
         }
     }
 }
@@ -213,11 +211,13 @@ pub(crate) fn found_elsewhere(searched: &Directory, location: &Location) -> Opti
         _ => return None, // a directory of the program's own, for which there is no other one
     };
     let facts = os::facts_at(&directory.join(location.as_str())).ok()?;
-    (directory != searched.path() && facts.other.is_none()).then(|| Error::Elsewhere {
-        location: location.to_string(),
-        searched: searched.path().display().to_string(),
-        directory: directory.display().to_string(),
-        emulate,
+    (directory != searched.path() && facts.other.is_none()).then(|| {
+        ErrorKind::Elsewhere {
+            searched: searched.path().display().to_string(),
+            directory: directory.display().to_string(),
+            emulate,
+        }
+        .at(location)
     })
 }
 
@@ -262,7 +262,9 @@ mod tests {
         assert_eq!(emulate_from(None).expect("unset"), None);
         for word in ["", "on", "2", "emulate"] {
             match emulate_from(Some(word.into())) {
-                Err(Error::InvalidSetting { expected, .. }) => assert!(expected.contains("1, true or yes")),
+                Err(Error { kind: ErrorKind::InvalidSetting { expected, .. }, .. }) => {
+                    assert!(expected.contains("1, true or yes"));
+                }
                 other => panic!("{word:?}: {other:?}"),
             }
         }

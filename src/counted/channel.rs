@@ -20,7 +20,7 @@ use serde_json::Value;
 
 use super::parcel::{Parcel, ReceivedArray, Shareable};
 use super::wire::{Wire, deadline};
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::os::{self, Peer, Socket};
 
 /// The name of a channel without a path, in errors.
@@ -97,8 +97,8 @@ impl Channel {
     ///
     /// # Errors
     ///
-    /// - [`TooManyOpenFiles`](Error::TooManyOpenFiles).
-    /// - [`Unsupported`](Error::Unsupported): the platform is Windows.
+    /// - [`TooManyOpenFiles`](ErrorKind::TooManyOpenFiles).
+    /// - [`Unsupported`](ErrorKind::Unsupported): the platform is Windows.
     pub fn pair() -> Result<(Self, Self)> {
         let (one, other) = os::pair().map_err(|error| Error::os("make a channel", UNNAMED, error))?;
         Ok((Self::of_socket(one, UNNAMED)?, Self::of_socket(other, UNNAMED)?))
@@ -108,7 +108,7 @@ impl Channel {
     ///
     /// # Errors
     ///
-    /// [`Os`](Error::Os) with `NotFound` or `ConnectionRefused`: no process listens at the path.
+    /// [`Os`](ErrorKind::Os) with `NotFound` or `ConnectionRefused`: no process listens at the path.
     ///
     /// # Examples
     ///
@@ -139,7 +139,7 @@ impl Channel {
     ///
     /// # Errors
     ///
-    /// [`Os`](Error::Os): it is not a stream socket.
+    /// [`Os`](ErrorKind::Os): it is not a stream socket.
     pub fn from_socket(socket: impl Into<Socket>) -> Result<Self> {
         Self::of_socket(socket.into(), UNNAMED)
     }
@@ -157,7 +157,7 @@ impl Channel {
     ///
     /// # Errors
     ///
-    /// [`Unsupported`](Error::Unsupported): the system does not provide it.
+    /// [`Unsupported`](ErrorKind::Unsupported): the system does not provide it.
     pub fn peer(&self) -> Result<Peer> {
         let Wire { socket, name, .. } = &self.wire;
         socket.peer().map_err(|error| Error::os("ask which process is at the other end", name, error))
@@ -172,12 +172,12 @@ impl Channel {
     ///
     /// # Errors
     ///
-    /// - [`Closed`](Error::Closed): the other end was closed.
-    /// - [`Protocol`](Error::Protocol): the message is longer than 64 MiB, not counting the elements of arrays, or JSON
-    ///   cannot express it; or an earlier message was sent only in part.
-    /// - [`Unsupported`](Error::Unsupported): this platform cannot send descriptors.
-    /// - [`TooManyOpenFiles`](Error::TooManyOpenFiles): each descriptor that is sent needs another one until the kernel
-    ///   has taken it.
+    /// - [`Closed`](ErrorKind::Closed): the other end was closed.
+    /// - [`Protocol`](ErrorKind::Protocol): the message is longer than 64 MiB, not counting the elements of arrays, or
+    ///   JSON cannot express it; or an earlier message was sent only in part.
+    /// - [`Unsupported`](ErrorKind::Unsupported): this platform cannot send descriptors.
+    /// - [`TooManyOpenFiles`](ErrorKind::TooManyOpenFiles): each descriptor that is sent needs another one until the
+    ///   kernel has taken it.
     /// - those of making a handle: [`RefcountedArray::handle`](crate::RefcountedArray::handle).
     pub fn send<M: Serialize + ?Sized>(&self, message: &M, arrays: &[&dyn Shareable]) -> Result<()> {
         self.send_timeout(message, arrays, Duration::MAX)
@@ -187,8 +187,8 @@ impl Channel {
     ///
     /// # Errors
     ///
-    /// [`TimedOut`](Error::TimedOut), and those of [`send`](Self::send). If part of the message was sent when the time
-    /// ran out, this end cannot send any more.
+    /// [`TimedOut`](ErrorKind::TimedOut), and those of [`send`](Self::send). If part of the message was sent when the
+    /// time ran out, this end cannot send any more.
     pub fn send_timeout<M: Serialize + ?Sized>(
         &self,
         message: &M,
@@ -220,13 +220,13 @@ impl Channel {
     ///
     /// # Errors
     ///
-    /// - [`Closed`](Error::Closed): the other end was closed, and no complete message is left.
-    /// - [`TooManyOpenFiles`](Error::TooManyOpenFiles): this process has too few free descriptors for those of the
+    /// - [`Closed`](ErrorKind::Closed): the other end was closed, and no complete message is left.
+    /// - [`TooManyOpenFiles`](ErrorKind::TooManyOpenFiles): this process has too few free descriptors for those of the
     ///   message. Close some, and receive again.
-    /// - [`Message`](Error::Message): the message is not of type `M`.
-    /// - [`Protocol`](Error::Protocol): the bytes are not a channel's, and nothing more can be received; or an array of
-    ///   the message is of a kind that this version does not know. Then the message is dropped, and the next call
-    ///   receives the one after it.
+    /// - [`Message`](ErrorKind::Message): the message is not of type `M`.
+    /// - [`Protocol`](ErrorKind::Protocol): the bytes are not a channel's, and nothing more can be received; or an
+    ///   array of the message is of a kind that this version does not know. Then the message is dropped, and the next
+    ///   call receives the one after it.
     pub fn receive<M: DeserializeOwned>(&self) -> Result<Received<M>> {
         self.receive_timeout(Duration::MAX)
     }
@@ -235,11 +235,11 @@ impl Channel {
     ///
     /// # Errors
     ///
-    /// [`TimedOut`](Error::TimedOut), and those of [`receive`](Self::receive).
+    /// [`TimedOut`](ErrorKind::TimedOut), and those of [`receive`](Self::receive).
     pub fn receive_timeout<M: DeserializeOwned>(&self, limit: Duration) -> Result<Received<M>> {
         let (incoming, files) = self.wire.receive(limit, |body| {
             let incoming: Incoming<M> = serde_json::from_slice(body)
-                .map_err(|error| Error::Message { location: self.wire.name.clone(), reason: error.to_string() })?;
+                .map_err(|error| ErrorKind::Message { reason: error.to_string() }.at(&self.wire.name))?;
             let files = incoming.arrays.iter().filter(|parcel| Parcel::comes_with_descriptor(parcel)).count();
             Ok((incoming, files))
         })?;
@@ -279,10 +279,10 @@ impl ChannelListener {
     ///
     /// # Errors
     ///
-    /// - [`Os`](Error::Os) with `AlreadyExists`: another process listens at the path.
-    /// - [`Os`](Error::Os) with `InvalidInput`: the path exists and is not a socket, or it is too long.
-    /// - [`Os`](Error::Os) with `PermissionDenied`.
-    /// - [`Unsupported`](Error::Unsupported): the platform is Windows.
+    /// - [`Os`](ErrorKind::Os) with `AlreadyExists`: another process listens at the path.
+    /// - [`Os`](ErrorKind::Os) with `InvalidInput`: the path exists and is not a socket, or it is too long.
+    /// - [`Os`](ErrorKind::Os) with `PermissionDenied`.
+    /// - [`Unsupported`](ErrorKind::Unsupported): the platform is Windows.
     pub fn bind(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         let op = "listening for channels (the directory must exist, and no other process may listen at this path)";
@@ -294,7 +294,7 @@ impl ChannelListener {
     ///
     /// # Errors
     ///
-    /// [`TooManyOpenFiles`](Error::TooManyOpenFiles).
+    /// [`TooManyOpenFiles`](ErrorKind::TooManyOpenFiles).
     pub fn accept(&self) -> Result<Channel> {
         self.accept_timeout(Duration::MAX)
     }
@@ -303,10 +303,10 @@ impl ChannelListener {
     ///
     /// # Errors
     ///
-    /// [`TimedOut`](Error::TimedOut), and those of [`accept`](Self::accept).
+    /// [`TimedOut`](ErrorKind::TimedOut), and those of [`accept`](Self::accept).
     pub fn accept_timeout(&self, limit: Duration) -> Result<Channel> {
         let socket = self.listener.accept(deadline(limit)).map_err(|error| match error.kind() {
-            std::io::ErrorKind::TimedOut => Error::TimedOut { location: self.path.clone(), waited: limit },
+            std::io::ErrorKind::TimedOut => ErrorKind::TimedOut { waited: limit }.at(&self.path),
             _ => Error::os("accept at", &self.path, error),
         })?;
         Channel::of_socket(socket, &self.path)
@@ -316,7 +316,7 @@ impl ChannelListener {
 #[cfg(test)]
 crate::os::with_sockets! {
     mod tests {
-        use std::io::ErrorKind;
+        use std::io;
 
         use super::*;
 
@@ -324,15 +324,15 @@ crate::os::with_sockets! {
         fn path_errors_give_advice_about_sockets() {
             let directory = tempfile::tempdir().unwrap();
             let path = directory.path().join("socket");
-            let refused = |error: Error, kind: ErrorKind, advice: &str| {
+            let refused = |error: Error, kind: io::ErrorKind, advice: &str| {
                 assert!(error.to_string().contains(advice), "{error}");
-                assert!(matches!(&error, Error::Os { source, .. } if source.kind() == kind), "{error:?}");
+                assert!(matches!(&error, Error { kind: ErrorKind::Os { .. }, source: Some(source), .. } if source.kind() == kind), "{error:?}");
             };
-            refused(Channel::connect(&path).unwrap_err(), ErrorKind::NotFound, "a process must listen");
+            refused(Channel::connect(&path).unwrap_err(), io::ErrorKind::NotFound, "a process must listen");
             let missing = ChannelListener::bind(directory.path().join("none/socket")).unwrap_err();
-            refused(missing, ErrorKind::NotFound, "the directory must exist");
+            refused(missing, io::ErrorKind::NotFound, "the directory must exist");
             let _listener = ChannelListener::bind(&path).unwrap();
-            refused(ChannelListener::bind(&path).unwrap_err(), ErrorKind::AlreadyExists, "no other process may listen");
+            refused(ChannelListener::bind(&path).unwrap_err(), io::ErrorKind::AlreadyExists, "no other process may listen");
         }
     }
 }

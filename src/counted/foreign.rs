@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::array::description::bytes_of;
 use crate::array::{DType, Order};
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 
 /// Maximum length of a kind in bytes.
 const LONGEST_KIND: usize = 64;
@@ -103,8 +103,8 @@ impl Foreign {
     ///
     /// # Errors
     ///
-    /// - [`InvalidSetting`](Error::InvalidSetting): the kind is not 1 to 64 of `a-z`, `0-9` and `-`.
-    /// - [`TooLarge`](Error::TooLarge): the array fits no address space.
+    /// - [`InvalidSetting`](ErrorKind::InvalidSetting): the kind is not 1 to 64 of `a-z`, `0-9` and `-`.
+    /// - [`TooLarge`](ErrorKind::TooLarge): the array fits no address space.
     pub fn new(
         kind: &str,
         dtype: DType,
@@ -113,10 +113,12 @@ impl Foreign {
         note: impl Into<String>,
         descriptor: impl Into<File>,
     ) -> Result<Self> {
-        let kind = ForeignKind::try_from(kind.to_owned()).map_err(|_| Error::InvalidSetting {
-            setting: "the kind of a foreign descriptor",
-            value: kind.to_owned(),
-            expected: "1 to 64 of a-z, 0-9 and -",
+        let kind = ForeignKind::try_from(kind.to_owned()).map_err(|_| {
+            Error::from(ErrorKind::InvalidSetting {
+                setting: "the kind of a foreign descriptor",
+                value: kind.to_owned(),
+                expected: "1 to 64 of a-z, 0-9 and -",
+            })
         })?;
         let label = Label { kind, note: note.into() };
         require_size(dtype, shape)?;
@@ -163,6 +165,6 @@ impl Foreign {
 pub(super) fn require_size(dtype: DType, shape: &[usize]) -> Result<()> {
     match bytes_of(dtype, shape) {
         Some(_) => Ok(()),
-        None => Err(Error::TooLarge { location: FOREIGN.to_owned(), shape: shape.to_vec(), item: dtype.size() }),
+        None => Err(ErrorKind::TooLarge { shape: shape.to_vec(), item: dtype.size() }.at(FOREIGN)),
     }
 }

@@ -16,8 +16,8 @@ use crate::segment::{Home, is_leased, set_make_room};
 /// moment.
 const PATIENCE: Duration = Duration::from_millis(500);
 
-/// Sets what this process does before one of its allocations fails with [`NoSpace`](crate::Error::NoSpace), for example
-/// [`give_up`].
+/// Sets what this process does before one of its allocations fails with [`NoSpace`](crate::ErrorKind::NoSpace), for
+/// example [`give_up`].
 ///
 /// `make_room` is called by the thread that allocates, with the directory and the number of bytes that are missing, and
 /// returns whether to try again. It is called for every array, draft, arena and renderbuffer of this crate, also before

@@ -6,7 +6,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use crate::backend::{Access, Directory, Location, remembered};
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::os;
 use crate::percent::{decode, encode};
 use crate::random;
@@ -60,7 +60,7 @@ impl HandleOptions {
 ///
 /// It is formatted and parsed as one line of text without blanks, and with the feature `serde` as a string. While it is
 /// in flight, it protects the array for the grace time, even if the sender is killed. Attaching uses the handle up,
-/// unless it is reusable; attaching with a second copy fails with [`HandleSpent`](Error::HandleSpent).
+/// unless it is reusable; attaching with a second copy fails with [`HandleSpent`](ErrorKind::HandleSpent).
 ///
 /// ```
 /// use ndarray_shm::counted::{Handle, SharingStrategy};
@@ -93,14 +93,10 @@ impl Handle {
         let ticket = Ticket::new(random::number(), options.reusable);
         let (home, counts) = (memory.home(), memory.counts());
         if counts.state().is_dead() {
-            return Err(Error::Unlinked { location: home.location.to_string() });
+            return Err(ErrorKind::Unlinked.at(&home.location));
         }
         if !counts.issue(ticket, os::since_boot(), options.grace) {
-            return Err(Error::TooManyHandles {
-                location: home.location.to_string(),
-                limit: MOST_TICKETS as u64,
-                doing: "in flight",
-            });
+            return Err(ErrorKind::TooManyHandles { limit: MOST_TICKETS as u64, doing: "in flight" }.at(&home.location));
         }
         let (backend, directory) = address(&home.backend);
         Ok(Self { ticket, id, backend, directory, location: home.location.clone() })
@@ -113,7 +109,7 @@ impl Handle {
     ///
     /// # Errors
     ///
-    /// [`PermissionDenied`](Error::PermissionDenied): this user may not open the file for writing.
+    /// [`PermissionDenied`](ErrorKind::PermissionDenied): this user may not open the file for writing.
     pub fn revoke(&self) -> Result<bool> {
         self.change_and_leave(|counts| counts.revoke(self.ticket))
     }
@@ -146,7 +142,7 @@ impl Handle {
     ///
     /// # Errors
     ///
-    /// [`PermissionDenied`](Error::PermissionDenied): this user may not open the file for writing.
+    /// [`PermissionDenied`](ErrorKind::PermissionDenied): this user may not open the file for writing.
     pub fn renew(&self, grace: Duration) -> Result<bool> {
         self.change_and_leave(|counts| counts.renew(self.ticket, grace, os::since_boot))
     }
@@ -170,7 +166,7 @@ impl Handle {
     ///
     /// # Errors
     ///
-    /// [`PermissionDenied`](Error::PermissionDenied): this user may not open the file for writing.
+    /// [`PermissionDenied`](ErrorKind::PermissionDenied): this user may not open the file for writing.
     pub fn redeem(&self) -> Result<bool> {
         self.change_and_leave(|counts| counts.redeem(self.ticket))
     }
@@ -198,7 +194,7 @@ impl Handle {
     ///
     /// # Errors
     ///
-    /// [`PermissionDenied`](Error::PermissionDenied): this user may not open the file for writing.
+    /// [`PermissionDenied`](ErrorKind::PermissionDenied): this user may not open the file for writing.
     pub fn prolong(&self, grace: Duration) -> Result<bool> {
         self.change_and_leave(|counts| counts.prolong(self.ticket, grace, os::since_boot))
     }
@@ -228,7 +224,7 @@ impl Handle {
     ///
     /// # Errors
     ///
-    /// [`PermissionDenied`](Error::PermissionDenied): this user may not open the file for writing.
+    /// [`PermissionDenied`](ErrorKind::PermissionDenied): this user may not open the file for writing.
     pub fn expire(&self, grace: Duration) -> Result<bool> {
         self.change_and_leave(|counts| counts.expire(self.ticket, grace, os::since_boot))
     }
@@ -284,7 +280,7 @@ impl Handle {
         match CountedSegment::attach(&home, how, CountedBy::Array(self.id), |_| Ok(())) {
             Ok((memory, ())) => Ok((change(memory.counts()), Some(memory))),
             // No array has the name any more, or another array has it.
-            Err(Error::Unlinked { .. } | Error::HandleSpent { .. }) => Ok((false, None)),
+            Err(Error { kind: ErrorKind::Unlinked | ErrorKind::HandleSpent, .. }) => Ok((false, None)),
             Err(error) if error.is_not_found() => Ok((false, None)),
             Err(error) => Err(error),
         }
@@ -366,10 +362,12 @@ impl FromStr for Handle {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Self> {
-        let invalid = || Error::InvalidSetting {
-            setting: "the handle",
-            value: text.chars().take(200).collect(),
-            expected: "the line that its sender printed, which begins with `ndshm1:`",
+        let invalid = || {
+            Error::from(ErrorKind::InvalidSetting {
+                setting: "the handle",
+                value: text.chars().take(200).collect(),
+                expected: "the line that its sender printed, which begins with `ndshm1:`",
+            })
         };
         let parts: Vec<&str> = text.trim().split(':').collect();
         let [SCHEME, ticket, id, backend, directory, location] = parts[..] else { return Err(invalid()) };

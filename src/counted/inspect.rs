@@ -67,10 +67,10 @@ impl Inspection {
 ///
 /// # Errors
 ///
-/// - [`NotFound`](crate::Error::NotFound): no file has the name.
-/// - [`NotCounted`](crate::Error::NotCounted): it is a plain array.
-/// - [`Reserved`](crate::Error::Reserved): it is an arena or a file of counters.
-/// - [`Trailer`](crate::Error::Trailer): its trailer is malformed, or that of an array with another name.
+/// - [`NotFound`](crate::ErrorKind::NotFound): no file has the name.
+/// - [`NotCounted`](crate::ErrorKind::NotCounted): it is a plain array.
+/// - [`Reserved`](crate::ErrorKind::Reserved): it is an arena or a file of counters.
+/// - [`Trailer`](crate::ErrorKind::Trailer): its trailer is malformed, or that of an array with another name.
 pub fn inspect(location: impl IntoLocation) -> Result<Inspection> {
     let home = Home::new(None, location)?;
     inspect_in(&home.backend, &home.location)

@@ -8,7 +8,7 @@ use super::refcounted::{RefcountedArray, read, share_as};
 use super::strategy::SharingStrategy;
 use crate::array::{ArrayReader, Creatable, CreateOptions, Draft, Element, Layout, NAMELESS, OpenOptions};
 use crate::backend::{IntoLocation, Publish};
-use crate::error::{Error, IntoError, Result};
+use crate::error::{Error, ErrorKind, IntoError, Result};
 use crate::manager_client;
 use crate::random;
 use crate::segment::{Attach, CountedBy, CountedSegment, Home};
@@ -25,7 +25,7 @@ impl<T: Element, D: Dimension> Creatable<T, D> for RefcountedArray<T, D> {
         if found != *layout {
             let describe = |layout: &Layout<T, D>| format!("{:?} in {} order", layout.shape(), layout.order());
             let (expected, found) = (describe(layout), describe(&found));
-            return Err(Error::ShapeMismatch { location: home.location.to_string(), expected, found });
+            return Err(ErrorKind::ShapeMismatch { expected, found }.at(&home.location));
         }
         Ok(Self::of(memory, found, id))
     }
@@ -41,7 +41,7 @@ impl CreateOptions {
     ///
     /// # Errors
     ///
-    /// As [`RefcountedArray::create`], and [`InvalidSetting`](Error::InvalidSetting) if there are
+    /// As [`RefcountedArray::create`], and [`InvalidSetting`](ErrorKind::InvalidSetting) if there are
     /// [notes](Self::note). With [`OpenOrCreate`](crate::CreationMode::OpenOrCreate) also as [`RefcountedArray::open`].
     pub fn create_counted<T: Element, D: Dimension>(
         &self,
@@ -89,7 +89,7 @@ impl CreateOptions {
     ///
     /// # Errors
     ///
-    /// [`InvalidSetting`](Error::InvalidSetting): there are [notes](Self::note), or the [`mode`](Self::mode) is not
+    /// [`InvalidSetting`](ErrorKind::InvalidSetting): there are [notes](Self::note), or the [`mode`](Self::mode) is not
     /// [`CreateNew`](crate::CreationMode::CreateNew). A random name cannot replace or open an existing array. Also the
     /// errors of [`Draft::share`].
     pub fn share<T: Element, D: Dimension>(
@@ -176,7 +176,7 @@ impl OpenOptions {
     ///
     /// # Errors
     ///
-    /// [`HandleSpent`](Error::HandleSpent), and those of [`open_counted_reader`](Self::open_counted_reader).
+    /// [`HandleSpent`](ErrorKind::HandleSpent), and those of [`open_counted_reader`](Self::open_counted_reader).
     pub fn attach_reader<T: Element, D: Dimension>(&self, handle: &Handle) -> Result<ArrayReader<T, D>> {
         let how = self.counted_for_reading()?;
         let (memory, layout, _) = attach(&handle.home(self.backend.as_ref())?, how, handle.entry())?;
@@ -189,9 +189,9 @@ impl Handle {
     ///
     /// # Errors
     ///
-    /// - [`HandleSpent`](Error::HandleSpent): the handle was used or revoked, or another array has the name by now.
-    /// - [`NotFound`](Error::NotFound): the array was removed, because no process was attached when the grace time was
-    ///   over.
+    /// - [`HandleSpent`](ErrorKind::HandleSpent): the handle was used or revoked, or another array has the name by now.
+    /// - [`NotFound`](ErrorKind::NotFound): the array was removed, because no process was attached when the grace time
+    ///   was over.
     /// - those of [`RefcountedArray::open`]. A wrong element type or number of axes does not use the handle up.
     pub fn attach<T: Element, D: Dimension>(&self) -> Result<RefcountedArray<T, D>> {
         OpenOptions::new().attach(self)

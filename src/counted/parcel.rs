@@ -12,7 +12,7 @@ use super::refcounted::{RefcountedArray, reader_of_descriptor};
 use super::strategy::SharingStrategy;
 use crate::array::{ArrayReader, DType, Element, FrozenArray, Layout, NAMELESS, OpenOptions, Order};
 use crate::backend::{Access, Directory, Location};
-use crate::error::{Error, IntoError, Result};
+use crate::error::{Error, ErrorKind, IntoError, Result};
 use crate::os;
 use crate::segment::Home;
 
@@ -223,7 +223,7 @@ impl ReceivedArray {
     ///
     /// The error gives the received array back.
     ///
-    /// - [`Unsupported`](Error::Unsupported): it is a frozen array or a foreign descriptor.
+    /// - [`Unsupported`](ErrorKind::Unsupported): it is a frozen array or a foreign descriptor.
     /// - those of [`RefcountedArray::open`] and [`Handle::attach`].
     pub fn attach<T: Element, D: Dimension>(self) -> Result<RefcountedArray<T, D>, IntoError<Self>> {
         self.take(|received| match &received.parcel.way {
@@ -271,11 +271,12 @@ impl ReceivedArray {
     ///
     /// The error gives the received array back.
     ///
-    /// - [`Unsupported`](Error::Unsupported): it is not a frozen array, or the kernel has not sealed it although the
-    ///   sender says so.
-    /// - [`DTypeMismatch`](Error::DTypeMismatch), [`ShapeMismatch`](Error::ShapeMismatch): the sender claims another
-    ///   element type or number of axes.
-    /// - [`SizeMismatch`](Error::SizeMismatch): the memory does not have the size of an array of this type and shape.
+    /// - [`Unsupported`](ErrorKind::Unsupported): it is not a frozen array, or the kernel has not sealed it although
+    ///   the sender says so.
+    /// - [`DTypeMismatch`](ErrorKind::DTypeMismatch), [`ShapeMismatch`](ErrorKind::ShapeMismatch): the sender claims
+    ///   another element type or number of axes.
+    /// - [`SizeMismatch`](ErrorKind::SizeMismatch): the memory does not have the size of an array of this type and
+    ///   shape.
     pub fn frozen<T: Element, D: Dimension>(self) -> Result<FrozenArray<T, D>, IntoError<Self>> {
         self.take(|received| {
             let file = match (&received.parcel.way, &received.file) {
@@ -295,8 +296,8 @@ impl ReceivedArray {
     ///
     /// The error gives the received value back.
     ///
-    /// - [`Unsupported`](Error::Unsupported): it is an array of this crate, or a descriptor of another kind.
-    /// - [`TooLarge`](Error::TooLarge): an array of this type and shape fits no address space.
+    /// - [`Unsupported`](ErrorKind::Unsupported): it is an array of this crate, or a descriptor of another kind.
+    /// - [`TooLarge`](ErrorKind::TooLarge): an array of this type and shape fits no address space.
     pub fn foreign(mut self, kind: &str) -> Result<Foreign, IntoError<Self>> {
         let Parcel { dtype, ref shape, order, ref way } = self.parcel;
         let checked = match way {
@@ -355,7 +356,7 @@ impl Drop for ReceivedArray {
 }
 
 fn unsupported(what: &'static str) -> Error {
-    Error::Unsupported { location: NAMELESS.to_owned(), what: what.into() }
+    ErrorKind::Unsupported { what: what.into() }.at(NAMELESS)
 }
 
 fn is_foreign(label: &Label) -> Error {
@@ -363,5 +364,5 @@ fn is_foreign(label: &Label) -> Error {
     let what = format!(
         "it is a foreign descriptor of the kind {kind}; the library of this kind takes it with foreign({kind:?})"
     );
-    Error::Unsupported { location: FOREIGN.to_owned(), what: what.into() }
+    ErrorKind::Unsupported { what: what.into() }.at(FOREIGN)
 }

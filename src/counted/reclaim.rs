@@ -10,7 +10,7 @@ use std::time::{Duration, SystemTime};
 
 use crate::backend::lock_space::{BEGINNING, LEASE};
 use crate::backend::{Access, Backend, Companion, Directory, DirectoryEntry, EntryKind, Location, Turn};
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::os::{self, LockKind};
 use crate::segment::footer::Kind;
 use crate::segment::trailer;
@@ -174,7 +174,10 @@ impl Reclaim {
                 }
                 // The file disappeared since it was listed, or it is not a counted array and therefore not ours to
                 // remove.
-                Ok(None) | Err(Error::NotFound { .. } | Error::NotAnArray { .. } | Error::NotCounted { .. }) => {}
+                Ok(None)
+                | Err(Error {
+                    kind: ErrorKind::NotFound | ErrorKind::NotAnArray { .. } | ErrorKind::NotCounted, ..
+                }) => {}
                 Err(error) => reclaimed.failed.push((entry.name, error)),
             }
         }

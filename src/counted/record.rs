@@ -18,7 +18,7 @@ use ndarray::Dimension;
 
 use super::fields::{self, Fields, MOST_AXES, check_axes};
 use crate::array::{DType, Element, Layout, Order};
-use crate::error::{Error, Result};
+use crate::error::{ErrorKind, Result};
 use crate::segment::trailer::{RECORD, Trailer};
 
 /// Bytes of the field with the element type.
@@ -58,8 +58,7 @@ impl ArrayRecord {
 
     /// Decodes the record of a trailer, and checks it against the size of the payload.
     pub(super) fn of(trailer: &Trailer, name: &str) -> Result<Self> {
-        Self::of_bytes(&trailer.record, trailer.payload)
-            .map_err(|reason| Error::Trailer { location: name.to_owned(), reason })
+        Self::of_bytes(&trailer.record, trailer.payload).map_err(|reason| ErrorKind::Trailer { reason }.at(name))
     }
 
     fn of_bytes(bytes: &[u8; RECORD], payload: u64) -> Result<Self, String> {

@@ -13,7 +13,7 @@ use super::strategy::SharingStrategy;
 use crate::array::layout::shape_like;
 use crate::array::{ArrayReader, CreateOptions, Draft, Element, Layout, OpenOptions, SharedArray, view};
 use crate::backend::{Access, IntoLocation, Location, Publish};
-use crate::error::{Error, IntoError, Result};
+use crate::error::{Error, ErrorKind, IntoError, Result};
 use crate::manager_client;
 use crate::os::{self, LockKind};
 use crate::random;
@@ -87,14 +87,14 @@ impl<T: Element, D: Dimension> RefcountedArray<T, D> {
     ///
     /// # Errors
     ///
-    /// - [`NotFound`](Error::NotFound), or [`Elsewhere`](Error::Elsewhere) if the other usual place has it: no array
-    ///   has the name, or the last handle is just removing it.
-    /// - [`DTypeMismatch`](Error::DTypeMismatch), [`ShapeMismatch`](Error::ShapeMismatch): it has another element type
-    ///   or another number of axes.
-    /// - [`NotCounted`](Error::NotCounted): it is a plain array, without a trailer.
-    /// - [`Trailer`](Error::Trailer): its trailer is malformed, or that of an array with another name.
-    /// - [`PermissionDenied`](Error::PermissionDenied): this user may not read and write the file.
-    /// - [`TooManyHandles`](Error::TooManyHandles): 2^32 - 1 handles are counted.
+    /// - [`NotFound`](ErrorKind::NotFound), or [`Elsewhere`](ErrorKind::Elsewhere) if the other usual place has it: no
+    ///   array has the name, or the last handle is just removing it.
+    /// - [`DTypeMismatch`](ErrorKind::DTypeMismatch), [`ShapeMismatch`](ErrorKind::ShapeMismatch): it has another
+    ///   element type or another number of axes.
+    /// - [`NotCounted`](ErrorKind::NotCounted): it is a plain array, without a trailer.
+    /// - [`Trailer`](ErrorKind::Trailer): its trailer is malformed, or that of an array with another name.
+    /// - [`PermissionDenied`](ErrorKind::PermissionDenied): this user may not read and write the file.
+    /// - [`TooManyHandles`](ErrorKind::TooManyHandles): 2^32 - 1 handles are counted.
     pub fn open(location: impl IntoLocation) -> Result<Self> {
         OpenOptions::new().open_counted(location)
     }
@@ -162,7 +162,7 @@ impl<T: Element, D: Dimension> RefcountedArray<T, D> {
     ///
     /// # Errors
     ///
-    /// [`Unsupported`](Error::Unsupported): the array has no name. [`publish`](Self::publish) it first.
+    /// [`Unsupported`](ErrorKind::Unsupported): the array has no name. [`publish`](Self::publish) it first.
     pub fn keep(&self) -> Result<()> {
         if self.strategy() == SharingStrategy::FileDescriptor {
             return Err(self.nameless(
@@ -202,7 +202,7 @@ impl<T: Element, D: Dimension> RefcountedArray<T, D> {
     ///
     /// # Errors
     ///
-    /// [`Unsupported`](Error::Unsupported): the array is not frozen. Use [`read`](SharedArray::read).
+    /// [`Unsupported`](ErrorKind::Unsupported): the array is not frozen. Use [`read`](SharedArray::read).
     #[allow(unsafe_code)]
     pub fn view(&self) -> Result<ArrayView<'_, T, D>> {
         if !self.is_frozen() {
@@ -229,10 +229,10 @@ impl<T: Element, D: Dimension> RefcountedArray<T, D> {
     ///
     /// # Errors
     ///
-    /// - [`Unsupported`](Error::Unsupported): the array has no name. [`publish`](Self::publish) it, or send it by
+    /// - [`Unsupported`](ErrorKind::Unsupported): the array has no name. [`publish`](Self::publish) it, or send it by
     ///   descriptor.
-    /// - [`TooManyHandles`](Error::TooManyHandles): 128 handles of this array are in flight. Use one reusable handle
-    ///   instead.
+    /// - [`TooManyHandles`](ErrorKind::TooManyHandles): 128 handles of this array are in flight. Use one reusable
+    ///   handle instead.
     pub fn handle_with(&self, options: HandleOptions) -> Result<Handle> {
         if self.strategy() == SharingStrategy::FileDescriptor {
             return Err(self.nameless(
@@ -325,9 +325,9 @@ impl<T: Element, D: Dimension> RefcountedArray<T, D> {
     ///
     /// # Errors
     ///
-    /// - [`Unlinked`](Error::Unlinked): the array had a name, which was removed. The kernel does not link such a file
-    ///   again.
-    /// - [`Unsupported`](Error::Unsupported): a file of this kind can never get a name.
+    /// - [`Unlinked`](ErrorKind::Unlinked): the array had a name, which was removed. The kernel does not link such a
+    ///   file again.
+    /// - [`Unsupported`](ErrorKind::Unsupported): a file of this kind can never get a name.
     pub fn publish(&self) -> Result<()> {
         manager_client::announce(&self.home().backend);
         self.memory().publish()
@@ -337,7 +337,7 @@ impl<T: Element, D: Dimension> RefcountedArray<T, D> {
     ///
     /// # Errors
     ///
-    /// [`Unlinked`](Error::Unlinked): the name was removed, or leads to another array. Also the errors of
+    /// [`Unlinked`](ErrorKind::Unlinked): the name was removed, or leads to another array. Also the errors of
     /// [`open`](Self::open).
     pub fn try_clone(&self) -> Result<Self> {
         let (access, home) = (self.segment().access(), self.home().clone());
@@ -350,7 +350,7 @@ impl<T: Element, D: Dimension> RefcountedArray<T, D> {
         match options.open_counted(home.location) {
             Ok(again) if again.id == self.id => Ok(again),
             Err(error) if !error.is_not_found() => Err(error),
-            _ => Err(Error::Unlinked { location: self.home().location.to_string() }),
+            _ => Err(ErrorKind::Unlinked.at(&self.home().location)),
         }
     }
 
@@ -402,13 +402,14 @@ impl<T: Element, D: Dimension> RefcountedArray<T, D> {
     ///
     /// # Errors
     ///
-    /// [`PermissionDenied`](Error::PermissionDenied): this was the last handle, and this user may not remove the name.
+    /// [`PermissionDenied`](ErrorKind::PermissionDenied): this was the last handle, and this user may not remove the
+    /// name.
     pub fn close(self) -> Result<()> {
         self.array.into_counted().close()
     }
 
     fn nameless(&self, what: &'static str) -> Error {
-        Error::Unsupported { location: self.home().location.to_string(), what: what.into() }
+        ErrorKind::Unsupported { what: what.into() }.at(&self.home().location)
     }
 
     /// Opens a new descriptor for a receiver.
@@ -467,8 +468,8 @@ impl<T: Element, D: Dimension> Draft<T, D> {
     ///
     /// The error gives the draft back.
     ///
-    /// - [`NoSpace`](Error::NoSpace): there is no room for the trailer.
-    /// - [`Unsupported`](Error::Unsupported): the platform does not support the strategy.
+    /// - [`NoSpace`](ErrorKind::NoSpace): there is no room for the trailer.
+    /// - [`Unsupported`](ErrorKind::Unsupported): the platform does not support the strategy.
     pub fn share(self, strategy: SharingStrategy) -> Result<RefcountedArray<T, D>, IntoError<Self>> {
         let mut draft = self;
         for _ in 0..TRIES {
@@ -479,11 +480,11 @@ impl<T: Element, D: Dimension> Draft<T, D> {
             }
             let mode = (strategy == SharingStrategy::FileSystem).then_some(Publish::New);
             match share_as(draft, &home, mode, number) {
-                Err(error) if error.error().is_already_exists() => draft = error.into_inner(),
+                Err(error) if error.error().kind == ErrorKind::AlreadyExists => draft = error.into_inner(),
                 other => return other,
             }
         }
-        Err(IntoError::new(Error::AlreadyExists { location: "(any name)".to_owned() }, draft))
+        Err(IntoError::new(ErrorKind::AlreadyExists.at("(any name)"), draft))
     }
 }
 
@@ -525,7 +526,7 @@ pub(super) fn share_as<T: Element, D: Dimension>(
 ///
 /// # Errors
 ///
-/// - [`NoSpace`](Error::NoSpace): there is not enough memory.
+/// - [`NoSpace`](ErrorKind::NoSpace): there is not enough memory.
 /// - those of [`SharingStrategy::current`].
 pub fn to_shared<T: Element, D: Dimension>(array: &ArrayRef<T, D>) -> Result<RefcountedArray<T, D>> {
     let strategy = SharingStrategy::current()?;

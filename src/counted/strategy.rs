@@ -4,7 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 use std::sync::atomic::{AtomicU8, Ordering};
 
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::os;
 
 const VARIABLE: &str = "NDSHM_SHARING_STRATEGY";
@@ -46,9 +46,10 @@ impl SharingStrategy {
     ///
     /// # Errors
     ///
-    /// - [`InvalidSetting`](Error::InvalidSetting): the environment variable has another value than `file_descriptor`
-    ///   or `file_system`.
-    /// - [`Unsupported`](Error::Unsupported): this platform does not support the strategy in the environment variable.
+    /// - [`InvalidSetting`](ErrorKind::InvalidSetting): the environment variable has another value than
+    ///   `file_descriptor` or `file_system`.
+    /// - [`Unsupported`](ErrorKind::Unsupported): this platform does not support the strategy in the environment
+    ///   variable.
     pub fn current() -> Result<Self> {
         match CURRENT.load(Ordering::Relaxed) {
             0 => Self::of_variable(std::env::var_os(VARIABLE).map(|value| value.to_string_lossy().into_owned())),
@@ -60,10 +61,12 @@ impl SharingStrategy {
         let Some(value) = value else {
             return Ok(if os::DESCRIPTORS_CAN_BE_SHARED { Self::FileDescriptor } else { Self::FileSystem });
         };
-        let strategy = Self::from_str(&value).map_err(|_| Error::InvalidSetting {
-            setting: VARIABLE,
-            value,
-            expected: "file_descriptor or file_system, or unset",
+        let strategy = Self::from_str(&value).map_err(|_| {
+            Error::from(ErrorKind::InvalidSetting {
+                setting: VARIABLE,
+                value,
+                expected: "file_descriptor or file_system, or unset",
+            })
         })?;
         strategy.check(VARIABLE)?;
         Ok(strategy)
@@ -73,7 +76,7 @@ impl SharingStrategy {
     ///
     /// # Errors
     ///
-    /// [`Unsupported`](Error::Unsupported): this platform does not support it.
+    /// [`Unsupported`](ErrorKind::Unsupported): this platform does not support it.
     pub fn set_current(self) -> Result<()> {
         self.check("the sharing strategy")?;
         CURRENT.store(1 + self as u8, Ordering::Relaxed);
@@ -86,7 +89,7 @@ impl SharingStrategy {
             return Ok(());
         }
         let what = "this platform cannot send arrays by descriptor; use file_system";
-        Err(Error::Unsupported { location: location.to_owned(), what: what.into() })
+        Err(ErrorKind::Unsupported { what: what.into() }.at(location))
     }
 
     /// Returns the name of the strategy, as torch writes it.
@@ -108,10 +111,12 @@ impl FromStr for SharingStrategy {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Self> {
-        Self::ALL.into_iter().find(|strategy| strategy.as_str() == text).ok_or_else(|| Error::InvalidSetting {
-            setting: "the sharing strategy",
-            value: text.to_owned(),
-            expected: "file_descriptor or file_system",
+        Self::ALL.into_iter().find(|strategy| strategy.as_str() == text).ok_or_else(|| {
+            Error::from(ErrorKind::InvalidSetting {
+                setting: "the sharing strategy",
+                value: text.to_owned(),
+                expected: "file_descriptor or file_system",
+            })
         })
     }
 }
@@ -127,7 +132,7 @@ mod tests {
         }
         assert_eq!("file_system".parse::<SharingStrategy>().expect("a word"), SharingStrategy::FileSystem);
         match SharingStrategy::of_variable(Some("fd".to_owned())) {
-            Err(Error::InvalidSetting { setting, .. }) => assert_eq!(setting, VARIABLE),
+            Err(Error { kind: ErrorKind::InvalidSetting { setting, .. }, .. }) => assert_eq!(setting, VARIABLE),
             other => panic!("{other:?}"),
         }
     }

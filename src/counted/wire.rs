@@ -18,7 +18,7 @@ use std::io::{self, IoSlice};
 use std::time::{Duration, Instant};
 
 use super::turns::Turns;
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::os::{self, Socket};
 
 const MAGIC: [u8; 4] = *b"NDSM";
@@ -76,7 +76,7 @@ impl Wire {
     ///
     /// # Errors
     ///
-    /// [`Error::Os`] if it is not a stream socket.
+    /// [`ErrorKind::Os`] if it is not a stream socket.
     pub(crate) fn new(socket: Socket, name: impl Into<String>) -> Result<Self> {
         let name = name.into();
         socket.require_stream().map_err(|error| Error::os("use as a channel", &name, error))?;
@@ -101,11 +101,12 @@ impl Wire {
     ///
     /// # Errors
     ///
-    /// - [`Error::TimedOut`] after `limit`; [`Duration::MAX`] waits for ever. If part of the message was sent by then,
-    ///   the sending direction is shut down, and sending again fails with [`Error::Protocol`]. Receiving still works.
-    /// - [`Error::Closed`] if the other end was closed.
-    /// - [`Error::Protocol`] if the body is longer than [`LONGEST_BODY`]; nothing was sent.
-    /// - [`Error::Unsupported`] for files, if the platform can lose them on the way, and in a forked child.
+    /// - [`ErrorKind::TimedOut`] after `limit`; [`Duration::MAX`] waits for ever. If part of the message was sent by
+    ///   then, the sending direction is shut down, and sending again fails with [`ErrorKind::Protocol`]. Receiving
+    ///   still works.
+    /// - [`ErrorKind::Closed`] if the other end was closed.
+    /// - [`ErrorKind::Protocol`] if the body is longer than [`LONGEST_BODY`]; nothing was sent.
+    /// - [`ErrorKind::Unsupported`] for files, if the platform can lose them on the way, and in a forked child.
     pub(crate) fn send(&self, body: &[u8], files: &[&File], limit: Duration) -> Result<()> {
         self.require(os::fork_generation() == self.generation, FORKED)?;
         let prefix = prefix(body.len()).map_err(|reason| self.protocol(reason))?;
@@ -154,12 +155,12 @@ impl Wire {
     ///
     /// # Errors
     ///
-    /// - [`Error::TimedOut`] after `limit`.
-    /// - [`Error::Closed`] if the other end was closed, and no complete message is left.
-    /// - [`Error::TooManyOpenFiles`] if this process has too few free descriptors. Close some, or raise the limit, and
-    ///   receive again.
-    /// - [`Error::Protocol`] if the bytes are not a message; nothing can be received any more.
-    /// - [`Error::Unsupported`] for files, if the platform can lose them on the way, and in a forked child.
+    /// - [`ErrorKind::TimedOut`] after `limit`.
+    /// - [`ErrorKind::Closed`] if the other end was closed, and no complete message is left.
+    /// - [`ErrorKind::TooManyOpenFiles`] if this process has too few free descriptors. Close some, or raise the limit,
+    ///   and receive again.
+    /// - [`ErrorKind::Protocol`] if the bytes are not a message; nothing can be received any more.
+    /// - [`ErrorKind::Unsupported`] for files, if the platform can lose them on the way, and in a forked child.
     /// - those of `read`.
     pub(crate) fn receive<T>(
         &self,
@@ -227,7 +228,7 @@ impl Wire {
         match error.kind() {
             Kind::TimedOut => self.timed_out(limit),
             Kind::UnexpectedEof | Kind::BrokenPipe | Kind::ConnectionReset => {
-                Error::Closed { location: self.name.clone(), reason: "the other end of the channel was closed" }
+                ErrorKind::Closed { reason: "the other end of the channel was closed" }.at(&self.name)
             }
             Kind::InvalidData => self.protocol(error.to_string()),
             _ => Error::os(op, &self.name, error),
@@ -235,18 +236,18 @@ impl Wire {
     }
 
     fn timed_out(&self, waited: Duration) -> Error {
-        Error::TimedOut { location: self.name.clone(), waited }
+        ErrorKind::TimedOut { waited }.at(&self.name)
     }
 
     pub(super) fn protocol(&self, reason: impl Into<String>) -> Error {
-        Error::Protocol { location: self.name.clone(), reason: reason.into() }
+        ErrorKind::Protocol { reason: reason.into() }.at(&self.name)
     }
 
     fn require(&self, is_possible: bool, else_what: &'static str) -> Result<()> {
         if is_possible {
             return Ok(());
         }
-        Err(Error::Unsupported { location: self.name.clone(), what: else_what.into() })
+        Err(ErrorKind::Unsupported { what: else_what.into() }.at(&self.name))
     }
 }
 

@@ -1,7 +1,7 @@
 //! The socket of a manager. The process that listens at it is the manager. When it dies, the kernel refuses connections
 //! to the socket, so there is no pid file that could be wrong.
 
-use std::io::ErrorKind;
+use std::io;
 use std::path::Path;
 
 use crate::error::{Error, Result};
@@ -18,9 +18,9 @@ pub(super) fn listen(path: &Path) -> Result<Option<Listener>> {
         Err(error) => error,
     };
     match error.kind() {
-        ErrorKind::AlreadyExists => connect(path).map(|_other| None),
-        ErrorKind::InvalidInput | ErrorKind::TimedOut => Err(failed(path, error.to_string())),
-        ErrorKind::PermissionDenied => match os::facts_at(path) {
+        io::ErrorKind::AlreadyExists => connect(path).map(|_other| None),
+        io::ErrorKind::InvalidInput | io::ErrorKind::TimedOut => Err(failed(path, error.to_string())),
+        io::ErrorKind::PermissionDenied => match os::facts_at(path) {
             Ok(facts) if !os::is_user(facts.owner) => {
                 let reason =
                     "the socket belongs to another user; set NDSHM_MANAGER_SOCKET to a path in a directory of yours";

@@ -27,7 +27,7 @@
 //! | program | [`set_program`]; else `NDSHM_MANAGER`, a path or `off`; else `ndshm` beside this program, else in `PATH` |
 //!
 //! Linux only. On other platforms no manager can run: starting or asking one fails with
-//! [`Unsupported`](crate::Error::Unsupported), and arrays work without it.
+//! [`Unsupported`](crate::ErrorKind::Unsupported), and arrays work without it.
 
 mod daemon;
 mod endpoint;
@@ -36,7 +36,7 @@ mod places;
 use std::process::{Child, Command, Stdio};
 
 pub use self::daemon::{Manager, ManagerOptions, Stopper};
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 pub use crate::manager_client::{Program, Status, announce, set_program, socket_path, status, stop};
 use crate::os;
 
@@ -63,12 +63,12 @@ pub fn run(options: &ManagerOptions) -> Result<bool> {
 ///
 /// # Errors
 ///
-/// [`Os`](Error::Os): the command could not be started.
+/// [`Os`](ErrorKind::Os): the command could not be started.
 pub fn spawn_detached(command: &mut Command) -> Result<Child> {
     os::daemon::keep_descriptors();
     let name = command.get_program().to_string_lossy().into_owned();
     command.current_dir("/").stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-    command.spawn().map_err(|source| Error::Os { op: "starting the program", location: name, source })
+    command.spawn().map_err(|source| ErrorKind::Os { op: "starting the program" }.at(name).because(source))
 }
 
 /// Leaves the session and terminal in which this process was started, so that it goes on when they end. A
@@ -76,8 +76,8 @@ pub fn spawn_detached(command: &mut Command) -> Result<Child> {
 ///
 /// # Errors
 ///
-/// - [`Os`](Error::Os): this process leads a process group.
-/// - [`Unsupported`](Error::Unsupported) off Linux.
+/// - [`Os`](ErrorKind::Os): this process leads a process group.
+/// - [`Unsupported`](ErrorKind::Unsupported) off Linux.
 pub fn leave_session() -> Result<()> {
     os::daemon::leave_session().map_err(|error| Error::os("leaving the session", "this process", error))
 }

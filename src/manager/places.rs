@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use crate::backend::Directory;
 use crate::counted::Reclaimed;
-use crate::error::{Error, Result};
+use crate::error::{ErrorKind, Result};
 use crate::manager_client::wire::Use;
 use crate::os::FileId;
 use crate::search_time::SearchTime;
@@ -228,7 +228,7 @@ impl Places {
                     }
                 }
                 Err(error) => {
-                    if !matches!(error, Error::NotFound { .. }) {
+                    if !matches!(error.kind, ErrorKind::NotFound) {
                         log::warn!("cannot search {}: {error}", place.used.path.display());
                     }
                     if !self.is_used(number) {
@@ -428,7 +428,7 @@ mod tests {
         (0..MOST as u64).filter(|client| *client != 7).for_each(|client| places.leave(client, now));
         let now = now + Duration::from_secs(3);
         places.mark_all(now);
-        places.reclaim_due(now, |_| Err(Error::NotFound { location: String::new() }));
+        places.reclaim_due(now, |_| Err(ErrorKind::NotFound.at("")));
         assert_eq!(places.len(), 2, "no client needs the directories that are gone");
     }
 

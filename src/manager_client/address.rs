@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use super::wire::Talk;
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::os::{self, daemon};
 
 /// The environment variable with the socket's path, which takes precedence over the defaults.
@@ -21,8 +21,8 @@ const NAME: &str = "ndshm-manager.sock";
 ///
 /// # Errors
 ///
-/// [`InvalidSetting`](Error::InvalidSetting): `NDSHM_MANAGER_SOCKET` is empty. [`Unsupported`](Error::Unsupported) on
-/// platforms without files.
+/// [`InvalidSetting`](ErrorKind::InvalidSetting): `NDSHM_MANAGER_SOCKET` is empty.
+/// [`Unsupported`](ErrorKind::Unsupported) on platforms without files.
 pub fn socket_path(explicit: Option<&Path>) -> Result<PathBuf> {
     let from_environment = std::env::var_os(SOCKET);
     let temporary = os::temporary_directory();
@@ -41,11 +41,11 @@ fn choose(
     let path = match (explicit, from_environment) {
         (Some(path), _) => path.to_owned(),
         (None, Some(path)) if path.is_empty() => {
-            return Err(Error::InvalidSetting {
+            return Err(Error::from(ErrorKind::InvalidSetting {
                 setting: SOCKET,
                 value: String::new(),
                 expected: "the path of a socket in a directory of yours, or unset",
-            });
+            }));
         }
         (None, Some(path)) => path.into(),
         (None, None) => {
@@ -89,12 +89,12 @@ pub(crate) fn connect(path: &Path) -> Result<Option<Talk>> {
 
 /// Returns the error for a socket or directory that another user owns or could replace.
 pub(crate) fn denied(path: &Path, owner: u32, mode: u32, reason: &'static str) -> Error {
-    Error::PermissionDenied { location: path.display().to_string(), owner, mode, reason }
+    ErrorKind::PermissionDenied { owner, mode, reason }.at(path.display())
 }
 
 /// Returns the error for a manager that does not answer as it should.
 pub(crate) fn failed(path: &Path, reason: impl Into<String>) -> Error {
-    Error::Manager { location: path.display().to_string(), reason: reason.into() }
+    ErrorKind::Manager { reason: reason.into() }.at(path.display())
 }
 
 /// Returns whether the error means that no process listens.
@@ -124,7 +124,10 @@ mod tests {
         assert_eq!(of(None, None, None).expect("chosen"), own);
         assert_eq!(of(None, None, Some(Path::new("runtime"))).expect("chosen"), own, "a relative one is none");
         assert_eq!(of(None, None, Some(&base.join("missing"))).expect("chosen"), own);
-        assert!(matches!(of(None, Some(""), None), Err(Error::InvalidSetting { setting: SOCKET, .. })));
+        assert!(matches!(
+            of(None, Some(""), None),
+            Err(Error { kind: ErrorKind::InvalidSetting { setting: SOCKET, .. }, .. })
+        ));
         assert!(!base.join("missing").exists() && !own.exists(), "choosing makes nothing");
     }
 }

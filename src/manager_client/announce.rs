@@ -4,7 +4,7 @@
 //! freed later. A process keeps one connection as long as it lives. A forked child makes its own: the inherited one
 //! belongs to its parent, and the child neither uses nor closes it.
 
-use std::io::ErrorKind;
+use std::io;
 use std::mem::ManuallyDrop;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,7 +15,7 @@ use super::program::{self, Program};
 use super::wire::{self, CANNOT, GREETING, REFUSAL, Talk, Use};
 use crate::backend::Directory;
 use crate::backoff::Backoff;
-use crate::error::{Error, Result, with_causes};
+use crate::error::{Error, ErrorKind, Result, with_causes};
 use crate::os::{FileId, PerProcess};
 use crate::segment::Home;
 
@@ -176,8 +176,10 @@ impl Announcer {
                         log::debug!("the manager cannot watch a directory: {reason}");
                     }
                 }
-                Err(error) if error.kind() == ErrorKind::TimedOut => return false,
-                Err(error) if matches!(error.kind(), ErrorKind::ConnectionReset | ErrorKind::InvalidData) => break,
+                Err(error) if error.kind() == io::ErrorKind::TimedOut => return false,
+                Err(error) if matches!(error.kind(), io::ErrorKind::ConnectionReset | io::ErrorKind::InvalidData) => {
+                    break;
+                }
                 // Not a socket any more: other code of this process closed the descriptor, and its number may mean
                 // another file by now. So it is forgotten without closing it.
                 Err(_) => {
@@ -203,7 +205,7 @@ impl Announcer {
     fn fail(&mut self, error: &Error) {
         self.pause();
         // No warning on platforms without a manager.
-        if !error.is_unsupported() {
+        if !matches!(error.kind, ErrorKind::Unsupported { .. }) {
             warn_once(&with_causes(error));
         }
     }

@@ -8,7 +8,7 @@ use ndarray::{ArrayViewMut, Dimension};
 use super::{DROP_WAIT, FOREIGN, Pool};
 use crate::array::{Draft, Element, NAMELESS, SharedArray};
 use crate::backend::IntoLocation;
-use crate::error::{Error, IntoError};
+use crate::error::{ErrorKind, IntoError};
 use crate::interrupt;
 
 /// A value lent by a pool. Dropping it calls `give_back`; `end` takes the value out instead.
@@ -64,7 +64,7 @@ fn give_array_back<T: Element, D: Dimension>(array: SharedArray<T, D>, pool: &Po
         let (error, array) = refused.into_parts();
         // The memory cannot be used again. Its name is removed all the same, unless the name is locked: that would mean
         // to wait once more.
-        if !matches!(error, Error::TimedOut { .. }) {
+        if !matches!(error.kind, ErrorKind::TimedOut { .. }) {
             let segment = array.segment();
             let _ = segment.home().unlink_within(segment.id(), DROP_WAIT); // a drop cannot report errors
         }
@@ -106,11 +106,11 @@ impl<T: Element, D: Dimension> PooledDraft<T, D> {
     ///
     /// # Errors
     ///
-    /// The error returns the draft. Those of [`Draft::publish`], and [`Unsupported`](Error::Unsupported) in a forked
-    /// child.
+    /// The error returns the draft. Those of [`Draft::publish`], and [`Unsupported`](ErrorKind::Unsupported) in a
+    /// forked child.
     pub fn publish(self, location: impl IntoLocation) -> Result<PooledArray<T, D>, IntoError<Self>> {
         if !self.loan.pool.is_mine() {
-            let error = Error::Unsupported { location: NAMELESS.into(), what: FOREIGN.into() };
+            let error = ErrorKind::Unsupported { what: FOREIGN.into() }.at(NAMELESS);
             return Err(IntoError::new(error, self));
         }
         let Self { loan, is_recycled } = self;

@@ -32,7 +32,7 @@ pub use self::loan::{PooledArray, PooledDraft};
 use self::shelf::{Limits, Shelf};
 use crate::array::{Draft, Element, Layout, SharedArray};
 use crate::backend::{Directory, DraftOptions, Pages, default_backend};
-use crate::error::{Error, IntoError, Result};
+use crate::error::{Error, ErrorKind, IntoError, Result};
 use crate::os;
 use crate::segment::{DraftSegment, can_recycle, recycle};
 
@@ -279,12 +279,12 @@ impl Pool {
     /// # Errors
     ///
     /// The error returns the array, with its name.
-    /// - [`PermissionDenied`](Error::PermissionDenied): the file is another user's, has other permissions than the
+    /// - [`PermissionDenied`](ErrorKind::PermissionDenied): the file is another user's, has other permissions than the
     ///   pool's arrays, or may not be written or renamed.
-    /// - [`InvalidSetting`](Error::InvalidSetting): the array is in another directory than the pool's arrays.
-    /// - [`SizeMismatch`](Error::SizeMismatch): another program changed the length of the file.
-    /// - [`TimedOut`](Error::TimedOut): another process kept the name locked for 10 s, to remove or replace it.
-    /// - [`Unsupported`](Error::Unsupported): this process is a forked child, and the pool belongs to its parent.
+    /// - [`InvalidSetting`](ErrorKind::InvalidSetting): the array is in another directory than the pool's arrays.
+    /// - [`SizeMismatch`](ErrorKind::SizeMismatch): another program changed the length of the file.
+    /// - [`TimedOut`](ErrorKind::TimedOut): another process kept the name locked for 10 s, to remove or replace it.
+    /// - [`Unsupported`](ErrorKind::Unsupported): this process is a forked child, and the pool belongs to its parent.
     pub fn put<T: Element, D: Dimension>(&self, array: SharedArray<T, D>) -> Result<(), IntoError<SharedArray<T, D>>> {
         self.require_own(array).and_then(|array| self.absorb(array, PUT_WAIT))
     }
@@ -294,8 +294,8 @@ impl Pool {
     ///
     /// # Errors
     ///
-    /// The error returns the array. [`InvalidSetting`](Error::InvalidSetting) and [`Unsupported`](Error::Unsupported),
-    /// as for [`put`](Self::put).
+    /// The error returns the array. [`InvalidSetting`](ErrorKind::InvalidSetting) and
+    /// [`Unsupported`](ErrorKind::Unsupported), as for [`put`](Self::put).
     pub fn adopt<T: Element, D: Dimension>(
         &self,
         array: SharedArray<T, D>,
@@ -349,7 +349,7 @@ impl Pool {
     pub(crate) fn making_room<R>(&self, mut attempt: impl FnMut() -> Result<R>) -> Result<R> {
         loop {
             match attempt() {
-                Err(error @ (Error::NoSpace { .. } | Error::TooManyOpenFiles { .. })) => {
+                Err(error @ Error { kind: ErrorKind::NoSpace { .. } | ErrorKind::TooManyOpenFiles { .. }, .. }) => {
                     self.with_shelf(Shelf::give_up_oldest).flatten().ok_or(error)?;
                 }
                 other => return other,
@@ -394,12 +394,16 @@ impl Pool {
         let found = array.backend().path();
         let error = if found != self.shared.backend.path() {
             let value = found.display().to_string();
-            Error::InvalidSetting { setting: "the array's directory", value, expected: "that of the pool" }
+            Error::from(ErrorKind::InvalidSetting {
+                setting: "the array's directory",
+                value,
+                expected: "that of the pool",
+            })
         } else if self.is_mine() {
             return Ok(array);
         } else {
             let location = array.location().to_string();
-            Error::Unsupported { location, what: FOREIGN.into() }
+            ErrorKind::Unsupported { what: FOREIGN.into() }.at(location)
         };
         Err(IntoError::new(error, array))
     }

@@ -10,7 +10,7 @@ use std::sync::{Arc, OnceLock};
 use std::thread;
 
 use super::report::{self, ERROR, PANIC, Report};
-use crate::error::{Error, Result, with_causes};
+use crate::error::{Error, ErrorKind, Result, with_causes};
 use crate::os;
 
 /// The first argument of a process that is to run an entry. An environment variable would be inherited by processes
@@ -87,11 +87,11 @@ pub(super) fn command(entry: &str, index: usize, count: usize, arguments: &[&str
     if !ENTRIES.get().is_some_and(|known| known.iter().any(|known| known == entry)) {
         // Without this check the child would run `main` past `init`, and `main` might spawn again, without end.
         let expected = "the name of an entry that this program gave to process::init, first thing in main";
-        return Err(Error::InvalidSetting {
+        return Err(Error::from(ErrorKind::InvalidSetting {
             setting: "the entry of a child process",
             value: entry.to_owned(),
             expected,
-        });
+        }));
     }
     let program = os::own_program().map_err(|error| Error::os("finding this program", entry, error))?;
     let mut command = Command::new(program);
@@ -155,7 +155,7 @@ mod tests {
     #[test]
     fn message_of_error_includes_its_causes() {
         let source = std::io::Error::other("the disk is gone");
-        let error = Error::Os { op: "reading", location: "em".into(), source };
+        let error = ErrorKind::Os { op: "reading" }.at("em").because(source);
         assert_eq!(with_causes(&error), "`em`: reading failed: the disk is gone");
     }
 

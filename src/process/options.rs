@@ -95,9 +95,9 @@ impl<'a> SpawnOptions<'a> {
     ///
     /// # Errors
     ///
-    /// - [`InvalidSetting`](Error::InvalidSetting): [`init`](super::init) was not called with this entry.
-    /// - [`TooManyOpenFiles`](Error::TooManyOpenFiles): each child takes a descriptor on Linux.
-    /// - [`Os`](Error::Os): a process could not be started. Those that were started have been killed. With
+    /// - [`InvalidSetting`](ErrorKind::InvalidSetting): [`init`](super::init) was not called with this entry.
+    /// - [`TooManyOpenFiles`](ErrorKind::TooManyOpenFiles): each child takes a descriptor on Linux.
+    /// - [`Os`](ErrorKind::Os): a process could not be started. Those that were started have been killed. With
     ///   [`keep_going`](Self::keep_going) it is a failure of that process instead.
     pub fn spawn(self, count: usize, entry: &str, arguments: &[&str]) -> Result<Processes> {
         let failed = |error| Error::os_elsewhere("creating the file for messages of children", entry, error);
@@ -113,7 +113,7 @@ impl<'a> SpawnOptions<'a> {
     ///
     /// # Errors
     ///
-    /// [`TooManyOpenFiles`](Error::TooManyOpenFiles) and [`Os`](Error::Os), as for [`spawn`](Self::spawn).
+    /// [`TooManyOpenFiles`](ErrorKind::TooManyOpenFiles) and [`Os`](ErrorKind::Os), as for [`spawn`](Self::spawn).
     pub fn spawn_commands(self, count: usize, command: impl FnMut(usize) -> Command) -> Result<Processes> {
         let commands = (0..count).map(command).collect();
         self.start(commands, None)

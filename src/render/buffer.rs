@@ -15,7 +15,7 @@ use crate::array::{Element, Layout, SharedArray, view};
 use crate::backend::lock_space::cell;
 use crate::backend::{Backend, IntoLocation, Location, Publish};
 use crate::backoff::Backoff;
-use crate::error::{Error, IntoError, Result};
+use crate::error::{Error, ErrorKind, IntoError, Result};
 use crate::interrupt;
 use crate::os::{self, LockKind};
 use crate::segment::Home;
@@ -80,21 +80,22 @@ impl<T: Element, D: Dimension> RenderBuffer<T, D> {
     ///
     /// # Errors
     ///
-    /// - [`Mismatch`](Error::Mismatch): a buffer of this name exists for another work. Its
+    /// - [`Mismatch`](ErrorKind::Mismatch): a buffer of this name exists for another work. Its
     ///   [state](crate::render::OtherWork) says whether a process is attached to it. If none is,
     ///   [`replace`](RenderOptions::replace) replaces it.
-    /// - [`AlreadyExists`](Error::AlreadyExists): a finished array has the name.
+    /// - [`AlreadyExists`](ErrorKind::AlreadyExists): a finished array has the name.
     ///   [`accept_finished`](RenderOptions::accept_finished) gives that array to painters that come late.
-    /// - [`ForeignOwner`](Error::ForeignOwner): the buffer belongs to another user that was [not
+    /// - [`ForeignOwner`](ErrorKind::ForeignOwner): the buffer belongs to another user that was [not
     ///   chosen](RenderOptions::shared_with).
-    /// - [`TimedOut`](Error::TimedOut): another process is beginning the buffer, and takes longer than the
+    /// - [`TimedOut`](ErrorKind::TimedOut): another process is beginning the buffer, and takes longer than the
     ///   [timeout](RenderOptions::timeout).
-    /// - [`NoSpace`](Error::NoSpace): there is not enough memory; none was reserved. Also if another process began the
-    ///   buffer with [`Pages::Sparse`](crate::Pages::Sparse), and this one did not choose that and so fills the holes.
-    /// - [`InvalidLocation`](Error::InvalidLocation): the location is not a valid name, or longer than 241 bytes.
-    /// - [`InvalidSetting`](Error::InvalidSetting): a chunk has no extent, or the fingerprint is longer than 4096
+    /// - [`NoSpace`](ErrorKind::NoSpace): there is not enough memory; none was reserved. Also if another process began
+    ///   the buffer with [`Pages::Sparse`](crate::Pages::Sparse), and this one did not choose that and so fills the
+    ///   holes.
+    /// - [`InvalidLocation`](ErrorKind::InvalidLocation): the location is not a valid name, or longer than 241 bytes.
+    /// - [`InvalidSetting`](ErrorKind::InvalidSetting): a chunk has no extent, or the fingerprint is longer than 4096
     ///   bytes.
-    /// - [`Trailer`](Error::Trailer): the ledger is damaged.
+    /// - [`Trailer`](ErrorKind::Trailer): the ledger is damaged.
     pub fn create(
         location: impl IntoLocation,
         shape: impl ShapeBuilder<Dim = D>,
@@ -111,13 +112,13 @@ impl<T: Element, D: Dimension> RenderBuffer<T, D> {
     ///
     /// # Errors
     ///
-    /// - [`NotFound`](Error::NotFound): no such buffer was begun, or it is finished. A painter that may come late calls
-    ///   [`create`](Self::create) with [`accept_finished`](RenderOptions::accept_finished).
-    /// - [`DTypeMismatch`](Error::DTypeMismatch), [`ShapeMismatch`](Error::ShapeMismatch): it has another element type
-    ///   or another number of axes.
-    /// - [`ForeignOwner`](Error::ForeignOwner), [`TimedOut`](Error::TimedOut), [`NoSpace`](Error::NoSpace): as for
-    ///   [`create`](Self::create).
-    /// - [`Trailer`](Error::Trailer): the ledger is damaged.
+    /// - [`NotFound`](ErrorKind::NotFound): no such buffer was begun, or it is finished. A painter that may come late
+    ///   calls [`create`](Self::create) with [`accept_finished`](RenderOptions::accept_finished).
+    /// - [`DTypeMismatch`](ErrorKind::DTypeMismatch), [`ShapeMismatch`](ErrorKind::ShapeMismatch): it has another
+    ///   element type or another number of axes.
+    /// - [`ForeignOwner`](ErrorKind::ForeignOwner), [`TimedOut`](ErrorKind::TimedOut), [`NoSpace`](ErrorKind::NoSpace):
+    ///   as for [`create`](Self::create).
+    /// - [`Trailer`](ErrorKind::Trailer): the ledger is damaged.
     pub fn open(location: impl IntoLocation) -> Result<Self> {
         RenderOptions::new().open(location)
     }
@@ -153,8 +154,8 @@ impl<T: Element, D: Dimension> RenderBuffer<T, D> {
     ///
     /// # Errors
     ///
-    /// - [`Unlinked`](Error::Unlinked): the buffer was discarded.
-    /// - [`TooManyOpenFiles`](Error::TooManyOpenFiles): a claim needs a descriptor.
+    /// - [`Unlinked`](ErrorKind::Unlinked): the buffer was discarded.
+    /// - [`TooManyOpenFiles`](ErrorKind::TooManyOpenFiles): a claim needs a descriptor.
     ///
     /// # Panics
     ///
@@ -165,10 +166,10 @@ impl<T: Element, D: Dimension> RenderBuffer<T, D> {
         }
         let (raw, hold) = match self.lock(index, LockKind::Exclusive, Wait::No) {
             Ok(locked) => locked,
-            Err(Error::WouldBlock { .. }) => return Ok(Claim::Busy),
+            Err(Error { kind: ErrorKind::WouldBlock, .. }) => return Ok(Claim::Busy),
             // The payload has lost its reserved name. If the chunk was finished since the first check, another process
             // may have finished the whole buffer: that is no error. Otherwise the buffer was discarded.
-            Err(Error::Unlinked { .. }) if self.pair.chunks.is_done(index) => return Ok(Claim::Done),
+            Err(Error { kind: ErrorKind::Unlinked, .. }) if self.pair.chunks.is_done(index) => return Ok(Claim::Done),
             Err(error) => return Err(error),
         };
         // Checked again under the lock: another painter may have committed the chunk and released the lock since the
@@ -241,9 +242,9 @@ impl<T: Element, D: Dimension> RenderBuffer<T, D> {
     ///
     /// # Errors
     ///
-    /// - [`Unlinked`](Error::Unlinked): the buffer was discarded, or another process finished it. In the latter case,
-    ///   open the array by its name.
-    /// - [`TooManyOpenFiles`](Error::TooManyOpenFiles): a guard needs a descriptor.
+    /// - [`Unlinked`](ErrorKind::Unlinked): the buffer was discarded, or another process finished it. In the latter
+    ///   case, open the array by its name.
+    /// - [`TooManyOpenFiles`](ErrorKind::TooManyOpenFiles): a guard needs a descriptor.
     ///
     /// # Panics
     ///
@@ -267,12 +268,12 @@ impl<T: Element, D: Dimension> RenderBuffer<T, D> {
     ///
     /// # Errors
     ///
-    /// [`TimedOut`](Error::TimedOut): `limit` has passed.
+    /// [`TimedOut`](ErrorKind::TimedOut): `limit` has passed.
     pub fn wait(&self, limit: Duration) -> Result<()> {
         let mut backoff = Backoff::new(limit);
         while !self.progress().is_complete() {
             if !backoff.pause() {
-                return Err(Error::TimedOut { location: self.home.location.to_string(), waited: limit });
+                return Err(ErrorKind::TimedOut { waited: limit }.at(&self.home.location));
             }
         }
         Ok(())
@@ -287,13 +288,13 @@ impl<T: Element, D: Dimension> RenderBuffer<T, D> {
     ///
     /// The error gives the buffer back.
     ///
-    /// - [`Incomplete`](Error::Incomplete): chunks are missing.
-    /// - [`AlreadyExists`](Error::AlreadyExists): another file got the name meanwhile.
-    /// - [`Unlinked`](Error::Unlinked): the buffer was discarded, or another process finished it and the array lost its
-    ///   name since.
-    /// - [`PermissionDenied`](Error::PermissionDenied): only another user may name the array, and did not within the
-    ///   [timeout](RenderOptions::timeout).
-    /// - [`Unsupported`](Error::Unsupported): this is a forked child, and its parent can recycle the memory.
+    /// - [`Incomplete`](ErrorKind::Incomplete): chunks are missing.
+    /// - [`AlreadyExists`](ErrorKind::AlreadyExists): another file got the name meanwhile.
+    /// - [`Unlinked`](ErrorKind::Unlinked): the buffer was discarded, or another process finished it and the array lost
+    ///   its name since.
+    /// - [`PermissionDenied`](ErrorKind::PermissionDenied): only another user may name the array, and did not within
+    ///   the [timeout](RenderOptions::timeout).
+    /// - [`Unsupported`](ErrorKind::Unsupported): this is a forked child, and its parent can recycle the memory.
     pub fn finish(self) -> Result<SharedArray<T, D>, IntoError<Self>> {
         match self.give_name() {
             Ok(()) => Ok(SharedArray::of(self.pair.payload.renamed(self.home), self.layout)),
@@ -304,7 +305,7 @@ impl<T: Element, D: Dimension> RenderBuffer<T, D> {
     fn give_name(&self) -> Result<()> {
         let RenderProgress { done, total } = self.progress();
         if done < total {
-            return Err(Error::Incomplete { location: self.home.location.to_string(), done, total });
+            return Err(ErrorKind::Incomplete { done, total }.at(&self.home.location));
         }
         let payload = &self.pair.payload;
         self.refuse_inherited()?; // the memory may be that of another buffer with the same names by now
@@ -315,11 +316,11 @@ impl<T: Element, D: Dimension> RenderBuffer<T, D> {
         match self.home.backend.rename(payload.location(), &self.home.location, payload.id(), mode) {
             Ok(()) => {}
             // The reserved name is gone: another process has finished the buffer, unless it was discarded.
-            Err(Error::NotFound { .. }) if self.home.leads_to(payload.id())? => {}
-            Err(Error::NotFound { .. }) => return Err(self.discarded()),
+            Err(Error { kind: ErrorKind::NotFound, .. }) if self.home.leads_to(payload.id())? => {}
+            Err(Error { kind: ErrorKind::NotFound, .. }) => return Err(self.discarded()),
             // In a directory with the sticky bit, only the payload's owner may rename it. Waits for a process of that
             // user.
-            Err(error @ Error::PermissionDenied { .. }) => {
+            Err(error @ Error { kind: ErrorKind::PermissionDenied { .. }, .. }) => {
                 let mut backoff = Backoff::new(self.patience);
                 while !self.home.leads_to(payload.id())? {
                     if !backoff.pause() {
@@ -333,7 +334,7 @@ impl<T: Element, D: Dimension> RenderBuffer<T, D> {
         match interrupt::uninterrupted(|| ledger.unlink()) {
             // Only its owner may remove the ledger. It is stale now, and the next process of the owner that finds it
             // removes it.
-            Ok(_) | Err(Error::PermissionDenied { .. }) => Ok(()),
+            Ok(_) | Err(Error { kind: ErrorKind::PermissionDenied { .. }, .. }) => Ok(()),
             Err(error) => Err(error),
         }
     }
@@ -343,8 +344,8 @@ impl<T: Element, D: Dimension> RenderBuffer<T, D> {
     ///
     /// # Errors
     ///
-    /// - [`PermissionDenied`](Error::PermissionDenied): this user may not remove the files.
-    /// - [`Unsupported`](Error::Unsupported): this is a forked child, and its parent can recycle the memory.
+    /// - [`PermissionDenied`](ErrorKind::PermissionDenied): this user may not remove the files.
+    /// - [`Unsupported`](ErrorKind::Unsupported): this is a forked child, and its parent can recycle the memory.
     pub fn discard(self) -> Result<()> {
         self.unlink()
     }
@@ -371,6 +372,6 @@ impl<T: Element, D: Dimension> RenderBuffer<T, D> {
     }
 
     fn discarded(&self) -> Error {
-        Error::Unlinked { location: self.home.location.to_string() }
+        ErrorKind::Unlinked.at(&self.home.location)
     }
 }

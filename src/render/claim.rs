@@ -7,7 +7,7 @@ use ndarray::{ArrayRef, ArrayView, ArrayViewMut, Axis, Dimension, RawArrayViewMu
 
 use super::RenderBuffer;
 use crate::array::Element;
-use crate::error::{Error, Result};
+use crate::error::{ErrorKind, Result};
 use crate::segment::locks::Hold;
 
 /// The exclusive right to paint one chunk of a [`RenderBuffer`](crate::RenderBuffer).
@@ -60,14 +60,14 @@ impl<'a, T: Element, D: Dimension> ChunkClaim<'a, T, D> {
     ///
     /// # Errors
     ///
-    /// [`Unsupported`](Error::Unsupported): this process was forked from the one that has the claim. The parent may
+    /// [`Unsupported`](ErrorKind::Unsupported): this process was forked from the one that has the claim. The parent may
     /// still be painting the chunk, so it stays claimed and unfinished.
     pub fn commit(self) -> Result<()> {
         let Self { buffer, index, view, hold, .. } = self;
         drop(view);
         if !hold.is_own_process() {
             let what = "the claim belongs to the parent of this forked process (claim a chunk here)".into();
-            return Err(Error::Unsupported { location: buffer.location().to_string(), what });
+            return Err(ErrorKind::Unsupported { what }.at(buffer.location()));
         }
         // Before the lock is released. Otherwise another painter could take the lock, find the chunk unfinished, and
         // paint it again.

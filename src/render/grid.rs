@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use ndarray::Dimension;
 
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 
 /// A regular grid of chunks over an array.
 ///
@@ -40,12 +40,12 @@ impl<D: Dimension> ChunkGrid<D> {
     ///
     /// # Errors
     ///
-    /// - [`InvalidSetting`](Error::InvalidSetting): a chunk has no extent, an offset is not less than its chunk, or the
-    ///   numbers of axes differ.
-    /// - [`TooLarge`](Error::TooLarge): there are more chunks than the address space has bytes.
+    /// - [`InvalidSetting`](ErrorKind::InvalidSetting): a chunk has no extent, an offset is not less than its chunk, or
+    ///   the numbers of axes differ.
+    /// - [`TooLarge`](ErrorKind::TooLarge): there are more chunks than the address space has bytes.
     pub fn new(shape: D, chunk: D, offset: D) -> Result<Self> {
         let invalid = |setting, value: &D, expected| {
-            Err(Error::InvalidSetting { setting, value: format!("{:?}", value.slice()), expected })
+            Err(Error::from(ErrorKind::InvalidSetting { setting, value: format!("{:?}", value.slice()), expected }))
         };
         if chunk.ndim() != shape.ndim() {
             return invalid("the chunk shape", &chunk, "as many axes as the array has");
@@ -59,7 +59,7 @@ impl<D: Dimension> ChunkGrid<D> {
         if offset.slice().iter().zip(chunk.slice()).any(|(offset, chunk)| offset >= chunk) {
             return invalid("the chunk offset", &offset, "less than the chunk shape along every axis");
         }
-        let too_large = || Error::TooLarge { location: "chunks".into(), shape: shape.slice().to_vec(), item: 1 };
+        let too_large = || ErrorKind::TooLarge { shape: shape.slice().to_vec(), item: 1 }.at("chunks");
         let mut counts = shape.clone();
         let mut len = 1usize;
         for axis in 0..shape.ndim() {

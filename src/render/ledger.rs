@@ -34,7 +34,7 @@ use crate::array::{DType, Order};
 use crate::backend::lock_space::{BEGINNING, LEASE};
 use crate::backend::{Access, Companion, DraftOptions, Location, Turn};
 use crate::counted::fields::{self, Fields, MOST_AXES, check_axes};
-use crate::error::{Error, OtherWork, Result};
+use crate::error::{Error, ErrorKind, OtherWork, Result};
 use crate::os::{self, Facts, FileId, LockKind};
 use crate::segment::footer::{FOOTER, Footer, Kind};
 use crate::segment::{Attach, DraftSegment, Expect, Home, Mapped, Segment, is_leased, pin, read_footer};
@@ -78,11 +78,11 @@ impl RenderSpec {
     /// Refuses a work that a ledger cannot hold.
     pub(crate) fn check(&self) -> Result<()> {
         if self.fingerprint.len() > LONGEST_FINGERPRINT {
-            return Err(Error::InvalidSetting {
+            return Err(Error::from(ErrorKind::InvalidSetting {
                 setting: "the fingerprint",
                 value: format!("{} bytes long", self.fingerprint.len()),
                 expected: "at most 4096 bytes of text (use a hash of a longer one)",
-            });
+            }));
         }
         check_axes(&self.shape)
     }
@@ -103,7 +103,7 @@ impl RenderSpec {
         };
         let mut pairs = described(self, &own).into_iter().zip(described(found, &other));
         pairs.find(|(expected, found)| expected != found).map_or(Ok(()), |((what, expected), (_, found))| {
-            Err(Error::Mismatch { location: location.to_string(), what, expected, found, state })
+            Err(ErrorKind::Mismatch { what, expected, found, state }.at(location))
         })
     }
 
@@ -139,7 +139,7 @@ impl RenderSpec {
 
     /// Returns the error for an array that exceeds the address space of this process. Another process may have more.
     pub(crate) fn too_large(&self, location: &Location) -> Error {
-        Error::TooLarge { location: location.to_string(), shape: self.shape.clone(), item: self.dtype.size() }
+        ErrorKind::TooLarge { shape: self.shape.clone(), item: self.dtype.size() }.at(location)
     }
 }
 
@@ -227,7 +227,7 @@ impl LedgerFile {
         let home = buffer.companion(Companion::Ledger)?;
         let Some((file, facts)) = pin(&home.backend, &home.location, Access::ReadWrite)? else { return Ok(None) };
         admit(&facts)?;
-        let invalid = |reason| Error::Trailer { location: buffer.location.to_string(), reason };
+        let invalid = |reason| ErrorKind::Trailer { reason }.at(&buffer.location);
         let raw = read_footer(&file, facts.length, &home.location)?;
         let raw = raw.ok_or_else(|| invalid("it is shorter than a footer".into()))?;
         let footer = raw.validate(Kind::Ledger, facts.length).map_err(invalid)?;
@@ -247,7 +247,9 @@ impl LedgerFile {
         let work = &record.work;
         let chunks = work.chunks();
         // The ledger is not damaged: a process with a larger address space may have written it.
-        if work.lengths().concat().contains(&usize::MAX) || matches!(chunks, Err(Error::TooLarge { .. })) {
+        if work.lengths().concat().contains(&usize::MAX)
+            || matches!(chunks, Err(Error { kind: ErrorKind::TooLarge { .. }, .. }))
+        {
             return Err(work.too_large(&buffer.location));
         }
         let chunks = chunks.map_err(|error| invalid(error.to_string()))?;

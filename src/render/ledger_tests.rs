@@ -1,6 +1,7 @@
 //! Ledgers are decoded as they were encoded, and inconsistent ones are refused.
 
 use super::*;
+use crate::error::ErrorKind;
 
 fn sample() -> LedgerRecord {
     let work = RenderSpec {
@@ -44,7 +45,7 @@ fn too_long_trailer_is_refused_unread() {
     let mut trailer = vec![0; LONGEST_TRAILER];
     Footer::append_to(Kind::Ledger, 64, 1, &mut trailer);
     match open(&trailer) {
-        Err(Error::Trailer { reason, .. }) => assert!(reason.contains("at most"), "{reason}"),
+        Err(Error { kind: ErrorKind::Trailer { reason, .. }, .. }) => assert!(reason.contains("at most"), "{reason}"),
         other => panic!("{other:?}"),
     }
 }
@@ -59,14 +60,14 @@ fn lengths_beyond_the_address_space_are_too_large() {
         let mut large = sample();
         *length(&mut large.work) = usize::MAX;
         let outcome = open(&large.to_trailer(64, 9));
-        assert!(matches!(outcome, Err(Error::TooLarge { .. })), "{outcome:?}");
+        assert!(matches!(outcome, Err(Error { kind: ErrorKind::TooLarge { .. }, .. })), "{outcome:?}");
     }
     // Each length fits, but shape + offset does not.
     let mut large = sample();
     large.work.shape[0] = usize::MAX - 1;
     large.work.chunk_shape[0] = usize::MAX - 1;
     large.work.chunk_offset[0] = 7;
-    assert!(matches!(open(&large.to_trailer(64, 9)), Err(Error::TooLarge { .. })));
+    assert!(matches!(open(&large.to_trailer(64, 9)), Err(Error { kind: ErrorKind::TooLarge { .. }, .. })));
 }
 
 #[test]
@@ -97,7 +98,7 @@ fn mismatch_names_the_field_that_differs() {
     let mut other = work.clone();
     other.fingerprint = "another".into();
     match work.require(&other, &location, OtherWork::Idle) {
-        Err(Error::Mismatch { what, found, .. }) => {
+        Err(Error { kind: ErrorKind::Mismatch { what, found, .. }, .. }) => {
             assert_eq!((what, found.as_str()), ("fingerprint", "\"another\""));
         }
         unexpected => panic!("{unexpected:?}"),
@@ -105,12 +106,15 @@ fn mismatch_names_the_field_that_differs() {
     let fingerprints = ["region=0:8 of a volume with a long name", "region=8:16 of a volume with a long name"];
     let [one, other] = fingerprints.map(|text| RenderSpec { fingerprint: text.to_owned(), ..work.clone() });
     match one.require(&other, &location, OtherWork::Idle) {
-        Err(Error::Mismatch { expected, found, .. }) => {
+        Err(Error { kind: ErrorKind::Mismatch { expected, found, .. }, .. }) => {
             assert_eq!((&*expected, &*found), ("\"region=0:8\"", "\"region=8:16\""), "only what differs");
         }
         unexpected => panic!("{unexpected:?}"),
     }
     let mut other = work.clone();
     other.shape[0] = 11;
-    assert!(matches!(work.require(&other, &location, OtherWork::Idle), Err(Error::Mismatch { what: "shape", .. })));
+    assert!(matches!(
+        work.require(&other, &location, OtherWork::Idle),
+        Err(Error { kind: ErrorKind::Mismatch { what: "shape", .. }, .. })
+    ));
 }

@@ -65,7 +65,7 @@ pub use self::sharing::SharedWith;
 use crate::array::{Description, description_at};
 use crate::backend::{Companion, Directory, Location};
 pub use crate::error::OtherWork;
-use crate::error::{Error, Result};
+use crate::error::{ErrorKind, Result};
 use crate::segment::{Home, is_attached};
 
 /// Reads the ledger of an unfinished renderbuffer, without attaching to it and without knowing its element type.
@@ -87,11 +87,11 @@ use crate::segment::{Home, is_attached};
 ///
 /// # Errors
 ///
-/// - [`NotFound`](crate::Error::NotFound): no such buffer was begun, or it is finished.
-/// - [`Trailer`](crate::Error::Trailer): the ledger is damaged.
+/// - [`NotFound`](crate::ErrorKind::NotFound): no such buffer was begun, or it is finished.
+/// - [`Trailer`](crate::ErrorKind::Trailer): the ledger is damaged.
 pub fn ledger(backend: &Directory, location: &Location) -> Result<Ledger> {
     let home = Home { backend: backend.clone(), location: location.clone() };
-    let not_found = || Err(Error::NotFound { location: location.to_string() });
+    let not_found = || Err(ErrorKind::NotFound.at(location));
     let found = LedgerFile::open(&home, |_| Ok(()));
     found.and_then(|found| found.map_or_else(not_found, |ledger| ledger.look())).map_err(|error| error.about(location))
 }
@@ -102,7 +102,7 @@ pub fn ledger(backend: &Directory, location: &Location) -> Result<Ledger> {
 ///
 /// # Errors
 ///
-/// [`NotFound`](crate::Error::NotFound): no such buffer was begun, or it is finished.
+/// [`NotFound`](crate::ErrorKind::NotFound): no such buffer was begun, or it is finished.
 pub fn attached(backend: &Directory, location: &Location) -> Result<bool> {
     is_attached(backend, &location.companion(Companion::Partial)?).map_err(|error| error.about(location))
 }
@@ -114,7 +114,7 @@ pub fn attached(backend: &Directory, location: &Location) -> Result<bool> {
 ///
 /// # Errors
 ///
-/// [`NotFound`](crate::Error::NotFound): no such buffer was begun, or it is finished. Otherwise those of
+/// [`NotFound`](crate::ErrorKind::NotFound): no such buffer was begun, or it is finished. Otherwise those of
 /// [`Directory::description`].
 pub fn description(backend: &Directory, location: &Location) -> Result<Option<Description>> {
     description_at(backend, &location.companion(Companion::Partial)?).map_err(|error| error.about(location))
@@ -127,7 +127,7 @@ pub fn description(backend: &Directory, location: &Location) -> Result<Option<De
 ///
 /// # Errors
 ///
-/// [`PermissionDenied`](crate::Error::PermissionDenied): this user may not remove the files.
+/// [`PermissionDenied`](crate::ErrorKind::PermissionDenied): this user may not remove the files.
 pub fn discard(backend: &Directory, location: &Location) -> Result<bool> {
     pair::discard(backend, location).map_err(|error| error.about(location))
 }

@@ -12,7 +12,7 @@ use super::sharing::SharedWith;
 use crate::array::{Description, Element, Layout, Order};
 use crate::backend::{Directory, DraftOptions, IntoLocation, Pages};
 use crate::backoff::Deadline;
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::pool::Pool;
 use crate::segment::Home;
 
@@ -114,10 +114,10 @@ impl RenderOptions {
     /// that may write to the file can change both. The digest tells works apart that differ by accident, not by an
     /// attacker's design.
     ///
-    /// An array with another digest is a [`Mismatch`](Error::Mismatch), and one without is
-    /// [`AlreadyExists`](Error::AlreadyExists): it was created in another way or by an earlier version, or where files
-    /// have no descriptions, as on Windows or in /dev/shm before Linux 6.6. With [`replace`](Self::replace) such arrays
-    /// are replaced, and an array of the same work is accepted.
+    /// An array with another digest is a [`Mismatch`](ErrorKind::Mismatch), and one without is
+    /// [`AlreadyExists`](ErrorKind::AlreadyExists): it was created in another way or by an earlier version, or where
+    /// files have no descriptions, as on Windows or in /dev/shm before Linux 6.6. With [`replace`](Self::replace) such
+    /// arrays are replaced, and an array of the same work is accepted.
     ///
     /// ```
     /// use ndarray_shm::render::RenderOptions;
@@ -195,8 +195,8 @@ impl RenderOptions {
     ///
     /// # Errors
     ///
-    /// [`InvalidSetting`](Error::InvalidSetting): a note is malformed, the chunk offset has another number of axes than
-    /// the array, or the pool does not fit the other options. Also the errors of [`RenderBuffer::create`].
+    /// [`InvalidSetting`](ErrorKind::InvalidSetting): a note is malformed, the chunk offset has another number of axes
+    /// than the array, or the pool does not fit the other options. Also the errors of [`RenderBuffer::create`].
     pub fn create<T: Element, D: Dimension>(
         self,
         location: impl IntoLocation,
@@ -207,10 +207,12 @@ impl RenderOptions {
         let home = Home::new(self.directory(), location)?;
         let layout = Layout::<T, _>::named(shape, home.location.as_str())?;
         let offset = match &self.chunk_offset {
-            Some(offset) => dimension(offset, layout.shape().len()).ok_or_else(|| Error::InvalidSetting {
-                setting: "the chunk offset",
-                value: format!("{offset:?}"),
-                expected: "as many axes as the array has",
+            Some(offset) => dimension(offset, layout.shape().len()).ok_or_else(|| {
+                Error::from(ErrorKind::InvalidSetting {
+                    setting: "the chunk offset",
+                    value: format!("{offset:?}"),
+                    expected: "as many axes as the array has",
+                })
             })?,
             None => D::zeros(layout.shape().len()),
         };
@@ -234,7 +236,7 @@ impl RenderOptions {
             if key == WORK_NOTE {
                 let (value, expected) =
                     (key.clone(), "another one: renderbuffers keep the digest of their work as `work`");
-                return Err(Error::InvalidSetting { setting: "the key of a note", value, expected });
+                return Err(Error::from(ErrorKind::InvalidSetting { setting: "the key of a note", value, expected }));
             }
             description = description.with_note(key, text)?;
         }
@@ -248,7 +250,7 @@ impl RenderOptions {
     ///
     /// # Errors
     ///
-    /// [`InvalidSetting`](Error::InvalidSetting): a chunk offset, a pool, a note, or pages other than
+    /// [`InvalidSetting`](ErrorKind::InvalidSetting): a chunk offset, a pool, a note, or pages other than
     /// [`Pages::Sparse`] were chosen. Also the errors of [`RenderBuffer::open`].
     pub fn open<T: Element, D: Dimension>(self, location: impl IntoLocation) -> Result<RenderBuffer<T, D>> {
         if self.chunk_offset.is_some()
@@ -256,28 +258,27 @@ impl RenderOptions {
             || !self.notes.is_empty()
             || ![Pages::default(), Pages::Sparse].contains(&self.pages)
         {
-            return Err(Error::InvalidSetting {
+            return Err(Error::from(ErrorKind::InvalidSetting {
                 setting: "the choice of options for joining a buffer",
                 value: "chunk offset, pool, note or pages".to_owned(),
                 expected: "without these, except Pages::Sparse: the process that begins the buffer chooses them",
-            });
+            }));
         }
         let home = Home::new(self.backend.as_ref(), location)?;
         let pair =
             Pair::open(&home, &self.making()).map_err(|error| error.about(&home.location).with_limit(self.timeout))?;
         let work = pair.chunks.work();
         if work.dtype != T::DTYPE {
-            return Err(Error::DTypeMismatch {
-                location: home.location.to_string(),
-                expected: T::DTYPE.to_string(),
-                found: work.dtype.to_string(),
-            });
+            return Err(ErrorKind::DTypeMismatch { expected: T::DTYPE.to_string(), found: work.dtype.to_string() }
+                .at(&home.location));
         }
         let axes = |lengths: &[usize]| {
-            dimension::<D>(lengths, work.shape.len()).ok_or_else(|| Error::ShapeMismatch {
-                location: home.location.to_string(),
-                expected: format!("{} axes", D::NDIM.unwrap_or_default()),
-                found: format!("{:?}", work.shape),
+            dimension::<D>(lengths, work.shape.len()).ok_or_else(|| {
+                ErrorKind::ShapeMismatch {
+                    expected: format!("{} axes", D::NDIM.unwrap_or_default()),
+                    found: format!("{:?}", work.shape),
+                }
+                .at(&home.location)
             })
         };
         let dim = axes(&work.shape)?;
@@ -314,11 +315,11 @@ fn require_same(pool: &Pool, home: &Home, options: &RenderOptions) -> Result<()>
     let permissions = options.file_permissions();
     if matches!(options.shared_with, SharedWith::Group(_)) {
         let (setting, value) = ("the sharing of a pool's memory", format!("{:?}", options.shared_with));
-        return Err(Error::InvalidSetting {
+        return Err(Error::from(ErrorKind::InvalidSetting {
             setting,
             value,
             expected: "without a group, because only this user may use the pool's memory",
-        });
+        }));
     }
     let (setting, value) = if pool.backend().path() != home.backend.path() {
         ("the pool's directory", pool.backend().path().display().to_string())
@@ -327,7 +328,7 @@ fn require_same(pool: &Pool, home: &Home, options: &RenderOptions) -> Result<()>
     } else {
         return Ok(());
     };
-    Err(Error::InvalidSetting { setting, value, expected: "that of the buffer" })
+    Err(Error::from(ErrorKind::InvalidSetting { setting, value, expected: "that of the buffer" }))
 }
 
 /// Returns the lengths as a `D`. `None`: their number is not `axes`, or `D` has another number of axes.

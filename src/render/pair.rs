@@ -30,7 +30,7 @@ use crate::backend::{
     Access, Alone, Backend, Companion, Directory, DraftOptions, Location, Pages, Publish, Turn, lock_name,
 };
 use crate::backoff::{Backoff, Deadline};
-use crate::error::{Error, OtherWork, Result};
+use crate::error::{Error, ErrorKind, OtherWork, Result};
 use crate::os::{self, FileId, LockKind};
 use crate::pool::Pool;
 use crate::segment::{Attach, DraftSegment, Expect, Home, Segment, has_name, is_leased, pin};
@@ -214,7 +214,7 @@ impl Pair {
             match Self::find(home, None, how, &member)? {
                 FoundPair::Pair(pair) => return Ok(*pair),
                 FoundPair::Nothing | FoundPair::Blocked(_) | FoundPair::OtherWork(_) => {
-                    return Err(Error::NotFound { location: home.location.to_string() });
+                    return Err(ErrorKind::NotFound.at(&home.location));
                 }
                 FoundPair::Beginning => wait(&mut backoff, home, how)?,
             }
@@ -260,7 +260,7 @@ impl Pair {
                     Ok(None) => {}
                     // Another process has finished a buffer since the search. The next search says whether it had this
                     // work.
-                    Err(Error::AlreadyExists { .. }) if how.accept_finished => continue,
+                    Err(Error { kind: ErrorKind::AlreadyExists, .. }) if how.accept_finished => continue,
                     Err(error) => return Err(error),
                 },
                 FoundPair::Blocked(error) => return Err(error),
@@ -301,7 +301,7 @@ impl Pair {
         let mut own = Beginning::lock(&ledger, home)?;
         let ledger = match ledger.publish(&ledger_home.location, Publish::New, false, None) {
             Ok(segment) => LedgerSegment { segment, record },
-            Err((Error::AlreadyExists { .. }, _)) => {
+            Err((Error { kind: ErrorKind::AlreadyExists, .. }, _)) => {
                 // Another process was first. A new draft has no memory yet; recycled memory goes back to the pool.
                 if let (Some(pool), true) = (pool, is_recycled) {
                     pool.keep(payload);
@@ -320,7 +320,7 @@ impl Pair {
             } else if how.accept_finished
                 && matches!(Self::find_finished(home, work, bytes, how, member)?, FoundArray::Same(_))
             {
-                return Err(Error::AlreadyExists { location: home.location.to_string() });
+                return Err(ErrorKind::AlreadyExists.at(&home.location));
             }
             let reserving = Instant::now();
             match pool {
@@ -350,7 +350,7 @@ impl Pair {
         how: &Making<'_>,
         member: &Cell<Option<u32>>,
     ) -> Result<FoundArray> {
-        let taken = || Error::AlreadyExists { location: home.location.to_string() };
+        let taken = || ErrorKind::AlreadyExists.at(&home.location);
         let digest = work.digest();
         let check = |length, text: Option<&[u8]>| {
             // A description of another number of bytes, or of another array, was left by a program that does not know
@@ -360,7 +360,7 @@ impl Pair {
             if found != digest {
                 let (what, expected, found) = ("work", digest.clone(), found.to_owned());
                 let state = OtherWork::Finished;
-                return Err(Error::Mismatch { location: home.location.to_string(), what, expected, found, state });
+                return Err(ErrorKind::Mismatch { what, expected, found, state }.at(&home.location));
             }
             let agrees = described.is_some_and(|found| found.agrees_with(work.dtype, &work.shape, work.order));
             if agrees && length == bytes { Ok(()) } else { Err(taken()) }
@@ -368,7 +368,7 @@ impl Pair {
         let mut backoff = Backoff::until(how.until);
         loop {
             let pinned = match pin(&home.backend, &home.location, Access::ReadWrite) {
-                Err(Error::PermissionDenied { .. }) => return Ok(FoundArray::Other(taken())),
+                Err(Error { kind: ErrorKind::PermissionDenied { .. }, .. }) => return Ok(FoundArray::Other(taken())),
                 other => other?,
             };
             let Some((_pinned, facts)) = pinned else { return Ok(FoundArray::Nothing) };
@@ -382,11 +382,11 @@ impl Pair {
                     let chunks = ChunkStates::AllDone { work: work.clone(), total: work.chunks()? };
                     return Ok(FoundArray::Same(Box::new(Self { payload, chunks })));
                 }
-                Err(error @ (Error::AlreadyExists { .. } | Error::Mismatch { .. })) => {
+                Err(error @ Error { kind: ErrorKind::AlreadyExists | ErrorKind::Mismatch { .. }, .. }) => {
                     return Ok(FoundArray::Other(error));
                 }
                 // A counted array or an arena.
-                Err(Error::Reserved { .. }) => return Ok(FoundArray::Other(taken())),
+                Err(Error { kind: ErrorKind::Reserved { .. }, .. }) => return Ok(FoundArray::Other(taken())),
                 Err(error) if !error.is_not_found() => return Err(error),
                 // Replaced or removed meanwhile.
                 _ => wait(&mut backoff, home, how)?,
@@ -406,12 +406,12 @@ impl Pair {
         let record = ledger.record.clone();
         let stale = |ledger: &LedgerFile| match ledger.unlink_within(how.until.left()) {
             Ok(_) => Ok(FoundPair::Nothing),
-            Err(Error::PermissionDenied { owner, mode, .. }) => {
+            Err(Error { kind: ErrorKind::PermissionDenied { owner, mode, .. }, .. }) => {
                 let reason = "a painter that has died left the ledger of its buffer, and in a directory with the sticky bit only its \
                               owner or root can remove it: have one of them discard the buffer, or choose another name, or a \
                               directory of the group without that bit";
                 let location = home.location.to_string();
-                Ok(FoundPair::Blocked(Error::PermissionDenied { location, owner, mode, reason }))
+                Ok(FoundPair::Blocked(ErrorKind::PermissionDenied { owner, mode, reason }.at(location)))
             }
             Err(error) => Err(error),
         };
@@ -423,7 +423,9 @@ impl Pair {
             if ledger.is_in_use()? {
                 let location = home.location.to_string();
                 let (expected, found) = ("this machine, now".into(), "a process of another machine or boot".into());
-                return Err(Error::Mismatch { location, what: "machine", expected, found, state: OtherWork::Attached });
+                return Err(
+                    ErrorKind::Mismatch { what: "machine", expected, found, state: OtherWork::Attached }.at(location)
+                );
             }
             return stale(&ledger);
         }
@@ -460,10 +462,10 @@ impl Pair {
             }
             // The creator died before the payload had its name, and another file has the inode number of the payload
             // now.
-            Err(Error::SizeMismatch { .. }) if !is_young => stale(&ledger),
-            Ok(None) | Err(Error::SizeMismatch { .. }) => Ok(FoundPair::Beginning),
+            Err(Error { kind: ErrorKind::SizeMismatch { .. }, .. }) if !is_young => stale(&ledger),
+            Ok(None) | Err(Error { kind: ErrorKind::SizeMismatch { .. }, .. }) => Ok(FoundPair::Beginning),
             // The error names the shape; the buffer itself is valid for a process with more address space.
-            Err(Error::TooLarge { .. }) => Err(record.work.too_large(&home.location)),
+            Err(Error { kind: ErrorKind::TooLarge { .. }, .. }) => Err(record.work.too_large(&home.location)),
             Err(error) => Err(error),
         }
     }
@@ -475,13 +477,13 @@ fn of_unknown_boot(home: &Home) -> Error {
     let what = "this process cannot tell whether the unfinished buffer is from before the machine was started, and its finished \
                 chunks may never have reached the disk: let all painters read /proc/sys/kernel/random/boot_id (for systemd, \
                 ProcSubset=all), or discard the buffer";
-    Error::Unsupported { location: home.location.to_string(), what: what.into() }
+    ErrorKind::Unsupported { what: what.into() }.at(&home.location)
 }
 
 /// Pauses before the next attempt. Fails with `TimedOut` when the caller's time limit has passed.
 fn wait(backoff: &mut Backoff, home: &Home, how: &Making<'_>) -> Result<()> {
     let (location, waited) = (home.location.to_string(), how.until.limit());
-    if backoff.pause() { Ok(()) } else { Err(Error::TimedOut { location, waited }) }
+    if backoff.pause() { Ok(()) } else { Err(ErrorKind::TimedOut { waited }.at(location)) }
 }
 
 /// A write lock on BEGINNING of a ledger, until this is dropped.
@@ -507,7 +509,7 @@ impl Beginning {
     ) -> Result<Option<R>> {
         let location = ledger.segment.location();
         if lock_name(&mut self.0, LockKind::Exclusive, location, limit)? != Alone::Yes {
-            return Err(Error::TimedOut { location: location.to_string(), waited: limit });
+            return Err(ErrorKind::TimedOut { waited: limit }.at(location));
         }
         let done = ledger.is_current().and_then(|is_current| is_current.then(act).transpose());
         let unlocked = self.0.unlock(NAME).map_err(|error| Error::os("unlock the name", location, error));
@@ -526,7 +528,7 @@ fn publish(mut payload: DraftSegment, partial: &Home, how: &Making<'_>) -> Resul
     loop {
         match payload.publish(&partial.location, Publish::New, false, text.as_deref().map(str::as_bytes)) {
             Ok(payload) => return Ok(payload),
-            Err((Error::AlreadyExists { .. }, draft)) => {
+            Err((Error { kind: ErrorKind::AlreadyExists, .. }, draft)) => {
                 remove(&partial.backend, &partial.location, how.until)?;
                 wait(&mut backoff, partial, how)?;
                 payload = draft;
@@ -570,7 +572,7 @@ fn pin_leased(backend: &Directory, at: &Location, until: Deadline) -> Result<Opt
         // A pool holds the lease exclusively: it has just taken the memory back, or is publishing it. The next attempt
         // opens the file that has the name by then.
         if !backoff.pause() {
-            return Err(Error::TimedOut { location: at.to_string(), waited: until.limit() });
+            return Err(ErrorKind::TimedOut { waited: until.limit() }.at(at));
         }
     }
 }
@@ -578,7 +580,9 @@ fn pin_leased(backend: &Directory, at: &Location, until: Deadline) -> Result<Opt
 /// Fails early if the name belongs to a file that could not be replaced when the buffer is finished.
 fn refuse_irreplaceable(home: &Home) -> Result<()> {
     match home.backend.open(&home.location, Access::Read) {
-        Err(error @ (Error::PermissionDenied { .. } | Error::NotAnArray { .. })) => Err(error),
+        Err(error @ Error { kind: ErrorKind::PermissionDenied { .. } | ErrorKind::NotAnArray { .. }, .. }) => {
+            Err(error)
+        }
         _ => Ok(()),
     }
 }

@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::fmt;
 use std::str::FromStr;
 
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::os::{self, Facts};
 use crate::segment::{DraftSegment, Home};
 
@@ -12,8 +12,8 @@ use crate::segment::{DraftSegment, Home};
 ///
 /// Joining a buffer requires trust in the owner of its files. That user can read and change what is painted, and can
 /// shorten the files, which kills every process that maps them (SIGBUS). So files of other users are refused with
-/// [`ForeignOwner`](Error::ForeignOwner), unless those users are chosen here. Files that every user may write to are
-/// refused too, unless [`permissions`](super::RenderOptions::permissions) create such files.
+/// [`ForeignOwner`](ErrorKind::ForeignOwner), unless those users are chosen here. Files that every user may write to
+/// are refused too, unless [`permissions`](super::RenderOptions::permissions) create such files.
 ///
 /// Users and groups have numbers on Unix only. On other platforms the owner is not known, and every file that can be
 /// opened is accepted.
@@ -66,10 +66,12 @@ impl FromStr for SharedWith {
             Some(_) => None,
         };
         let expected = "me, users:UID,UID,.. or group:GID, with numbers as `id` prints them";
-        parsed.ok_or_else(|| Error::InvalidSetting {
-            setting: "the users to share with",
-            value: text.to_owned(),
-            expected,
+        parsed.ok_or_else(|| {
+            Error::from(ErrorKind::InvalidSetting {
+                setting: "the users to share with",
+                value: text.to_owned(),
+                expected,
+            })
         })
     }
 }
@@ -118,11 +120,11 @@ impl SharedWith {
             ),
         };
         if let Some(reason) = refused {
-            return Err(Error::ForeignOwner { location: location(), owner, user: os::user_id(), reason });
+            return Err(ErrorKind::ForeignOwner { owner, user: os::user_id(), reason }.at(location()));
         }
         if mode & WORLD_WRITE & !permissions != 0 {
             let reason = "every user may write to it, and so shorten it while it is mapped (chmod o-w, or discard it)";
-            return Err(Error::PermissionDenied { location: location(), owner, mode, reason });
+            return Err(ErrorKind::PermissionDenied { owner, mode, reason }.at(location()));
         }
         Ok(())
     }
@@ -137,12 +139,12 @@ impl SharedWith {
         };
         let facts = os::facts(file).map_err(failed)?;
         shared.map_err(|error| match error.kind() {
-            std::io::ErrorKind::PermissionDenied => Error::PermissionDenied {
-                location: home.location.to_string(),
+            std::io::ErrorKind::PermissionDenied => ErrorKind::PermissionDenied {
                 owner: facts.owner,
                 mode: facts.mode,
                 reason: "this user is not in the group that is to share it",
-            },
+            }
+            .at(&home.location),
             _ => failed(error),
         })?;
         // On NFS the server may have given the file to another user.
@@ -160,7 +162,10 @@ mod tests {
             assert_eq!(with.to_string().parse::<SharedWith>().expect("as written"), with);
         }
         for text in ["", "all", "users:", "users:root", "users:1,", "group:-1", "group:1,2", "group:4294967296"] {
-            assert!(matches!(text.parse::<SharedWith>(), Err(Error::InvalidSetting { .. })), "{text:?}");
+            assert!(
+                matches!(text.parse::<SharedWith>(), Err(Error { kind: ErrorKind::InvalidSetting { .. }, .. })),
+                "{text:?}"
+            );
         }
     }
 }

@@ -23,7 +23,7 @@ use super::{Farewell, Home, Kept, KeptDescriptor, Mapped, Segment};
 use crate::backend::lock_space::{COUNTED, LEASE};
 use crate::backend::{Access, Backend, Location, Turn};
 use crate::backoff::{Backoff, Deadline};
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::os::{self, Facts, LockKind, LockRange};
 
 /// How long an attachment waits for its lease while another process decides whether the segment is an orphan, where the
@@ -241,7 +241,7 @@ pub(super) fn lease(file: &File, lease: LockRange, until: Deadline, home: Option
             }
         }
         if !backoff.pause() {
-            return Err(Error::TimedOut { location: name.to_owned(), waited: until.limit() });
+            return Err(ErrorKind::TimedOut { waited: until.limit() }.at(name));
         }
     }
     Ok(true)
@@ -254,7 +254,9 @@ pub(super) fn lease_named(turn: &mut Turn, range: LockRange, wait: Wait<'_>, hom
     match lease(turn.file(), range, Deadline::after(patience), Some(home), home.location.as_str()) {
         Ok(true) => turn.note(range),
         Ok(false) => return Err(unlinked(home)),
-        Err(Error::TimedOut { location, .. }) if patience.is_zero() => return Err(Error::WouldBlock { location }),
+        Err(Error { kind: ErrorKind::TimedOut { .. }, location, .. }) if patience.is_zero() => {
+            return Err(ErrorKind::WouldBlock.at(location));
+        }
         Err(error) => return Err(error),
     }
     Ok(())
@@ -285,13 +287,13 @@ fn without_plain<R>(file: &File, until: Deadline, location: &Location, read: imp
         if os::is_locked(file, LockKind::Shared, LEASE).map_err(failed)? {
             plain = None;
             if !counted.pause() {
-                return Err(Error::TimedOut { location: location.to_string(), waited: until.limit() });
+                return Err(ErrorKind::TimedOut { waited: until.limit() }.at(location));
             }
         } else if !plain.get_or_insert_with(|| Backoff::new(PASSING_WAIT.min(until.left()))).pause() {
             let location = location.to_string();
             let is_over = until.left().is_zero(); // sooner than a plain attachment must have left
-            let timed_out = |location| Error::TimedOut { location, waited: until.limit() };
-            return Err(if is_over { timed_out(location) } else { Error::NotCounted { location } });
+            let timed_out = |location| ErrorKind::TimedOut { waited: until.limit() }.at(location);
+            return Err(if is_over { timed_out(location) } else { ErrorKind::NotCounted.at(location) });
         }
     }
     let read = read();

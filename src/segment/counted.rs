@@ -20,7 +20,7 @@ use super::trailer::{self, PAGE, RECORD, Trailer};
 use super::{Farewell, Home, Mapped, Segment, Verdict, reclaim_if_orphaned};
 use crate::backend::lock_space::{ALL_CELLS, COUNTED, LEASE};
 use crate::backend::{Access, Backend, Directory, DraftFile, DraftOptions, Location, Publish};
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::interrupt;
 use crate::os::{self, Facts, FileId, LockKind, LockRange, Mapping};
 
@@ -121,7 +121,7 @@ impl DraftSegment {
     ) -> Result<()> {
         let payload = self.mapped.length as u64;
         let page = trailer::new_page(kind, payload, id, self.mapped.id, state, name, record);
-        let page = page.map_err(|reason| Error::Trailer { location: name.to_owned(), reason })?;
+        let page = page.map_err(|reason| ErrorKind::Trailer { reason }.at(name))?;
         self.grow(trailer::file_length(payload).ok_or_else(|| too_large(name))?)?;
         let at = page_at(&self.mapped);
         // SAFETY: the mapping is as long as the file, and the file's trailer begins at `at`.
@@ -184,7 +184,9 @@ impl<R, F: Fn(&Trailer) -> Result<R>> Subject for Counted<F> {
             (Ok(trailer), CountedBy::Ticket(_, id) | CountedBy::Array(id)) if id != trailer.id => {
                 return Err(spent(name));
             }
-            (Err(Error::NotCounted { .. }), CountedBy::Ticket(..) | CountedBy::Array(_)) => return Err(spent(name)),
+            (Err(Error { kind: ErrorKind::NotCounted, .. }), CountedBy::Ticket(..) | CountedBy::Array(_)) => {
+                return Err(spent(name));
+            }
             (read, _) => read?,
         };
         // Checked for a descriptor too: under another name the array could not be opened.
@@ -217,7 +219,7 @@ impl<R, F: Fn(&Trailer) -> Result<R>> Subject for Counted<F> {
                 if trailer.is_original() {
                     let _ = memory.home().unlink_within(trailer.file, DROP_WAIT); // other processes try it too
                 }
-                return Err(Error::NotFound { location: memory.segment.location().to_string() });
+                return Err(ErrorKind::NotFound.at(memory.segment.location()));
             }
             // The last handle left while the descriptor was in flight: the bytes can be attached, the name is gone for
             // ever.
@@ -315,7 +317,9 @@ impl CountedSegment {
         let hold = self.segment.hold_counted(kind, range, wait);
         // Checked under the lock, which freezing takes too.
         match hold {
-            Ok(_) | Err(Error::PermissionDenied { .. }) if kind == LockKind::Exclusive && self.is_frozen() => {
+            Ok(_) | Err(Error { kind: ErrorKind::PermissionDenied { .. }, .. })
+                if kind == LockKind::Exclusive && self.is_frozen() =>
+            {
                 Err(self.read_only())
             }
             other => other,
@@ -325,9 +329,9 @@ impl CountedSegment {
     /// Returns the error for writing, which says why it is refused.
     pub(crate) fn read_only(&self) -> Error {
         match self.segment.read_only() {
-            Error::PermissionDenied { location, owner, mode, .. } if self.is_frozen() => {
+            Error { kind: ErrorKind::PermissionDenied { owner, mode, .. }, location, .. } if self.is_frozen() => {
                 let reason = "it is frozen: no process can write to it any more (copy it to change it)";
-                Error::PermissionDenied { location, owner, mode, reason }
+                ErrorKind::PermissionDenied { owner, mode, reason }.at(location)
             }
             other => other,
         }
@@ -381,13 +385,13 @@ impl CountedSegment {
         };
         published.map_err(|error| match error {
             // A file that has lost its name can never get one again.
-            Error::NotFound { location } if had_name => Error::Unlinked { location },
-            Error::NotFound { location } => Error::Unsupported {
-                location,
+            Error { kind: ErrorKind::NotFound, location, .. } if had_name => ErrorKind::Unlinked.at(location),
+            Error { kind: ErrorKind::NotFound, location, .. } => ErrorKind::Unsupported {
                 what: "it can have no name any more: files that are nameless on this file system never can, nor can \
                        memory that a pool had used before; share it by file_system"
                     .into(),
-            },
+            }
+            .at(location),
             other => other,
         })
     }
@@ -490,9 +494,9 @@ impl CountedSegment {
 }
 
 fn too_many(name: &str) -> Error {
-    Error::TooManyHandles { location: name.to_owned(), limit: u32::MAX.into(), doing: "attached" }
+    ErrorKind::TooManyHandles { limit: u32::MAX.into(), doing: "attached" }.at(name)
 }
 
 fn spent(name: &str) -> Error {
-    Error::HandleSpent { location: name.to_owned() }
+    ErrorKind::HandleSpent.at(name)
 }

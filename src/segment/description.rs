@@ -13,7 +13,7 @@ use super::open_file::{is_named, look, unlinked};
 use crate::backend::lock_space::LEASE;
 use crate::backend::{Access, Alone, Backend, Directory, Location, Turn, lock_name};
 use crate::backoff::Deadline;
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::os::{self, FileId, LockKind};
 
 /// The longest description in bytes. ext4 keeps all extended attributes of a file in one block of 4 KiB.
@@ -107,7 +107,7 @@ fn describe_leased(
     // Two processes that have seen the same description do not both replace it.
     // A lock beside a process that keeps a read lock would not exclude another describer.
     if lock_name(turn, LockKind::Exclusive, &home.location, NAME_WAIT)? != Alone::Yes {
-        return Err(Error::TimedOut { location: home.location.to_string(), waited: NAME_WAIT });
+        return Err(ErrorKind::TimedOut { waited: NAME_WAIT }.at(&home.location));
     }
     let file = turn.file();
     let mut buffer = [0; LONGEST_DESCRIPTION];
@@ -116,7 +116,7 @@ fn describe_leased(
         let text = read(&home.backend, file, &mut buffer);
         Ok((facts.id, facts.length, text) == (seen.id, seen.length, seen.text.as_deref()))
     };
-    let changed = || Error::Changed { location: home.location.to_string() };
+    let changed = || ErrorKind::Changed.at(&home.location);
     match is_as_seen().and_then(|same| if same { write(file, home, new) } else { Err(changed()) }) {
         Ok(false) => Err(changed()),
         other => other,
@@ -133,16 +133,13 @@ fn write(file: &File, home: &Home, new: Option<(u64, &[u8])>) -> Result<bool> {
     refuse_bookkeeping(file, &facts, location)?;
     if let Some((expected, _)) = new.filter(|(bytes, _)| *bytes != facts.length) {
         let (location, found) = (location.to_string(), facts.length);
-        return Err(Error::SizeMismatch { location, expected, found, description: None });
+        return Err(ErrorKind::SizeMismatch { expected, found, description: None }.at(location));
     }
     match backend.set_attribute(file, new.map(|(_, text)| text)) {
         Ok(()) => Ok(true),
-        Err(Error::Unsupported { .. }) => Err(Error::Unsupported {
-            location: location.to_string(),
-            what: "its file system has no extended attributes of `user.` (tmpfs has them since Linux 6.6), which keep the \
+        Err(Error { kind: ErrorKind::Unsupported { .. }, .. }) => Err(ErrorKind::Unsupported { what: "its file system has no extended attributes of `user.` (tmpfs has them since Linux 6.6), which keep the \
                    description: give type and shape where the array is opened"
-                .into(),
-        }),
+                .into() }.at(location)),
         Err(error) => Err(error.about(location)),
     }
 }

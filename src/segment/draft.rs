@@ -4,7 +4,7 @@ use super::attach::lease_own;
 use super::mapping::map;
 use super::{Home, Kept, KeptDescriptor, Mapped, Segment, room};
 use crate::backend::{Access, Backend, Directory, DraftFile, DraftOptions, Location, Pages, Publish, check_length};
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::os::{self, LockRange};
 
 /// A mapped file without a name.
@@ -158,7 +158,7 @@ impl DraftSegment {
             return Ok(());
         }
         let what = "the draft belongs to the process that this one was forked from (make another one here)".into();
-        Err(Error::Unsupported { location: name.to_owned(), what })
+        Err(ErrorKind::Unsupported { what }.at(name))
     }
 
     /// Publishes the draft together with the bytes behind its payload.

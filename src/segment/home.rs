@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::{Verdict, reclaim_if_orphaned};
 use crate::backend::{Access, Backend, Companion, Directory, IntoLocation, Location, default_backend, found_elsewhere};
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::os::{self, Facts, FileId};
 
 /// The backend and the name of a segment.
@@ -35,7 +35,7 @@ impl Home {
     /// so.
     pub(crate) fn or_elsewhere(&self, error: Error) -> Error {
         match error {
-            Error::NotFound { .. } => found_elsewhere(&self.backend, &self.location).unwrap_or(error),
+            Error { kind: ErrorKind::NotFound, .. } => found_elsewhere(&self.backend, &self.location).unwrap_or(error),
             other => other,
         }
     }
@@ -43,9 +43,9 @@ impl Home {
     /// Refuses a name that is taken.
     pub(crate) fn refuse_taken(&self) -> Result<()> {
         match self.backend.open(&self.location, Access::Read) {
-            Err(Error::NotFound { .. }) => Ok(()),
-            Ok(_) | Err(Error::PermissionDenied { .. }) => {
-                Err(Error::AlreadyExists { location: self.location.to_string() })
+            Err(Error { kind: ErrorKind::NotFound, .. }) => Ok(()),
+            Ok(_) | Err(Error { kind: ErrorKind::PermissionDenied { .. }, .. }) => {
+                Err(ErrorKind::AlreadyExists.at(&self.location))
             }
             Err(error) => Err(error),
         }
@@ -54,7 +54,7 @@ impl Home {
     /// Refuses a name that is taken, unless its file is an orphan: then the name is removed.
     pub(crate) fn refuse_taken_by_the_living(&self) -> Result<()> {
         let refused = self.refuse_taken();
-        if refused.as_ref().is_err_and(Error::is_already_exists)
+        if refused.as_ref().is_err_and(|error| error.kind == ErrorKind::AlreadyExists)
             && matches!(reclaim_if_orphaned(self, None, true), Ok(Verdict::Orphan(_)))
         {
             return self.refuse_taken();
@@ -82,7 +82,7 @@ impl Home {
 /// if the name does not exist.
 pub(crate) fn pin(backend: &Directory, at: &Location, access: Access) -> Result<Option<(File, Facts)>> {
     let file = match backend.open(at, access) {
-        Err(Error::NotFound { .. }) => return Ok(None),
+        Err(Error { kind: ErrorKind::NotFound, .. }) => return Ok(None),
         other => other?,
     };
     let facts = os::facts(&file).map_err(|error| Error::os("look at", at, error))?;
@@ -92,8 +92,8 @@ pub(crate) fn pin(backend: &Directory, at: &Location, access: Access) -> Result<
 /// Returns whether the name is taken.
 pub(crate) fn has_name(backend: &Directory, at: &Location) -> Result<bool> {
     match backend.open(at, Access::Read) {
-        Err(Error::NotFound { .. }) => Ok(false),
-        Err(error @ Error::TooManyOpenFiles { .. }) => Err(error),
+        Err(Error { kind: ErrorKind::NotFound, .. }) => Ok(false),
+        Err(error @ Error { kind: ErrorKind::TooManyOpenFiles { .. }, .. }) => Err(error),
         _ => Ok(true),
     }
 }

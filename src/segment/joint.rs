@@ -13,7 +13,7 @@ use super::{Home, Segment};
 use crate::backend::lock_space::{COUNTED, LEASE};
 use crate::backend::{Access, Location, Publish, Turn};
 use crate::backoff::{Backoff, Deadline};
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::os::{self, Facts, LockKind, LockRange, Mapping};
 
 impl DraftSegment {
@@ -99,7 +99,7 @@ impl Segment {
         let mut backoff = Backoff::until(until);
         while !turn.try_lock(LockKind::Exclusive, range).map_err(|error| Error::os("lock", self.location(), error))? {
             if !backoff.pause() {
-                return Err(Error::TimedOut { location: self.location().to_string(), waited: until.limit() });
+                return Err(ErrorKind::TimedOut { waited: until.limit() }.at(self.location()));
             }
         }
         Ok(turn)

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use crate::backend::Turn;
 use crate::backend::lock_space::{ALL_CELLS, GATE};
 use crate::backoff::Backoff;
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::interrupt;
 use crate::os::{self, FileId, LockKind, LockRange};
 
@@ -140,8 +140,8 @@ fn record(id: FileId, kind: LockKind, range: LockRange) -> Token {
 ///
 /// # Errors
 ///
-/// [`Error::WouldBlock`] or [`Error::TimedOut`] if the lock was not granted; [`Error::WouldDeadlock`] if the wait has
-/// no limit and this thread itself holds a conflicting lock; [`Error::Interrupted`] within
+/// [`ErrorKind::WouldBlock`] or [`ErrorKind::TimedOut`] if the lock was not granted; [`ErrorKind::WouldDeadlock`] if
+/// the wait has no limit and this thread itself holds a conflicting lock; [`ErrorKind::Interrupted`] within
 /// [`interruptible`](interrupt::interruptible).
 pub(crate) fn take(
     file: &File,
@@ -153,7 +153,7 @@ pub(crate) fn take(
 ) -> Result<Token> {
     let own = own(id, kind, range);
     if own == Standing::Conflicting && matches!(wait, Wait::Forever) {
-        return Err(Error::WouldDeadlock { location: name.to_owned() });
+        return Err(ErrorKind::WouldDeadlock.at(name));
     }
     let gate = if own != Standing::Nothing {
         // The gate is ignored. A writer at the gate may wait for the cells that this thread holds, and this thread
@@ -175,13 +175,9 @@ pub(crate) fn take(
     };
     match (taken, wait) {
         (Ok(true), _) => Ok(record(id, kind, range)),
-        (Ok(false), Wait::Forever | Wait::For(_)) if interrupt::has_ended() => {
-            Err(Error::Interrupted { location: name.to_owned() })
-        }
-        (Ok(false), Wait::For(waited) | Wait::While(waited, _)) => {
-            Err(Error::TimedOut { location: name.to_owned(), waited })
-        }
-        (Ok(false), _) => Err(Error::WouldBlock { location: name.to_owned() }),
+        (Ok(false), Wait::Forever | Wait::For(_)) if interrupt::has_ended() => Err(ErrorKind::Interrupted.at(name)),
+        (Ok(false), Wait::For(waited) | Wait::While(waited, _)) => Err(ErrorKind::TimedOut { waited }.at(name)),
+        (Ok(false), _) => Err(ErrorKind::WouldBlock.at(name)),
         (Err(error), _) => Err(Error::os("lock", name, error)),
     }
 }
@@ -333,7 +329,7 @@ impl Hold {
         if !turn.is_own_process() {
             // The wait asked its caller whether to go on, and the caller forked: the description is the parent's.
             let what = "waiting for a lock in a child that was forked meanwhile (ask for it again here)".into();
-            return Err(Error::Unsupported { location: name.to_owned(), what });
+            return Err(ErrorKind::Unsupported { what }.at(name));
         }
         turn.note(range);
         Ok(Self { turn, token })

@@ -6,7 +6,7 @@ use super::Home;
 use super::open_file::unlinked;
 use super::room::with_room;
 use crate::backend::{Access, Backend};
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::os::{self, Facts, Mapping};
 
 /// Allocates the holes of a file that may have some, so that no later access raises SIGBUS. With read access, only
@@ -25,16 +25,16 @@ pub(super) fn fill_holes(file: &File, facts: &Facts, home: &Home, access: Access
         Ok(writable) if os::facts(&writable).is_ok_and(|now| now.id == facts.id) => reserve(&writable),
         // The system does not tell whether there are holes: on a tmpfs with huge pages, one reaches beyond the end of
         // the file. A user that may only read has no other way to find out, so the count decides.
-        Err(Error::PermissionDenied { .. }) if os::has_holes(file, facts).is_none() => Ok(()),
-        Err(Error::PermissionDenied { .. }) => Err(Error::Unsupported {
-            location: location.to_string(),
+        Err(Error { kind: ErrorKind::PermissionDenied { .. }, .. }) if os::has_holes(file, facts).is_none() => Ok(()),
+        Err(Error { kind: ErrorKind::PermissionDenied { .. }, .. }) => Err(ErrorKind::Unsupported {
             what: "it has holes, reading them takes memory, and this user may not fill them beforehand; open it with \
                    OpenOptions::leave_holes"
                 .into(),
-        }),
+        }
+        .at(location)),
         // The name was replaced or removed meanwhile. Only the caller's file may be filled, not another file of that
         // name.
-        Ok(_) | Err(Error::NotFound { .. }) => Err(unlinked(home)),
+        Ok(_) | Err(Error { kind: ErrorKind::NotFound, .. }) => Err(unlinked(home)),
         Err(error) => Err(error),
     }
 }
@@ -44,7 +44,7 @@ pub(super) fn map_length(length: u64, name: &str) -> Result<usize> {
 }
 
 pub(super) fn too_large(name: &str) -> Error {
-    Error::TooLarge { location: name.to_owned(), shape: Vec::new(), item: 1 }
+    ErrorKind::TooLarge { shape: Vec::new(), item: 1 }.at(name)
 }
 
 /// Maps `length` bytes of the file from `start`.

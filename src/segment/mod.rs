@@ -39,7 +39,7 @@ pub(crate) use self::recycle::{is_possible as can_recycle, recycle};
 pub(crate) use self::room::set_make_room;
 use crate::backend::lock_space::{ALL_CELLS, LEASE};
 use crate::backend::{Access, Backend, Directory, IntoLocation, Location, PageUse, Turn};
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::os::{self, Facts, FileId, LockKind, LockRange, Mapping};
 
 /// Called when the last handle leaves while tickets are in flight, with the time until the last ticket expires. It runs
@@ -202,7 +202,7 @@ impl Mapped {
         if found == expected {
             return Ok(());
         }
-        Err(Error::SizeMismatch { location: location.to_string(), expected, found, description: None })
+        Err(ErrorKind::SizeMismatch { expected, found, description: None }.at(location))
     }
 }
 
@@ -255,7 +255,7 @@ impl Segment {
     /// Fails if a wait for these cells could never end, because this thread itself has them locked.
     pub(crate) fn refuse_deadlock(&self, kind: LockKind, range: LockRange) -> Result<()> {
         if locks::is_own_conflict(self.id, kind, range) {
-            return Err(Error::WouldDeadlock { location: self.location().to_string() });
+            return Err(ErrorKind::WouldDeadlock.at(self.location()));
         }
         Ok(())
     }
@@ -336,7 +336,7 @@ impl Segment {
         // the counts of a counted array are no elements. The array cannot become a counted one while this lease is
         // held.
         refuse_bookkeeping(turn.file(), &facts, &home.location).map_err(|error| match error {
-            Error::Reserved { .. } => unlinked(home),
+            Error { kind: ErrorKind::Reserved { .. }, .. } => unlinked(home),
             other => other,
         })?;
         Ok(turn)
@@ -369,7 +369,9 @@ impl Segment {
         os::reopen(file, access == Access::ReadWrite).or_else(|error| {
             // A descriptor cannot always be reopened. As long as the file has its name, it can be opened by that.
             self.open_by_name(access).map_err(|by_name| match by_name {
-                Error::Unlinked { .. } => Error::os("open again by descriptor", self.location(), error),
+                Error { kind: ErrorKind::Unlinked, .. } => {
+                    Error::os("open again by descriptor", self.location(), error)
+                }
                 other => other,
             })
         })
@@ -385,7 +387,7 @@ impl Segment {
         if !os::DESCRIPTORS_CAN_BE_SHARED {
             let what = "a descriptor with a lease of its own, because this platform was not shown to keep a lock when a duplicate \
                         of its descriptor is closed";
-            return Err(Error::Unsupported { location: location.to_string(), what: what.into() });
+            return Err(ErrorKind::Unsupported { what: what.into() }.at(location));
         }
         let file = self.open_again(access)?;
         attach::lease_own(&file, lease, location.as_str())?;
@@ -406,7 +408,7 @@ impl Segment {
     fn open_by_name(&self, access: Access) -> Result<File> {
         let home = &self.home;
         let file = match home.backend.open(&home.location, access) {
-            Err(Error::NotFound { .. } | Error::NotAnArray { .. }) => return Err(unlinked(home)),
+            Err(Error { kind: ErrorKind::NotFound | ErrorKind::NotAnArray { .. }, .. }) => return Err(unlinked(home)),
             other => other?,
         };
         if look(&file, &home.location)?.id == self.id { Ok(file) } else { Err(unlinked(home)) }
@@ -415,12 +417,12 @@ impl Segment {
     /// Returns the error for writing to a read-only attachment.
     pub(crate) fn read_only(&self) -> Error {
         let (owner, mode) = self.facts().map_or((0, 0), |facts| (facts.owner, facts.mode));
-        Error::PermissionDenied {
-            location: self.location().to_string(),
+        ErrorKind::PermissionDenied {
             owner,
             mode,
             reason: "it was opened read-only (open it for writing, or take a read guard)",
         }
+        .at(self.location())
     }
 }
 
@@ -431,7 +433,7 @@ impl Directory {
     ///
     /// # Errors
     ///
-    /// [`NotFound`](Error::NotFound), and those of the location.
+    /// [`NotFound`](ErrorKind::NotFound), and those of the location.
     pub fn attached(&self, location: impl IntoLocation) -> Result<bool> {
         is_attached(self, &location.into_location()?)
     }
@@ -440,5 +442,5 @@ impl Directory {
 /// Returns the error for an inherited attachment, if the parent could recycle its memory unnoticed.
 fn inherited(home: &Home) -> Error {
     let what = "it was opened by the parent of this forked process, which can recycle its memory (open it again here)";
-    Error::Unsupported { location: home.location.to_string(), what: what.into() }
+    ErrorKind::Unsupported { what: what.into() }.at(&home.location)
 }

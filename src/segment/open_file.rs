@@ -8,7 +8,7 @@ use super::Home;
 use super::footer::{FOOTER, Kind, RawFooter};
 use crate::backend::lock_space::{COUNTED, LEASE};
 use crate::backend::{Access, Backend, Directory, Location};
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::os::{self, Facts, LockKind};
 
 /// Returns whether any process is attached to the array of this name.
@@ -54,10 +54,10 @@ pub(super) fn refuse_bookkeeping(file: &File, facts: &Facts, location: &Location
     } else {
         "it is bookkeeping of this crate, not an array"
     };
-    Err(Error::Reserved { location: location.to_string(), reason })
+    Err(ErrorKind::Reserved { reason }.at(location))
 }
 
 /// Returns the error for a name that does not lead to the file any more.
 pub(super) fn unlinked(home: &Home) -> Error {
-    Error::Unlinked { location: home.location.to_string() }
+    ErrorKind::Unlinked.at(&home.location)
 }

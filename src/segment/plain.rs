@@ -9,7 +9,7 @@ use super::open_file::{read_footer, refuse_bookkeeping};
 use super::{Home, Segment};
 use crate::backend::lock_space::LEASE;
 use crate::backend::{Directory, Location};
-use crate::error::{Error, Result};
+use crate::error::{ErrorKind, Result};
 use crate::os::{Facts, LockRange};
 
 /// What a file must be to be attached.
@@ -31,14 +31,14 @@ impl Subject for Expect {
             Self::Payload(expected) => {
                 refuse_bookkeeping(file, facts, location)?;
                 let (location, found) = (location.to_string(), facts.length);
-                let mismatch = || Error::SizeMismatch { location, expected, found, description: None };
+                let mismatch = || ErrorKind::SizeMismatch { expected, found, description: None }.at(location);
                 (expected == found).then_some(()).ok_or_else(mismatch)
             }
             Self::Bookkeeping if read_footer(file, facts.length, location)?.is_some_and(|found| found.is_ours()) => {
                 Ok(())
             }
             Self::Bookkeeping => {
-                Err(Error::Trailer { location: location.to_string(), reason: "it has no footer of this crate".into() })
+                Err(ErrorKind::Trailer { reason: "it has no footer of this crate".into() }.at(location))
             }
         }
     }

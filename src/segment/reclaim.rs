@@ -10,7 +10,7 @@ use super::open_file::{is_leased, look};
 use super::trailer::Trailer;
 use crate::backend::lock_space::COUNTED;
 use crate::backend::{Access, Backend, Turn};
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::os::{self, FileId, LockKind};
 
 /// Result of looking at a counted array or an arena.
@@ -47,7 +47,7 @@ pub(crate) fn reclaim_if_orphaned(home: &Home, id: Option<FileId>, remove: bool)
 /// Like [`reclaim_if_orphaned`], for callers that choose whether tickets protect an array.
 pub(crate) fn reclaim_unused(home: &Home, id: Option<FileId>, remove: bool, tickets: Tickets) -> Result<Verdict> {
     let open = |access| match home.backend.open(&home.location, access) {
-        Err(Error::NotFound { .. } | Error::NotAnArray { .. }) => Ok(None),
+        Err(Error { kind: ErrorKind::NotFound | ErrorKind::NotAnArray { .. }, .. }) => Ok(None),
         other => other.map(Some),
     };
     let Some(file) = open(Access::Read)? else { return Ok(Verdict::Gone) };
@@ -80,7 +80,7 @@ pub(crate) fn reclaim_unused(home: &Home, id: Option<FileId>, remove: bool, tick
         Ok(true) => Ok(found),
         Ok(false) => Ok(Verdict::Gone),
         // Another process holds the lock on the name. It is not waited for, because attachments wait for this process.
-        Err(Error::TimedOut { .. }) => Ok(Verdict::Attached),
+        Err(Error { kind: ErrorKind::TimedOut { .. }, .. }) => Ok(Verdict::Attached),
         Err(error) => Err(error),
     }
 }

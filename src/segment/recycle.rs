@@ -21,7 +21,7 @@ use super::{DraftSegment, Home, Kept, Segment};
 use crate::backend::lock_space::{ALL_CELLS, COUNTED, LEASE};
 use crate::backend::{Access, Backend, DraftFile, DraftOptions, Location, Publish};
 use crate::backoff::Deadline;
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::os::{self, FileId, LockKind};
 use crate::random;
 
@@ -57,7 +57,7 @@ pub(crate) fn recycle(
     let until = Deadline::after(limit);
     let own = match own_description(&segment, until) {
         Ok(own) => own,
-        Err(Error::Unlinked { .. }) => return Ok(None),
+        Err(Error { kind: ErrorKind::Unlinked, .. }) => return Ok(None),
         Err(error) => return Err((error, segment)),
     };
     let hidden = own.check(&segment, options).and_then(|()| hide(segment.id, &segment.home, until.left()));
@@ -66,7 +66,7 @@ pub(crate) fn recycle(
         Ok(path) => Ok(own.into_draft(segment, path, options)),
         Err(error) => {
             own.release();
-            if matches!(error, Error::NotFound { .. }) { Ok(None) } else { Err((error, segment)) }
+            if matches!(error.kind, ErrorKind::NotFound) { Ok(None) } else { Err((error, segment)) }
         }
     }
 }
@@ -113,7 +113,7 @@ impl LeaseDescriptor {
         } else {
             return segment.check_length(&facts, location);
         };
-        Err(Error::PermissionDenied { location: location.to_string(), owner, mode, reason })
+        Err(ErrorKind::PermissionDenied { owner, mode, reason }.at(location))
     }
 
     /// Releases the lease, unless it is also that of the mapping. Closing is not enough: see attach.rs.
@@ -214,9 +214,9 @@ fn hide(id: FileId, home: &Home, limit: Duration) -> Result<PathBuf> {
         let hidden = Location::hidden(random::number());
         match home.backend.rename_within(&home.location, &hidden, id, Publish::New, limit) {
             Ok(()) => return Ok(home.backend.path().join(hidden.as_str())),
-            Err(Error::AlreadyExists { .. }) => {}
+            Err(Error { kind: ErrorKind::AlreadyExists, .. }) => {}
             Err(error) => return Err(error),
         }
     }
-    Err(Error::WouldBlock { location: home.location.to_string() })
+    Err(ErrorKind::WouldBlock.at(&home.location))
 }

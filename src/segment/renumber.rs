@@ -16,7 +16,7 @@ use super::recycle::is_possible;
 use super::trailer::{FOOTER_BYTES, Trailer};
 use crate::backend::Access;
 use crate::backend::lock_space::{ALL_CELLS, COUNTED};
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::os::{self, LockKind};
 
 impl CountedSegment {
@@ -69,7 +69,7 @@ impl CountedSegment {
         let Some(file) = segment.kept.file() else { return Ok(()) };
         let facts = look(file, name)?;
         let trailer = Trailer::read(file, &facts, name)?;
-        let footer = trailer.next_footer(id).map_err(|reason| Error::Trailer { location: name.to_owned(), reason })?;
+        let footer = trailer.next_footer(id).map_err(|reason| ErrorKind::Trailer { reason }.at(name))?;
         // One call within one page: a kill comes before it or after it.
         os::write_all_at(file, &footer, facts.length - FOOTER_BYTES)
             .map_err(|error| Error::os("write the end of", name, error))?;

@@ -8,7 +8,7 @@ use std::sync::OnceLock;
 use super::trailer;
 use super::{Home, Verdict, reclaim_if_orphaned};
 use crate::backend::{Directory, EntryKind, Location};
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::{interrupt, os};
 
 /// Makes room in a directory in which so many bytes are missing. Returns whether to try again.
@@ -35,13 +35,13 @@ pub(super) fn with_room<R>(backend: &Directory, allocate: impl Fn() -> Result<R>
     let mut tries = 0..TRIES;
     loop {
         match allocate() {
-            Err(Error::NoSpace { location, needed, available, advice, .. }) => {
+            Err(Error { kind: ErrorKind::NoSpace { needed, available, advice, .. }, location, .. }) => {
                 let missing = needed.saturating_sub(available).max(1);
                 // No room makes a file as long as the process may not make one.
                 let can_help = needed <= os::largest_file() && !IS_MAKING.get();
                 if !can_help || tries.next().is_none() || !make_room(backend, missing) {
                     let in_flight = if can_help { kept_in_flight(backend) } else { 0 };
-                    return Err(Error::NoSpace { location, needed, available, in_flight, advice });
+                    return Err(ErrorKind::NoSpace { needed, available, in_flight, advice }.at(location));
                 }
             }
             other => return other,

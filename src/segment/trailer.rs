@@ -22,7 +22,7 @@ use std::time::Duration;
 
 use super::counts::{self, Counts, MOST_TICKETS, State, Ticket};
 use super::footer::{FOOTER, Footer, Kind, RawFooter};
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::os::{self, Facts, FileId};
 
 /// Bytes of the page. It also begins at a multiple of this.
@@ -115,18 +115,17 @@ impl Trailer {
             Kind::Counters => "it is a file of counters (open it as Counters)",
             Kind::Ledger => "it is a ledger",
         };
-        Err(Error::Reserved { location: name.to_owned(), reason })
+        Err(ErrorKind::Reserved { reason }.at(name))
     }
 
     /// Reads and checks the trailer of an open counted array, arena or file of counters.
     pub(crate) fn read_any(file: &File, facts: &Facts, name: &str) -> Result<Self> {
-        let not_counted = || Error::NotCounted { location: name.to_owned() };
+        let not_counted = || ErrorKind::NotCounted.at(name);
         let start = facts.length.checked_sub(PAGE as u64).ok_or_else(not_counted)?;
         let mut page = [0; PAGE];
         os::read_exact_at(file, &mut page, start).map_err(|error| Error::os("read the end of", name, error))?;
         let footer = RawFooter::of(&page).filter(RawFooter::is_ours).ok_or_else(not_counted)?;
-        Self::check(&page, &footer, facts.id, facts.length)
-            .map_err(|reason| Error::Trailer { location: name.to_owned(), reason })
+        Self::check(&page, &footer, facts.id, facts.length).map_err(|reason| ErrorKind::Trailer { reason }.at(name))
     }
 
     fn check(page: &[u8; PAGE], raw: &RawFooter, file: FileId, length: u64) -> Result<Self, String> {
@@ -159,7 +158,7 @@ impl Trailer {
             return Ok(());
         }
         let reason = format!("it was made for the name `{}`: this is a copy, or was renamed", self.name);
-        Err(Error::Trailer { location: name.to_owned(), reason })
+        Err(ErrorKind::Trailer { reason }.at(name))
     }
 
     /// Returns whether this is the file in which the array was created, as far as file numbers show.

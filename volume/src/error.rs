@@ -15,16 +15,16 @@ pub(crate) type Cause = Box<dyn std::error::Error + Send + Sync>;
 
 /// An error of a volume, a download or an upload.
 ///
-/// `Display` says what happened and what to do. `Debug` prints one line: the variant's name, the same text and all
-/// causes. A `main` that returns an error prints that.
+/// `Display` says what happened and what to do. `Debug`, which a `main` that returns an error prints, is the same text
+/// and all causes in one line.
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// The path or URL does not lead to a volume that can be read or created.
-    #[error("`{volume}`{}: {reason}", if *kind == ErrorKind::Damaged { " is damaged" } else { "" })]
+    #[error("`{volume}`{}: {reason}", if *failure == SourceFailure::Damaged { " is damaged" } else { "" })]
     Source {
-        /// What is there instead; [`kind`](Error::kind) returns it.
-        kind: ErrorKind,
+        /// What is there instead.
+        failure: SourceFailure,
         /// The volume, or its metadata document that is wrong: a path or a URL.
         volume: String,
         /// What is there, and what to do.
@@ -255,7 +255,7 @@ pub enum Error {
 /// change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
-pub enum ErrorKind {
+pub enum SourceFailure {
     /// The directory, bucket, key or description does not exist.
     Absent,
     /// Something else is there: a file, a group of arrays, meshes, annotations, an object that is not a marker.
@@ -323,44 +323,19 @@ pub(crate) fn panic_message(panic: &(dyn Any + Send)) -> String {
 
 const SUPPORTED: &str = "8 to 64 bit integers, float16, bfloat16, float32, float64, complex64, complex128";
 
-/// The name of a variant.
-macro_rules! variant_name {
-    ($error:expr; $($name:ident,)*) => { match $error { $(Error::$name { .. } => stringify!($name),)* } };
-}
-
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let name = variant_name! {
-            self;
-            Source, Scale, NewVolume, UnsupportedDType, Chunk, ChunkDenied, ChunkUnserved, Missing, FillValue, Store, Url, Alignment, Bbox,
-            OtherScale, OtherAxes, Interrupted, Worker, Painting, Writing, Shard, Array, Io,
-        };
-        if let Self::Array(error) = self {
-            return write!(f, "{name}: {error:?}");
-        }
-        let kind = self.kind().map_or_else(String::new, |kind| format!("({kind:?})"));
-        write!(f, "{name}{kind}: {}", with_causes(self))
+        f.write_str(&ndarray_shm::with_causes(self))
     }
-}
-
-/// Returns an error and its causes in one line. Leaves out a cause that the text before it already has.
-fn with_causes(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    for cause in std::iter::successors(error.source(), |cause| cause.source()).map(ToString::to_string) {
-        if !text.contains(&cause) {
-            text = format!("{text}: {cause}");
-        }
-    }
-    text
 }
 
 impl Error {
     /// Returns what is wrong with the volume itself or its path; `None` for errors about anything else, such as a
     /// region, a chunk or the store.
-    pub fn kind(&self) -> Option<ErrorKind> {
+    pub fn source_failure(&self) -> Option<SourceFailure> {
         match self {
-            Self::Source { kind, .. } => Some(*kind),
-            Self::UnsupportedDType { .. } => Some(ErrorKind::Unsupported),
+            Self::Source { failure, .. } => Some(*failure),
+            Self::UnsupportedDType { .. } => Some(SourceFailure::Unsupported),
             _ => None,
         }
     }
@@ -383,8 +358,8 @@ impl Error {
         Self::Store { op: "reading", object, cause }
     }
 
-    pub(crate) fn volume(kind: ErrorKind, volume: impl fmt::Display, reason: impl Into<String>) -> Self {
-        Self::Source { kind, volume: volume.to_string(), reason: reason.into(), cause: None }
+    pub(crate) fn volume(failure: SourceFailure, volume: impl fmt::Display, reason: impl Into<String>) -> Self {
+        Self::Source { failure, volume: volume.to_string(), reason: reason.into(), cause: None }
     }
 
     /// Adds the cause to an error of [`volume`](Self::volume).
@@ -469,11 +444,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn debug_prints_variant_text_and_causes_in_one_line() {
-        let error = Error::volume(ErrorKind::Damaged, "v/info", "it is cut short").because("EOF");
-        assert_eq!(format!("{error:?}"), "Source(Damaged): `v/info` is damaged: it is cut short: EOF");
-        let error = Error::from(ndarray_shm::Error::NotFound { location: "x".into() });
-        assert_eq!(format!("{error:?}"), format!("Array: NotFound: {error}"));
+    fn debug_prints_text_and_causes_in_one_line() {
+        let error = Error::volume(SourceFailure::Damaged, "v/info", "it is cut short").because("EOF");
+        assert_eq!(format!("{error:?}"), "`v/info` is damaged: it is cut short: EOF");
+        let error = Error::from(ndarray_shm::ErrorKind::NotFound.at("x"));
+        assert_eq!(format!("{error:?}"), error.to_string());
         assert!(format!("{error:#?}").contains("create it first"));
     }
 

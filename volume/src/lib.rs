@@ -106,7 +106,7 @@ pub use crate::download::{
     download_to_file, download_to_shared_memory, download_with_report, file_location, is_nameless_download,
     paint_as_worker, remove_nameless_download,
 };
-pub use crate::error::{Error, ErrorKind, Result, StoreFailure};
+pub use crate::error::{Error, Result, SourceFailure, StoreFailure};
 pub use crate::grid::Cells;
 pub use crate::leftovers::{Cleared, Leftover, LeftoverKind, is_lock, reclaim};
 pub use crate::missing::{FillValue, Missing};

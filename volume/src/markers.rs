@@ -7,7 +7,7 @@
 use serde_json::{Value, json};
 
 use crate::bbox::Bbox;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result, SourceFailure};
 use crate::shard::Shard;
 use crate::store::url::VolumeUrl;
 use crate::store::{self, Store};
@@ -89,7 +89,7 @@ fn read_from(store: &dyn Store, shard: Shard) -> Result<Option<Marker>> {
     match marker.filter(|marker| marker.shard == shard) {
         Some(marker) => Ok(Some(marker)),
         None => Err(Error::volume(
-            ErrorKind::NotAVolume,
+            SourceFailure::NotAVolume,
             store.locate(&key),
             format!("this is not a marker of part {shard}: remove it, or keep markers in another place"),
         )),

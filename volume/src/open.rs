@@ -8,7 +8,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use crate::description::{Encoding, NewVolume, ScaleInfo};
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result, SourceFailure};
 use crate::store::url::{IntoVolumeUrl, StorePlace, VolumeFormat, VolumeUrl, resolved};
 use crate::store::{self, Store};
 use crate::volume::{ChunkSink, ChunkSource};
@@ -100,7 +100,7 @@ impl VolumeOptions {
         match found(&url)? {
             (VolumeFormat::Zarr, store) => zarr::open_writable(&store, self.mip),
             (VolumeFormat::Precomputed, store) => precomputed::open_writable(store, self.mip, self.encoding),
-            (VolumeFormat::N5, _) => Err(Error::volume(ErrorKind::Unsupported, &url, n5::READ_ONLY)),
+            (VolumeFormat::N5, _) => Err(Error::volume(SourceFailure::Unsupported, &url, n5::READ_ONLY)),
         }
     }
 
@@ -159,7 +159,7 @@ pub fn open_writable_volume(url: impl IntoVolumeUrl) -> Result<Box<dyn ChunkSink
 ///
 /// # Errors
 ///
-/// - [`Source`](Error::Source): the place is [not empty](ErrorKind::AlreadyExists);
+/// - [`Source`](Error::Source): the place is [not empty](SourceFailure::AlreadyExists);
 /// - [`NewVolume`](Error::NewVolume): the format does not support what is asked for, or [`NewVolume::kind`] is needed
 ///   to tell whether the elements are labels;
 /// - [`Store`](Error::Store), [`Url`](Error::Url): the store cannot be reached or written.
@@ -194,7 +194,7 @@ fn found(url: &VolumeUrl) -> Result<(VolumeFormat, Arc<dyn Store>)> {
         return Ok((VolumeFormat::N5, store));
     }
     let reason = "this is no volume: it has neither zarr.json nor .zarray nor info nor attributes.json";
-    Err(Error::volume(ErrorKind::Absent, url, reason))
+    Err(Error::volume(SourceFailure::Absent, url, reason))
 }
 
 /// Returns the URL of an existing volume with symbolic links resolved: all processes must use the same name.
@@ -203,7 +203,7 @@ fn existing(url: &VolumeUrl) -> Result<VolumeUrl> {
     // `dunce` leaves out the `\\?\` prefix of Windows, which would appear in messages.
     match dunce::canonicalize(path) {
         Ok(root) if root.is_dir() => Ok(VolumeUrl::local(root)),
-        Ok(_) => Err(Error::volume(ErrorKind::NotAVolume, path.display(), not_a_directory(path))),
+        Ok(_) => Err(Error::volume(SourceFailure::NotAVolume, path.display(), not_a_directory(path))),
         // On Windows a URL is not a valid file name.
         Err(error)
             if matches!(
@@ -211,7 +211,7 @@ fn existing(url: &VolumeUrl) -> Result<VolumeUrl> {
                 io::ErrorKind::NotFound | io::ErrorKind::NotADirectory | io::ErrorKind::InvalidFilename
             ) =>
         {
-            Err(Error::volume(ErrorKind::Absent, path.display(), "there is no such directory"))
+            Err(Error::volume(SourceFailure::Absent, path.display(), "there is no such directory"))
         }
         Err(error) => Err(Error::io("opening", path, error)),
     }

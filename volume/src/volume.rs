@@ -11,7 +11,7 @@ use std::ops::Range;
 use ndarray_shm::{DType, Order};
 
 use crate::bbox::{Bbox, BboxSpec};
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result, SourceFailure};
 use crate::grid::Cells;
 use crate::scratch::Scratch;
 
@@ -176,7 +176,7 @@ impl VolumeMeta {
                 "chunks of shape {:?}, stored by {:?}, cannot tile a volume of shape {:?} that begins at {:?}",
                 self.chunk_shape, self.stored_shape, self.shape, self.origin
             );
-            return Err(Error::volume(ErrorKind::Damaged, identity, reason));
+            return Err(Error::volume(SourceFailure::Damaged, identity, reason));
         }
         Ok(())
     }

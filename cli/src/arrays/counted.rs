@@ -3,11 +3,11 @@
 
 use std::time::{Duration, SystemTime};
 
-use ndarray_shm::arena;
 use ndarray_shm::array::Description;
 use ndarray_shm::backend::{DirectoryEntry, EntryKind};
 use ndarray_shm::counted::{Inspection, SharingStrategy, inspect_in};
 use ndarray_shm::{Directory, Error};
+use ndarray_shm::{ErrorKind, arena};
 use serde::Serialize;
 
 use super::arena::ArenaReport;
@@ -38,20 +38,24 @@ impl Look {
         match inspect_in(backend, &location) {
             Ok(inspection) => Self::Counted(Box::new(CountedReport::new(&inspection))),
             // Arenas and counters have reserved names: they are not arrays.
-            Err(Error::Reserved { .. }) => match arena::inspect_in(backend, &location) {
+            Err(Error { kind: ErrorKind::Reserved { .. }, .. }) => match arena::inspect_in(backend, &location) {
                 Ok(inspection) => Self::Arena(Box::new(ArenaReport::new(&inspection))),
-                Err(Error::Reserved { .. }) => Self::Other,
+                Err(Error { kind: ErrorKind::Reserved { .. }, .. }) => Self::Other,
                 Err(error) => Self::failed(error),
             },
-            Err(Error::NotCounted { .. }) => Self::Plain(backend.description(&location).unwrap_or_default()),
+            Err(Error { kind: ErrorKind::NotCounted, .. }) => {
+                Self::Plain(backend.description(&location).unwrap_or_default())
+            }
             Err(error) => Self::failed(error),
         }
     }
 
     fn failed(error: Error) -> Self {
         match error {
-            Error::NotFound { .. } | Error::Elsewhere { .. } | Error::NotAnArray { .. } => Self::Other,
-            error @ Error::Trailer { .. } => Self::Damaged(Failure::from(error).to_string()),
+            Error {
+                kind: ErrorKind::NotFound | ErrorKind::Elsewhere { .. } | ErrorKind::NotAnArray { .. }, ..
+            } => Self::Other,
+            error @ Error { kind: ErrorKind::Trailer { .. }, .. } => Self::Damaged(Failure::from(error).to_string()),
             error => Self::Unknown(Failure::from(error).to_string()),
         }
     }

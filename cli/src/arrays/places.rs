@@ -8,7 +8,7 @@ use std::path::Path;
 
 use ndarray_shm::backend::{DirectoryEntry, EntryKind};
 use ndarray_shm::render::{self, Ledger};
-use ndarray_shm::{Directory, Error, Location, default_backend};
+use ndarray_shm::{Directory, Error, ErrorKind, Location, default_backend};
 
 use crate::args::words::BackendChoice;
 use crate::exit::{Exit, Failure};
@@ -25,7 +25,7 @@ pub(crate) fn existing(choice: Option<BackendChoice>) -> Result<Vec<Directory>, 
         match Directory::shm() {
             Ok(shm) if shm.path().is_dir() => places.push(shm),
             // If there is no real shared memory, it contains nothing either.
-            Ok(_) | Err(Error::Unsupported { .. }) => {}
+            Ok(_) | Err(Error { kind: ErrorKind::Unsupported { .. }, .. }) => {}
             Err(error) => return Err(error.into()),
         }
     }

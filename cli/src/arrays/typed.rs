@@ -124,7 +124,7 @@ impl Described {
             return Ok(());
         }
         let message = format!(
-            "`{}` describes itself as {} of {}, {} order: --shape, --dtype or --order contradicts this",
+            "`{}`: the array describes itself as {} of {}, {} order: --shape, --dtype or --order contradicts this",
             self.location,
             units::shape(&self.shape),
             self.dtype,
@@ -159,7 +159,7 @@ impl Described {
         let options = options.reinterpret(self.reinterpret);
         let array = options.access(Access::Read).open(&self.location, shape)?;
         let guard = match array.try_read() {
-            Err(error) if error.is_would_block() => {
+            Err(error) if error.kind == ndarray_shm::ErrorKind::WouldBlock => {
                 let _ = writeln!(std::io::stderr(), "{}: waiting for a process that writes to it", self.location);
                 array.read()?
             }
@@ -240,7 +240,7 @@ pub(crate) fn refuse_other(
         Some(said) if !said.agrees_with(dtype, shape, order) => {
             let expected = Description::new(dtype, shape, order)?.to_string();
             let (location, found) = (name.to_string(), said.to_string());
-            Err(Failure::from(ndarray_shm::Error::DescriptionMismatch { location, expected, found }).usage())
+            Err(Failure::from(ndarray_shm::ErrorKind::DescriptionMismatch { expected, found }.at(location)).usage())
         }
         _ => Ok(()),
     }

@@ -4,7 +4,7 @@
 
 use std::io::Write;
 
-use ndarray_shm::Error;
+use ndarray_shm::ErrorKind;
 use ndarray_shm::array::{Description, SeenDescription};
 use ndarray_shm::backend::EntryKind;
 
@@ -41,7 +41,7 @@ pub(crate) fn run(args: &DescribeArgs, out: &mut dyn Write) -> Result<Exit, Fail
             report::facts(out, &report.facts())?;
         }
         None if args.clear => writeln!(out, "{location} has no description any more")?,
-        None => return Err(Error::NotDescribed { location: location.to_string() }.into()),
+        None => return Err(ErrorKind::NotDescribed.at(location).into()),
     }
     Ok(Exit::Done)
 }

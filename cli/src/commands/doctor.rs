@@ -8,7 +8,7 @@ use std::path::Path;
 
 use ndarray_shm::array::SealableDraft;
 use ndarray_shm::backend::EntryKind;
-use ndarray_shm::{Directory, Error, default_backend};
+use ndarray_shm::{Directory, Error, ErrorKind, default_backend};
 use serde::Serialize;
 
 use crate::args::DoctorArgs;
@@ -296,7 +296,7 @@ fn emulated(matters: bool, checks: &mut Vec<Check>) -> bool {
                 None => Check::ok(name, found),
             }
         }
-        Err(error @ Error::InvalidSetting { .. }) => {
+        Err(error @ Error { kind: ErrorKind::InvalidSetting { .. }, .. }) => {
             Check::error(name, error, "correct or unset it; until then arrays cannot be created here")
         }
         Err(error) => Check::error(name, error, format!("set {NDSHM_EMULATED_DIR} to another directory")),
@@ -431,7 +431,9 @@ fn huge_pages() -> Check {
             "huge pages need Linux 6.1, and `shmem_enabled` in /sys/kernel/mm/transparent_hugepage not set to `deny`; if \
              both are right, free memory may be fragmented: `echo 1 > /proc/sys/vm/compact_memory`",
         ),
-        Err(Error::Unsupported { .. }) => Check::ok(name, "pages cannot be chosen on this platform"),
+        Err(Error { kind: ErrorKind::Unsupported { .. }, .. }) => {
+            Check::ok(name, "pages cannot be chosen on this platform")
+        }
         Err(error) => Check::warning(name, format!("the check failed: {error}"), "see the other checks"),
     }
 }
@@ -471,7 +473,9 @@ fn manager() -> Check {
             Check::ok(name, format!("process {} reclaims counted arrays, for {clients}", status.pid))
         }
         Ok(None) => Check::ok(name, "none is running; it is started when it is needed"),
-        Err(error) if error.is_unsupported() => Check::ok(name, "there is none on this platform, and none is needed"),
+        Err(error) if matches!(error.kind, ErrorKind::Unsupported { .. }) => {
+            Check::ok(name, "there is none on this platform, and none is needed")
+        }
         Err(error) => {
             let advice = "end the program that listens there, or set NDSHM_MANAGER_SOCKET to another path; until then arrays of \
                           killed processes are removed later";

@@ -9,7 +9,7 @@ use std::time::{Duration, SystemTime};
 
 use ndarray_shm::backend::DirectoryEntry;
 use ndarray_shm::counted::{Reclaim, Removed, RemovedKind};
-use ndarray_shm::{Directory, Error};
+use ndarray_shm::{Directory, Error, ErrorKind};
 use ndarray_shm_volume::{LeftoverKind, reclaim};
 use serde::Serialize;
 
@@ -132,7 +132,7 @@ impl GcReport {
     /// Records a file that could not be inspected or removed. It is a failure only if the file belongs to this user.
     fn refuse(&mut self, backend: &Directory, owner: Option<u32>, name: String, error: Error) {
         let path = backend.path().join(&name).display().to_string();
-        let is_damaged = matches!(error, Error::Trailer { .. });
+        let is_damaged = matches!(error.kind, ErrorKind::Trailer { .. });
         let mut failure = Failure::from(error);
         let error = failure.to_string();
         let is_ours = owner == host::user();

@@ -155,7 +155,7 @@ struct Torn(Failure);
 
 impl From<ndarray_shm::Error> for Torn {
     fn from(error: ndarray_shm::Error) -> Self {
-        let is_taken = error.is_already_exists();
+        let is_taken = error.kind == ndarray_shm::ErrorKind::AlreadyExists;
         let failure = Failure::from(error);
         Self(if is_taken { failure.advice("--replace replaces it; or choose another name") } else { failure })
     }

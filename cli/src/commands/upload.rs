@@ -5,7 +5,8 @@ use std::io::Write;
 use std::time::Instant;
 
 use ndarray_shm_volume::{
-    Alignment, ErrorKind, NewVolume, Progress as _, UploadOptions, VolumeFormat, VolumeKind, VolumeMeta, VolumeOptions,
+    Alignment, NewVolume, Progress as _, SourceFailure, UploadOptions, VolumeFormat, VolumeKind, VolumeMeta,
+    VolumeOptions,
 };
 use serde::Serialize;
 
@@ -28,12 +29,13 @@ pub(crate) fn run(args: &UploadArgs, out: &mut dyn Write) -> Result<Exit, Failur
         (sink, Some(plan))
     } else {
         let open = || VolumeOptions::new().mip(args.mip).open_writable(&args.destination);
-        let sink = interrupt::opening(&stop, &args.destination, open).map_err(|error| match error.kind() {
-            Some(ErrorKind::Absent) => {
-                Failure::from(error).advice("--create creates the volume; `ndshm upload --help` says what it needs")
-            }
-            _ => error.into(),
-        })?;
+        let sink =
+            interrupt::opening(&stop, &args.destination, open).map_err(|error| match error.source_failure() {
+                Some(SourceFailure::Absent) => {
+                    Failure::from(error).advice("--create creates the volume; `ndshm upload --help` says what it needs")
+                }
+                _ => error.into(),
+            })?;
         (sink, None)
     };
     if !args.ignore_description {

@@ -3,7 +3,8 @@
 use ndarray_shm::DType;
 use ndarray_shm::array::Description;
 use ndarray_shm_volume::{
-    Bbox, BboxSpec, ChunkSink, Encoding, ErrorKind, NewVolume, VolumeFormat, VolumeKind, VolumeOptions, create_volume,
+    Bbox, BboxSpec, ChunkSink, Encoding, NewVolume, SourceFailure, VolumeFormat, VolumeKind, VolumeOptions,
+    create_volume,
 };
 
 use super::region;
@@ -37,7 +38,7 @@ pub(crate) fn create(
         }
     }
     let error = match create_volume(&args.destination, new) {
-        Err(error) if error.kind() == Some(ErrorKind::AlreadyExists) => error,
+        Err(error) if error.source_failure() == Some(SourceFailure::AlreadyExists) => error,
         made => return Ok((made?, plan)),
     };
     match VolumeOptions::new().encoding(new.encoding).open_writable(&args.destination) {
@@ -49,7 +50,7 @@ pub(crate) fn create(
             ),
             _ => "omit --create to write into the existing volume; or choose another destination".to_owned(),
         })),
-        Err(damage) if damage.kind() == Some(ErrorKind::Damaged) => Err(damage.into()),
+        Err(damage) if damage.source_failure() == Some(SourceFailure::Damaged) => Err(damage.into()),
         Err(_) => Err(error.into()),
     }
 }

@@ -4,9 +4,8 @@ use std::io::Write;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use ndarray_shm::render::OtherWork;
-use ndarray_shm::render::SharedWith;
-use ndarray_shm::{Directory, Location, Order};
+use ndarray_shm::render::{OtherWork, SharedWith};
+use ndarray_shm::{Directory, ErrorKind, Location, Order};
 use ndarray_shm_volume::{
     Bbox, ChunkSource, DownloadOptions, Downloaded, Error, Missing, ProcessWorkers, Spent, StopFlag, StoreFailure,
     VolumeNotes, VolumeUrl, Workers, download_to_shared_memory,
@@ -128,48 +127,50 @@ impl DownloadRequest<'_> {
                 "give --missing fill to fill such chunks, if the volume does not store chunks of only background"
                     .to_owned(),
             ),
-            Error::Array(ndarray_shm::Error::AlreadyExists { .. }) if is_file => {
-                Some("give --replace to replace it, or choose another --file".to_owned())
-            }
-            Error::Array(ndarray_shm::Error::AlreadyExists { .. }) => {
-                Some(format!("give --replace, or remove it (`ndshm unlink {location}`), or choose another name"))
-            }
-            Error::Array(ndarray_shm::Error::PermissionDenied { .. }) => {
-                Some("choose another name, or ask the owner to remove it".to_owned())
-            }
-            Error::Array(ndarray_shm::Error::ForeignOwner { owner, .. }) => Some(format!(
-                "give --share users:{owner} to join files of that user, if you trust it, or --share group:GID for a group; or choose \
-                 another name"
-            )),
-            Error::Array(ndarray_shm::Error::TimedOut { .. }) => {
-                Some(format!("another download of this array makes no progress: wait for its chunks; {discard}"))
-            }
-            Error::Array(ndarray_shm::Error::Mismatch { state: OtherWork::Idle, .. }) => {
-                Some(format!("give --replace to replace it, or choose another name; {discard}"))
-            }
-            Error::Array(ndarray_shm::Error::Mismatch { .. }) => {
-                Some(format!("a different download of this name was begun: wait for its chunks; {discard}"))
-            }
+            Error::Array(error) => match &error.kind {
+                ErrorKind::AlreadyExists if is_file => {
+                    Some("give --replace to replace it, or choose another --file".to_owned())
+                }
+                ErrorKind::AlreadyExists => {
+                    Some(format!("give --replace, or remove it (`ndshm unlink {location}`), or choose another name"))
+                }
+                ErrorKind::PermissionDenied { .. } => {
+                    Some("choose another name, or ask the owner to remove it".to_owned())
+                }
+                ErrorKind::ForeignOwner { owner, .. } => Some(format!(
+                    "give --share users:{owner} to join files of that user, if you trust it, or --share group:GID for a group; or choose \
+                     another name"
+                )),
+                ErrorKind::TimedOut { .. } => {
+                    Some(format!("another download of this array makes no progress: wait for its chunks; {discard}"))
+                }
+                ErrorKind::Mismatch { state: OtherWork::Idle, .. } => {
+                    Some(format!("give --replace to replace it, or choose another name; {discard}"))
+                }
+                ErrorKind::Mismatch { .. } => {
+                    Some(format!("a different download of this name was begun: wait for its chunks; {discard}"))
+                }
+                _ => None,
+            },
             _ => None,
         };
-        let failure = match &error {
+        let failure = match error {
             // The library's text names functions of the library.
-            Error::Array(ndarray_shm::Error::Mismatch { what, expected, found, state: OtherWork::Idle, .. }) => {
+            Error::Array(ndarray_shm::Error { kind: ErrorKind::Mismatch { what, expected, found, state }, .. }) => {
+                let work = match state {
+                    OtherWork::Idle => "these are painted chunks of a download with",
+                    _ => "this is being painted with",
+                };
+                let who = match state {
+                    OtherWork::Idle => "no process is attached to them",
+                    _ => "a process is attached to it",
+                };
                 Failure::new(
                     Exit::Failed,
-                    format!(
-                        "`{location}` has painted chunks of a download with another {what}: found {found}, expected {expected}; no process \
-                     is attached to them"
-                    ),
+                    format!("`{location}`: {work} another {what}: found {found}, expected {expected}; {who}"),
                 )
             }
-            Error::Array(ndarray_shm::Error::Mismatch { what, expected, found, .. }) => Failure::new(
-                Exit::Failed,
-                format!(
-                    "`{location}` is being painted with another {what}: found {found}, expected {expected}; a process is attached to it"
-                ),
-            ),
-            _ => Failure::from(error),
+            error => Failure::from(error),
         };
         match advice {
             Some(advice) => failure.advice(advice),

@@ -7,7 +7,7 @@ use std::time::SystemTime;
 
 use ndarray_shm::array::Description;
 use ndarray_shm::backend::EntryKind;
-use ndarray_shm::{DType, Directory, Location, Order, with_element};
+use ndarray_shm::{DType, Directory, ErrorKind, Location, Order, with_element};
 use ndarray_shm_volume::{
     Bbox, ChunkSink, Error, UploadOptions, Uploaded, VolumeNotes, upload_from_array, upload_from_file,
     upload_from_shared_memory,
@@ -150,19 +150,18 @@ impl<'a> UploadSource<'a> {
 
     /// Fails if the array does not have this type and shape.
     pub(crate) fn check_fits(&self, dtype: DType, shape: &[u64], args: &UploadArgs) -> Result<(), Failure> {
-        use ndarray_shm::Error;
         let location = args.source.to_string_lossy().into_owned();
         let error = match self {
             Self::Described(array) if array.dtype != dtype => {
-                Error::DTypeMismatch { location, expected: dtype.to_string(), found: array.dtype.to_string() }
+                ErrorKind::DTypeMismatch { expected: dtype.to_string(), found: array.dtype.to_string() }.at(location)
             }
             Self::Described(array) if !array.shape.iter().map(|length| *length as u64).eq(shape.iter().copied()) => {
                 let (expected, found) = (format!("{shape:?}"), format!("{:?}", array.shape));
-                Error::ShapeMismatch { location, expected, found }
+                ErrorKind::ShapeMismatch { expected, found }.at(location)
             }
             Self::Described(_) => return Ok(()),
             Self::Plain(_, _, Some(said)) | Self::File(_, Some(said)) if said.dtype() != dtype => {
-                Error::DTypeMismatch { location, expected: dtype.to_string(), found: said.dtype().to_string() }
+                ErrorKind::DTypeMismatch { expected: dtype.to_string(), found: said.dtype().to_string() }.at(location)
             }
             Self::Plain(_, _, Some(said)) | Self::File(_, Some(said)) => {
                 let lengths: Vec<usize> =
@@ -174,14 +173,15 @@ impl<'a> UploadSource<'a> {
                 if args.create || said.agrees_with(dtype, &lengths, order) || long(said.shape()) == long(&lengths) {
                     return refuse_other(args.source.display(), Some(said), dtype, &lengths, order);
                 }
-                Error::ShapeMismatch { location, expected: format!("{shape:?}"), found: format!("{:?}", said.shape()) }
+                ErrorKind::ShapeMismatch { expected: format!("{shape:?}"), found: format!("{:?}", said.shape()) }
+                    .at(location)
             }
             Self::Plain(..) | Self::File(..) => {
                 let (found, _) = self.length_and_time()?;
                 let expected = shape.iter().try_fold(dtype.size() as u64, |bytes, length| bytes.checked_mul(*length));
                 match expected {
                     Some(expected) if expected != found => {
-                        Error::SizeMismatch { location, expected, found, description: None }
+                        ErrorKind::SizeMismatch { expected, found, description: None }.at(location)
                     }
                     // If the length overflows, the library refuses it with a better error.
                     _ => return Ok(()),
@@ -197,8 +197,10 @@ impl<'a> UploadSource<'a> {
     fn mismatch_advice(&self, error: &ndarray_shm::Error, dtype: DType, shape: &[u64], is_new: bool) -> String {
         let elements = shape.iter().try_fold(1u64, |elements, length| elements.checked_mul(*length));
         let found = match error {
-            ndarray_shm::Error::DTypeMismatch { found, .. } => Some(format!("of type {found}")),
-            ndarray_shm::Error::SizeMismatch { found, .. } => {
+            ndarray_shm::Error { kind: ndarray_shm::ErrorKind::DTypeMismatch { found, .. }, .. } => {
+                Some(format!("of type {found}"))
+            }
+            ndarray_shm::Error { kind: ndarray_shm::ErrorKind::SizeMismatch { found, .. }, .. } => {
                 let is_item = |bytes: &u64| [1, 2, 4, 8, 16].contains(bytes) && *bytes != dtype.size() as u64;
                 let item =
                     elements.filter(|elements| *elements > 0 && found % elements == 0).map(|count| found / count);
@@ -281,8 +283,10 @@ fn description_of(path: &Path) -> Option<Description> {
 }
 
 fn is_mismatch(error: &ndarray_shm::Error) -> bool {
-    use ndarray_shm::Error;
-    matches!(error, Error::SizeMismatch { .. } | Error::ShapeMismatch { .. } | Error::DTypeMismatch { .. })
+    matches!(
+        error.kind,
+        ErrorKind::SizeMismatch { .. } | ErrorKind::ShapeMismatch { .. } | ErrorKind::DTypeMismatch { .. }
+    )
 }
 
 /// Returns the elements along each axis of a region.

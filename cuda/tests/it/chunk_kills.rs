@@ -149,7 +149,7 @@ fn endless_consumer(channel: Channel) {
         let Some((number, ticket)) = message.message else { continue };
         match chunk.receive(&ticket) {
             Ok(block) => held.push_back((number, block)),
-            Err(Error::Host(ndarray_shm::Error::HandleSpent { .. })) => break, // the producer is gone
+            Err(Error::Host(ndarray_shm::Error { kind: ndarray_shm::ErrorKind::HandleSpent, .. })) => break, // the producer is gone
             Err(error) => panic!("{error}"),
         }
         check(held.back().expect("one"));

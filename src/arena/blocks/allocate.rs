@@ -11,7 +11,7 @@ use crate::arena::tables::geometry::{SLOTS_OF_SPAN, SPAN};
 use crate::arena::tables::sizes::Size;
 use crate::arena::tables::span::Area;
 use crate::backoff::Deadline;
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::os;
 use crate::search_time::SearchTime;
 
@@ -43,8 +43,8 @@ impl ArenaHeader {
     ///
     /// # Errors
     ///
-    /// [`Error::NoSpace`]: no block is free, not even after reclaiming the holds of dead members. [`Error::TimedOut`]:
-    /// a member was stopped while it held a lock that was needed.
+    /// [`ErrorKind::NoSpace`]: no block is free, not even after reclaiming the holds of dead members.
+    /// [`ErrorKind::TimedOut`]: a member was stopped while it held a lock that was needed.
     pub(crate) fn allocate(&self, bytes: u64) -> Result<Taken> {
         let size = self.size_that_fits(bytes)?;
         self.end_sent();
@@ -63,7 +63,7 @@ impl ArenaHeader {
         // on: spans that members have left are found without it.
         let refused = match self.reclaim_dead(until) {
             Ok(_) => None,
-            Err(error) if error.is_timed_out() => Some(error),
+            Err(error) if matches!(error.kind, ErrorKind::TimedOut { .. }) => Some(error),
             Err(error) => return Err(error),
         };
         for _ in 0..TRIES {
@@ -85,7 +85,8 @@ impl ArenaHeader {
     ///
     /// # Errors
     ///
-    /// [`Error::TimedOut`]: no block became free. [`Error::NoSpace`], at once: the arena is too small for the block.
+    /// [`ErrorKind::TimedOut`]: no block became free. [`ErrorKind::NoSpace`], at once: the arena is too small for the
+    /// block.
     pub(crate) fn allocate_wait(&self, bytes: u64, limit: Duration) -> Result<Taken> {
         let size = self.size_that_fits(bytes)?;
         let until = Deadline::after(limit);
@@ -98,14 +99,14 @@ impl ArenaHeader {
             }
             let search = SearchTime::begin();
             match self.search(size, bytes, Deadline::after(TURN_IN_WAIT.min(until.left()))) {
-                Err(Error::NoSpace { .. } | Error::TimedOut { .. }) => {}
+                Err(Error { kind: ErrorKind::NoSpace { .. } | ErrorKind::TimedOut { .. }, .. }) => {}
                 answer => return answer,
             }
             os::step("allocate: none free");
             let rest = SearchTime::rest_after(search.spent());
             let left = until.left();
             if left.is_zero() {
-                return Err(Error::TimedOut { location: self.name().to_owned(), waited: limit });
+                return Err(ErrorKind::TimedOut { waited: limit }.at(self.name()));
             }
             thread::sleep(pause.max(rest).min(left));
             pause = (pause * 2).min(LONGEST_PAUSE);
@@ -149,7 +150,7 @@ impl ArenaHeader {
             Size::Small(_) => (None, None),
             Size::Run(_) => match self.turn_at_spans(until) {
                 Ok(turn) => (Some(turn), None),
-                Err(error) if error.is_timed_out() => (None, Some(error)),
+                Err(error) if matches!(error.kind, ErrorKind::TimedOut { .. }) => (None, Some(error)),
                 Err(error) => return Err(error),
             },
         };
@@ -198,13 +199,8 @@ impl ArenaHeader {
     }
 
     fn full(&self, needed: u64) -> Error {
-        Error::NoSpace {
-            location: self.name().to_owned(),
-            needed,
-            available: self.unused(0), in_flight: 0,
-            advice: "the arena is full: drop arrays that are no longer needed (in every process: stats() says how many each \
+        ErrorKind::NoSpace { needed, available: self.unused(0), in_flight: 0, advice: "the arena is full: drop arrays that are no longer needed (in every process: stats() says how many each \
                      holds), or create a larger one"
-                .into(),
-        }
+                .into() }.at(self.name())
     }
 }

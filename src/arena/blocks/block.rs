@@ -20,7 +20,7 @@ use super::allocate::Taken;
 use crate::arena::header::ArenaHeader;
 use crate::arena::tables::sizes::ALIGNMENT;
 use crate::array::{DType, Element, Layout, Order};
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 
 /// Maximum number of axes that a description has room for.
 const MOST_AXES: usize = 32;
@@ -76,11 +76,11 @@ impl Block {
     ) -> Result<Self> {
         let axes = layout.shape().len();
         if axes > MOST_AXES {
-            return Err(Error::InvalidSetting {
+            return Err(Error::from(ErrorKind::InvalidSetting {
                 setting: "the shape",
                 value: format!("{axes} axes"),
                 expected: "at most 32 axes",
-            });
+            }));
         }
         let (ahead, bytes) = (description_bytes(axes), layout.bytes());
         let needed = ahead.saturating_add(bytes);
@@ -147,7 +147,7 @@ impl ArenaHeader {
     ///
     /// # Errors
     ///
-    /// [`Error::Trailer`]: the description is damaged.
+    /// [`ErrorKind::Trailer`]: the description is damaged.
     pub(crate) fn describe(&self, slot: u32) -> Result<BlockContents> {
         let read = || {
             let taken = self.locate(slot).ok_or("its span has no such block")?;
@@ -171,9 +171,8 @@ impl ArenaHeader {
             let bytes = bytes.filter(|bytes| Some(*bytes) <= room).ok_or("its shape does not fit its block")?;
             Ok(BlockContents { dtype, order, shape, at: taken.at + ahead, bytes })
         };
-        read().map_err(|reason| Error::Trailer {
-            location: self.name().to_owned(),
-            reason: format!("the array in slot {slot}: {reason}"),
+        read().map_err(|reason| {
+            ErrorKind::Trailer { reason: format!("the array in slot {slot}: {reason}") }.at(self.name())
         })
     }
 }

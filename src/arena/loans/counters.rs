@@ -17,7 +17,7 @@ use crate::arena::tables::slots::{Released, Slot};
 use crate::arena::tables::span::around;
 use crate::backend::{Directory, DraftOptions, IntoLocation, Location};
 use crate::backoff::Deadline;
-use crate::error::{Error, Result};
+use crate::error::{ErrorKind, Result};
 use crate::os;
 use crate::segment::Home;
 use crate::segment::footer::Kind;
@@ -127,9 +127,9 @@ impl Counters {
     ///
     /// # Errors
     ///
-    /// [`HandleSpent`](Error::HandleSpent): the handle was received already or revoked, or its producer has left or
-    /// died. [`InvalidSetting`](Error::InvalidSetting): the handle is of other counters.
-    /// [`Unsupported`](Error::Unsupported): this is a forked child.
+    /// [`HandleSpent`](ErrorKind::HandleSpent): the handle was received already or revoked, or its producer has left or
+    /// died. [`InvalidSetting`](ErrorKind::InvalidSetting): the handle is of other counters.
+    /// [`Unsupported`](ErrorKind::Unsupported): this is a forked child.
     pub fn receive(&self, handle: &CounterHandle) -> Result<ReceivedLoan> {
         self.check(handle)?;
         if !self.header().slots().receive(handle.slot, handle.serial) {
@@ -143,7 +143,7 @@ impl Counters {
     ///
     /// # Errors
     ///
-    /// [`HandleSpent`](Error::HandleSpent): this process has not received the handle, or has released it. No count
+    /// [`HandleSpent`](ErrorKind::HandleSpent): this process has not received the handle, or has released it. No count
     /// changes.
     pub fn release(&self, handle: &CounterHandle) -> Result<()> {
         self.check(handle)?;
@@ -158,7 +158,7 @@ impl Counters {
     ///
     /// # Errors
     ///
-    /// [`HandleSpent`](Error::HandleSpent): the loan is over, and its producer has noticed it. Also the errors of
+    /// [`HandleSpent`](ErrorKind::HandleSpent): the loan is over, and its producer has noticed it. Also the errors of
     /// [`reclaim`](Self::reclaim).
     pub fn count(&self, handle: &CounterHandle) -> Result<u32> {
         self.check(handle)?;
@@ -183,7 +183,7 @@ impl Counters {
     ///
     /// # Errors
     ///
-    /// [`Error::TooManyHandles`]: no counter is free, not even after reclaiming what dead processes held.
+    /// [`ErrorKind::TooManyHandles`]: no counter is free, not even after reclaiming what dead processes held.
     pub(super) fn lend(&self) -> Result<CounterHandle> {
         self.header().check_process()?;
         let mut taken = self.take();
@@ -191,10 +191,8 @@ impl Counters {
             self.reclaim()?;
             taken = self.take();
         }
-        let slot = taken.ok_or_else(|| Error::TooManyHandles {
-            location: self.header().name().to_owned(),
-            limit: self.capacity().into(),
-            doing: "in flight",
+        let slot = taken.ok_or_else(|| {
+            ErrorKind::TooManyHandles { limit: self.capacity().into(), doing: "in flight" }.at(self.header().name())
         })?;
         Ok(CounterHandle { owner: self.header().tag(), slot, serial: self.header().slots().share(slot) })
     }

@@ -15,7 +15,7 @@ use super::counters::Counters;
 use crate::arena::handle::CounterHandle;
 use crate::arena::header::DROP_WAIT;
 use crate::backoff::Deadline;
-use crate::error::{Error, IntoError, Result};
+use crate::error::{Error, ErrorKind, IntoError, Result};
 
 /// Number of buffers in the limbo above which a warning is logged.
 const LIMIT: usize = 1000;
@@ -150,7 +150,7 @@ impl<M: Memory> Limbo<M> {
     ///
     /// # Errors
     ///
-    /// The error gives the memory back. [`Unsupported`](Error::Unsupported): this is a forked child, which is not a
+    /// The error gives the memory back. [`Unsupported`](ErrorKind::Unsupported): this is a forked child, which is not a
     /// member of the counters. Otherwise those of [`reclaim`](Self::reclaim).
     pub fn lend(&self, memory: M) -> Result<LentMemory<M>, IntoError<M>> {
         let is_too_much = self.len() > self.inner.limit.load(Ordering::Relaxed);
@@ -171,7 +171,7 @@ impl<M: Memory> Limbo<M> {
     ///
     /// # Errors
     ///
-    /// [`Unsupported`](Error::Unsupported): this is a forked child.
+    /// [`Unsupported`](ErrorKind::Unsupported): this is a forked child.
     pub fn revoke(&self, handle: &CounterHandle) -> Result<bool> {
         let lists = self.inner.all_loans()?;
         let Some(revoked) = lists.iter().find_map(|loans| loans.revoke(handle, &self.inner.counters)) else {
@@ -231,7 +231,7 @@ impl<M: Memory> LimboState<M> {
     /// producer has noticed.
     fn take_counter(&self) -> Result<CounterHandle> {
         match self.counters.lend() {
-            Err(Error::TooManyHandles { .. }) => {
+            Err(Error { kind: ErrorKind::TooManyHandles { .. }, .. }) => {
                 for loans in self.all_loans()? {
                     loans.count(&self.counters);
                 }
@@ -319,8 +319,8 @@ impl<M: Memory> LentMemory<M> {
     ///
     /// # Errors
     ///
-    /// [`TooManyHandles`](Error::TooManyHandles): the file has no free counter. [`Unsupported`](Error::Unsupported):
-    /// this is a forked child.
+    /// [`TooManyHandles`](ErrorKind::TooManyHandles): the file has no free counter.
+    /// [`Unsupported`](ErrorKind::Unsupported): this is a forked child.
     pub fn send(&self) -> Result<CounterHandle> {
         let counters = &self.inner.counters;
         counters.header().check_process()?;
@@ -338,7 +338,7 @@ impl<M: Memory> LentMemory<M> {
     ///
     /// # Errors
     ///
-    /// [`Unsupported`](Error::Unsupported): this is a forked child.
+    /// [`Unsupported`](ErrorKind::Unsupported): this is a forked child.
     pub fn revoke(&self, handle: &CounterHandle) -> Result<bool> {
         let counters = &self.inner.counters;
         counters.header().check_process()?;
@@ -361,12 +361,12 @@ impl<M: Memory> LentMemory<M> {
     ///
     /// # Errors
     ///
-    /// The error gives this value back. [`WouldBlock`](Error::WouldBlock): a receiver holds it, or a handle is in
+    /// The error gives this value back. [`WouldBlock`](ErrorKind::WouldBlock): a receiver holds it, or a handle is in
     /// flight. As [`count`](Self::count).
     pub fn into_memory(mut self) -> Result<M, IntoError<Self>> {
         let memory = self.count().and_then(|count| {
             let memory = if count == 0 { self.memory.take() } else { None };
-            memory.ok_or_else(|| Error::WouldBlock { location: self.inner.counters.location().to_string() })
+            memory.ok_or_else(|| ErrorKind::WouldBlock.at(self.inner.counters.location()))
         });
         memory.map_err(|error| IntoError::new(error, self))
     }

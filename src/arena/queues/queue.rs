@@ -19,7 +19,7 @@ use crate::arena::tables::ring::RingRefusal;
 use crate::arena::tables::slots::SEATS;
 use crate::array::{DType, Element, Order};
 use crate::backoff::Deadline;
-use crate::error::{Error, IntoError, Result};
+use crate::error::{Error, ErrorKind, IntoError, Result};
 
 /// Interval at which a waiting process checks whether members have died.
 const CHECK: Duration = Duration::from_secs(1);
@@ -76,14 +76,14 @@ impl Arena {
     ///
     /// # Errors
     ///
-    /// [`InvalidSetting`](Error::InvalidSetting): the arena has fewer queues.
+    /// [`InvalidSetting`](ErrorKind::InvalidSetting): the arena has fewer queues.
     pub fn queue(&self, index: u32) -> Result<Queue> {
         if self.header.queue_words(index).is_none() {
-            return Err(Error::InvalidSetting {
+            return Err(Error::from(ErrorKind::InvalidSetting {
                 setting: "the number of the queue",
                 value: index.to_string(),
                 expected: "less than the number of queues that the arena was created with",
-            });
+            }));
         }
         Ok(Queue::of(Arc::clone(&self.header), index))
     }
@@ -143,9 +143,10 @@ impl Queue {
     ///
     /// # Errors
     ///
-    /// The error gives the array back, if it was not a reference. [`Closed`](Error::Closed): the queue was closed.
-    /// [`InvalidSetting`](Error::InvalidSetting): the array is of another arena. [`Unsupported`](Error::Unsupported):
-    /// this is a forked child. [`Trailer`](Error::Trailer): the queue's bytes are damaged.
+    /// The error gives the array back, if it was not a reference. [`Closed`](ErrorKind::Closed): the queue was closed.
+    /// [`InvalidSetting`](ErrorKind::InvalidSetting): the array is of another arena.
+    /// [`Unsupported`](ErrorKind::Unsupported): this is a forked child. [`Trailer`](ErrorKind::Trailer): the queue's
+    /// bytes are damaged.
     pub fn send<A: Sendable>(&self, array: A) -> Result<(), IntoError<A::GivenBack>> {
         self.send_within(array, None)
     }
@@ -154,7 +155,7 @@ impl Queue {
     ///
     /// # Errors
     ///
-    /// [`QueueFull`](Error::QueueFull), and those of [`send`](Self::send).
+    /// [`QueueFull`](ErrorKind::QueueFull), and those of [`send`](Self::send).
     pub fn try_send<A: Sendable>(&self, array: A) -> Result<(), IntoError<A::GivenBack>> {
         let send = |slot| self.header.send(self.index, slot).map_err(|refused| self.error(refused));
         self.slot_of(&array).and_then(send).map_err(|error| IntoError::new(error, array.into_given_back()))
@@ -164,7 +165,7 @@ impl Queue {
     ///
     /// # Errors
     ///
-    /// [`TimedOut`](Error::TimedOut), and those of [`send`](Self::send).
+    /// [`TimedOut`](ErrorKind::TimedOut), and those of [`send`](Self::send).
     pub fn send_timeout<A: Sendable>(&self, array: A, limit: Duration) -> Result<(), IntoError<A::GivenBack>> {
         self.send_within(array, Some(limit))
     }
@@ -189,7 +190,7 @@ impl Queue {
         let attempt = || Some(attempt()).filter(|result| !matches!(result, Err(refused) if *refused == reason));
         match patience.wait(event, limit, attempt, || self.check()) {
             Some(result) => result.map_err(|refused| self.error(refused)),
-            None => Err(Error::TimedOut { location: self.header.name().to_owned(), waited: limit.unwrap_or_default() }),
+            None => Err(ErrorKind::TimedOut { waited: limit.unwrap_or_default() }.at(self.header.name())),
         }
     }
 
@@ -198,11 +199,11 @@ impl Queue {
         self.header.check_process()?;
         let block = array.block();
         if !Arc::ptr_eq(&block.header, &self.header) {
-            return Err(Error::InvalidSetting {
+            return Err(Error::from(ErrorKind::InvalidSetting {
                 setting: "the array to be sent",
                 value: block.header.name().to_owned(),
                 expected: "an array of the queue's arena, from the same `Arena` or a clone of it",
-            });
+            }));
         }
         Ok(block.slot)
     }
@@ -211,12 +212,12 @@ impl Queue {
     ///
     /// # Errors
     ///
-    /// - [`Closed`](Error::Closed): every message has been received, and the queue was closed or all
+    /// - [`Closed`](ErrorKind::Closed): every message has been received, and the queue was closed or all
     ///   [registered senders](Self::sender) have left or died.
-    /// - [`DTypeMismatch`](Error::DTypeMismatch), [`ShapeMismatch`](Error::ShapeMismatch): the array is of another
-    ///   type. The error gives it back; dropping the error releases it.
-    /// - [`Unsupported`](Error::Unsupported): this is a forked child.
-    /// - [`Trailer`](Error::Trailer): bytes of the queue or the array are damaged.
+    /// - [`DTypeMismatch`](ErrorKind::DTypeMismatch), [`ShapeMismatch`](ErrorKind::ShapeMismatch): the array is of
+    ///   another type. The error gives it back; dropping the error releases it.
+    /// - [`Unsupported`](ErrorKind::Unsupported): this is a forked child.
+    /// - [`Trailer`](ErrorKind::Trailer): bytes of the queue or the array are damaged.
     pub fn recv<T: Element, D: Dimension>(&self) -> Result<ArenaArray<T, D>, ReceiveError> {
         self.recv_any().map_err(nothing).and_then(typed)
     }
@@ -234,7 +235,7 @@ impl Queue {
     ///
     /// # Errors
     ///
-    /// [`TimedOut`](Error::TimedOut), and those of [`recv`](Self::recv).
+    /// [`TimedOut`](ErrorKind::TimedOut), and those of [`recv`](Self::recv).
     pub fn recv_timeout<T: Element, D: Dimension>(&self, limit: Duration) -> Result<ArenaArray<T, D>, ReceiveError> {
         self.recv_any_timeout(limit).map_err(nothing).and_then(typed)
     }
@@ -270,7 +271,7 @@ impl Queue {
     ///
     /// # Errors
     ///
-    /// [`TimedOut`](Error::TimedOut), and those of [`recv_any`](Self::recv_any).
+    /// [`TimedOut`](ErrorKind::TimedOut), and those of [`recv_any`](Self::recv_any).
     pub fn recv_any_timeout(&self, limit: Duration) -> Result<ArenaMessage> {
         self.recv_within(Some(limit))
     }
@@ -281,10 +282,12 @@ impl Queue {
         let received = self.wait_while(RingRefusal::Empty, limit, &self.for_messages, &self.words()?.filled, attempt);
         let slot = match received {
             // Senders are checked after every sleep. If the limit was too short for a sleep, they are checked here.
-            Err(error) if error.is_timed_out() && self.notice_deaths() => match self.receive() {
-                Err(RingRefusal::Empty) => return Err(error),
-                received => received.map_err(|refused| self.error(refused))?,
-            },
+            Err(error) if matches!(error.kind, ErrorKind::TimedOut { .. }) && self.notice_deaths() => {
+                match self.receive() {
+                    Err(RingRefusal::Empty) => return Err(error),
+                    received => received.map_err(|refused| self.error(refused))?,
+                }
+            }
             received => received?,
         };
         ArenaMessage::of_held(&self.header, slot)
@@ -323,15 +326,15 @@ impl Queue {
     }
 
     /// Closes the queue for ever. Sending fails from now on; receivers get the messages that were sent before, and then
-    /// [`Closed`](Error::Closed).
+    /// [`Closed`](ErrorKind::Closed).
     ///
     /// Returns whether the queue was open. Closing takes effect in one step: a message that is sent at the same time is
     /// either received or refused.
     ///
     /// # Errors
     ///
-    /// [`Unsupported`](Error::Unsupported): this is a forked child. [`Trailer`](Error::Trailer): the queue's bytes are
-    /// damaged.
+    /// [`Unsupported`](ErrorKind::Unsupported): this is a forked child. [`Trailer`](ErrorKind::Trailer): the queue's
+    /// bytes are damaged.
     pub fn close(&self) -> Result<bool> {
         self.header.check_process()?;
         let words = self.words()?;
@@ -372,16 +375,16 @@ impl Queue {
     fn error(&self, refused: RingRefusal) -> Error {
         let location = self.header.name().to_owned();
         match refused {
-            RingRefusal::Full => Error::QueueFull { location, queue: self.index, capacity: self.capacity() },
-            RingRefusal::Empty => Error::WouldBlock { location },
-            RingRefusal::Closed => Error::Closed { location, reason: "the queue was closed" },
+            RingRefusal::Full => ErrorKind::QueueFull { queue: self.index, capacity: self.capacity() }.at(location),
+            RingRefusal::Empty => ErrorKind::WouldBlock.at(location),
+            RingRefusal::Closed => ErrorKind::Closed { reason: "the queue was closed" }.at(location),
             RingRefusal::Deserted => {
                 let reason = "the queue is empty, and all of its registered senders have left or died (keep_waiting waits for others)";
-                Error::Closed { location, reason }
+                ErrorKind::Closed { reason }.at(location)
             }
             RingRefusal::Damaged => {
                 let reason = format!("queue {} has bytes that no member wrote", self.index);
-                Error::Trailer { location, reason }
+                ErrorKind::Trailer { reason }.at(location)
             }
         }
     }
@@ -412,9 +415,9 @@ pub struct ArenaMessage {
 impl ArenaMessage {
     fn of_held(header: &Arc<ArenaHeader>, slot: u32) -> Result<Self> {
         let (block, description) = Block::of_held(header, slot)?;
-        let serial = header.slots().serial(slot).ok_or_else(|| Error::Trailer {
-            location: header.name().to_owned(),
-            reason: format!("the array in slot {slot} was sent before it was shared"),
+        let serial = header.slots().serial(slot).ok_or_else(|| {
+            ErrorKind::Trailer { reason: format!("the array in slot {slot} was sent before it was shared") }
+                .at(header.name())
         })?;
         Ok(Self { block, serial, description })
     }
@@ -438,8 +441,8 @@ impl ArenaMessage {
     ///
     /// # Errors
     ///
-    /// The error gives the message back. [`DTypeMismatch`](Error::DTypeMismatch),
-    /// [`ShapeMismatch`](Error::ShapeMismatch).
+    /// The error gives the message back. [`DTypeMismatch`](ErrorKind::DTypeMismatch),
+    /// [`ShapeMismatch`](ErrorKind::ShapeMismatch).
     pub fn into_array<T: Element, D: Dimension>(self) -> Result<ArenaArray<T, D>, IntoError<Self>> {
         let Self { block, serial, description } = self;
         let array = ArenaArray::of_block(block, serial, &description);

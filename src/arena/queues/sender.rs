@@ -12,7 +12,7 @@ use crate::error::{IntoError, Result};
 /// A registered sender of a [`Queue`].
 ///
 /// Once a sender has registered, receiving ends when every registered sender has been dropped, or its process has died,
-/// and every message has been received. Then it fails with [`Closed`](crate::Error::Closed). A receiver that sleeps
+/// and every message has been received. Then it fails with [`Closed`](crate::ErrorKind::Closed). A receiver that sleeps
 /// notices a death within 100 ms. The queue stays open: when another sender registers, receiving goes on.
 ///
 /// If several processes send, one may leave before the next has registered, and receivers would end in between. To
@@ -23,7 +23,7 @@ use crate::error::{IntoError, Result};
 ///
 /// ```
 /// use ndarray_shm::ndarray::{Ix1, arr1};
-/// use ndarray_shm::Arena;
+/// use ndarray_shm::{Arena, ErrorKind};
 ///
 /// let arena = Arena::create("sender-example", 1 << 20)?;
 /// let queue = arena.queue(0)?;
@@ -32,7 +32,7 @@ use crate::error::{IntoError, Result};
 /// drop(sender); // or its process is killed
 ///
 /// assert_eq!(queue.recv::<f64, Ix1>()?.view().sum(), 3.0);
-/// assert!(queue.recv::<f64, Ix1>().unwrap_err().error().is_closed());
+/// assert!(matches!(queue.recv::<f64, Ix1>().unwrap_err().error().kind, ErrorKind::Closed { .. }));
 /// # Ok::<(), ndarray_shm::Error>(())
 /// ```
 pub struct Sender {
@@ -47,7 +47,7 @@ impl Queue {
     ///
     /// # Errors
     ///
-    /// [`Unsupported`](crate::Error::Unsupported) in a forked child.
+    /// [`Unsupported`](crate::ErrorKind::Unsupported) in a forked child.
     pub fn sender(&self) -> Result<Sender> {
         self.register_sender()?;
         Ok(Sender { queue: self.clone() })

@@ -83,7 +83,7 @@ fn message_may_arrive_byte_by_byte() {
     let (wire, raw) = half();
     let bytes = frame(b"letter");
     for byte in &bytes {
-        assert!(receive(&wire, 0, Duration::from_millis(1)).unwrap_err().is_timed_out());
+        assert!(matches!(receive(&wire, 0, Duration::from_millis(1)).unwrap_err().kind, ErrorKind::TimedOut { .. }));
         send_bytes(&raw, &[*byte]);
     }
     assert_eq!(body(&wire), b"letter");
@@ -102,7 +102,7 @@ fn incomplete_message_reads_as_closed() {
         assert_eq!(body(&wire), b"first");
         for _again in 0..2 {
             let error = receive(&wire, 0, LATE).unwrap_err();
-            assert!(error.is_closed(), "{length} bytes: {error:?}");
+            assert!(matches!(error.kind, ErrorKind::Closed { .. }), "{length} bytes: {error:?}");
         }
     }
 }
@@ -115,9 +115,9 @@ fn foreign_protocol_is_refused_at_its_first_wrong_byte() {
         begin[at] ^= 1;
         send_bytes(&raw, &begin);
         let error = receive(&wire, 0, LATE).unwrap_err();
-        assert!(error.is_protocol() && error.to_string().contains("NDSM"), "{error}");
+        assert!(matches!(error.kind, ErrorKind::Protocol { .. }) && error.to_string().contains("NDSM"), "{error}");
         send_bytes(&raw, &frame(b"a good one"));
-        assert!(receive(&wire, 0, LATE).unwrap_err().is_protocol(), "nothing tells where a message begins");
+        assert!(matches!(receive(&wire, 0, LATE).unwrap_err().kind, ErrorKind::Protocol { .. }), "nothing tells where a message begins");
         wire.send(b"still heard", &[], LATE).unwrap();
     }
 }
@@ -126,18 +126,18 @@ fn foreign_protocol_is_refused_at_its_first_wrong_byte() {
 fn too_long_body_is_neither_sent_nor_received() {
     let (wire, raw) = half();
     let error = wire.send(&vec![0; LONGEST_BODY + 1], &[], LATE).unwrap_err();
-    assert!(error.is_protocol() && error.to_string().contains("67108865"), "{error}");
+    assert!(matches!(error.kind, ErrorKind::Protocol { .. }) && error.to_string().contains("67108865"), "{error}");
     assert_eq!(raw.receive(&mut [0], deadline(SOON)).unwrap_err().kind(), io::ErrorKind::TimedOut, "nothing was sent");
     wire.send(b"next", &[], LATE).unwrap();
 
     for length in [u32::try_from(LONGEST_BODY).unwrap() + 1, u32::MAX] {
         let (wire, raw) = half();
         send_bytes(&raw, &[MAGIC, length.to_le_bytes()].concat());
-        assert!(receive(&wire, 0, LATE).unwrap_err().is_protocol());
+        assert!(matches!(receive(&wire, 0, LATE).unwrap_err().kind, ErrorKind::Protocol { .. }));
     }
     let (wire, raw) = half();
     send_bytes(&raw, &prefix(LONGEST_BODY).unwrap());
-    assert!(receive(&wire, 0, SOON).unwrap_err().is_timed_out(), "it may come");
+    assert!(matches!(receive(&wire, 0, SOON).unwrap_err().kind, ErrorKind::TimedOut { .. }), "it may come");
 }
 
 #[test]
@@ -189,7 +189,7 @@ fn receiver_without_limit_does_not_delay_one_with_a_limit() {
                 Ok((body.to_vec(), 0))
             })
         });
-        assert!(receive(&other, 0, SOON).unwrap_err().is_timed_out());
+        assert!(matches!(receive(&other, 0, SOON).unwrap_err().kind, ErrorKind::TimedOut { .. }));
         one.send(b"patience", &[], LATE).unwrap();
         assert_eq!(patient.join().unwrap().unwrap().0, b"patience");
     });
@@ -200,10 +200,10 @@ fn receiver_without_limit_does_not_delay_one_with_a_limit() {
 fn message_sent_in_part_ends_its_direction() {
     let (one, other) = pair();
     let error = one.send(&vec![0; 8 << 20], &[], SOON).unwrap_err();
-    assert!(error.is_timed_out(), "{error:?}");
+    assert!(matches!(error.kind, ErrorKind::TimedOut { .. }), "{error:?}");
     let error = one.send(b"next", &[], LATE).unwrap_err();
-    assert!(error.is_protocol() && error.to_string().contains("in part"), "{error}");
-    assert!(receive(&other, 0, LATE).unwrap_err().is_closed(), "the receiver does not wait for the rest");
+    assert!(matches!(error.kind, ErrorKind::Protocol { .. }) && error.to_string().contains("in part"), "{error}");
+    assert!(matches!(receive(&other, 0, LATE).unwrap_err().kind, ErrorKind::Closed { .. }), "the receiver does not wait for the rest");
     other.send(b"the other way", &[], LATE).unwrap();
     assert_eq!(body(&one), b"the other way");
 }
@@ -215,7 +215,7 @@ fn channel_still_works_when_no_byte_was_sent() {
     while let Ok(sent) = wire.socket.send(&[IoSlice::new(&[0; 4096])], &[], deadline(SOON)) {
         filled += sent;
     }
-    assert!(wire.send(b"later", &[], SOON).unwrap_err().is_timed_out());
+    assert!(matches!(wire.send(b"later", &[], SOON).unwrap_err().kind, ErrorKind::TimedOut { .. }));
     let mut rest = vec![0; filled];
     let mut read = 0;
     while read < filled {
@@ -231,17 +231,17 @@ fn closed_end_is_an_error_for_sender_and_receiver() {
     let (one, other) = pair();
     one.send(b"last", &[], LATE).unwrap();
     drop(one);
-    assert!(other.send(b"answer", &[], LATE).unwrap_err().is_closed());
+    assert!(matches!(other.send(b"answer", &[], LATE).unwrap_err().kind, ErrorKind::Closed { .. }));
     assert_eq!(body(&other), b"last", "what was sent before can be read");
     let error = receive(&other, 0, Duration::MAX).unwrap_err();
-    assert!(error.is_closed(), "{error:?}");
+    assert!(matches!(error.kind, ErrorKind::Closed { .. }), "{error:?}");
     assert_eq!(error.to_string(), "`other`: the other end of the channel was closed");
     assert_eq!(io::Error::from(error).kind(), io::ErrorKind::BrokenPipe);
     std::thread::scope(|scope| {
         let (one, other) = pair();
         let waiting = scope.spawn(move || receive(&one, 0, Duration::MAX).unwrap_err());
         drop(other);
-        assert!(waiting.join().unwrap().is_closed(), "also while it waits");
+        assert!(matches!(waiting.join().unwrap().kind, ErrorKind::Closed { .. }), "also while it waits");
     });
 }
 
@@ -250,7 +250,7 @@ fn undecodable_message_stays_the_next_one() {
     let (one, other) = pair();
     one.send(b"letter", &[], LATE).unwrap();
     let refuse = |_: &[u8]| Err::<((), usize), _>(other.protocol("not today"));
-    assert!(other.receive(LATE, refuse).unwrap_err().is_protocol());
+    assert!(matches!(other.receive(LATE, refuse).unwrap_err().kind, ErrorKind::Protocol { .. }));
     assert_eq!(body(&other), b"letter");
 }
 
@@ -273,11 +273,11 @@ fn files_arrive_with_their_message() {
 fn message_is_kept_until_its_files_arrive() {
     let (wire, raw) = half();
     send_bytes(&raw, &frame(b"look"));
-    assert!(receive(&wire, 70, SOON).unwrap_err().is_timed_out());
+    assert!(matches!(receive(&wire, 70, SOON).unwrap_err().kind, ErrorKind::TimedOut { .. }));
     let files = numbered(70);
     let files: Vec<&File> = files.iter().collect();
     raw.send(&[IoSlice::new(&[64])], &files[..64], deadline(LATE)).unwrap();
-    assert!(receive(&wire, 70, SOON).unwrap_err().is_timed_out());
+    assert!(matches!(receive(&wire, 70, SOON).unwrap_err().kind, ErrorKind::TimedOut { .. }));
     raw.send(&[IoSlice::new(&[6])], &files[64..], deadline(LATE)).unwrap();
     let (letter, files) = receive(&wire, 70, LATE).unwrap();
     assert_eq!(letter, b"look");
@@ -288,8 +288,8 @@ fn message_is_kept_until_its_files_arrive() {
 fn wrong_number_of_files_breaks_the_channel() {
     let (one, other) = pair();
     send_numbered(&one, b"look", 3);
-    assert!(receive(&other, 2, LATE).unwrap_err().is_protocol());
-    assert!(receive(&other, 3, LATE).unwrap_err().is_protocol());
+    assert!(matches!(receive(&other, 2, LATE).unwrap_err().kind, ErrorKind::Protocol { .. }));
+    assert!(matches!(receive(&other, 3, LATE).unwrap_err().kind, ErrorKind::Protocol { .. }));
 }
 
 #[test]
@@ -307,7 +307,7 @@ fn receiver_without_descriptors_gets_the_message_later() {
                 asked += 1;
                 leave_room_for(room);
                 let error = receive(&other, count, LATE).unwrap_err();
-                assert!(error.is_too_many_open_files(), "{error:?}");
+                assert!(matches!(error.kind, ErrorKind::TooManyOpenFiles { .. }), "{error:?}");
                 leave_all_room();
                 assert_eq!(open_descriptors(), before, "{count} files, room for {room}");
             }
@@ -316,7 +316,7 @@ fn receiver_without_descriptors_gets_the_message_later() {
         // This time room is made by closing other files instead of raising the limit.
         let others: Vec<File> = (0..count).map(|_| File::open("/dev/null").unwrap()).collect();
         leave_room_for(0);
-        assert!(receive(&other, count, LATE).unwrap_err().is_too_many_open_files());
+        assert!(matches!(receive(&other, count, LATE).unwrap_err().kind, ErrorKind::TooManyOpenFiles { .. }));
         drop(others);
         let (letter, files) = receive(&other, count, LATE).unwrap();
         leave_all_room();
@@ -340,7 +340,7 @@ fn dropping_the_wire_closes_files_not_received() {
         raw.send(&[IoSlice::new(&[64])], &files, deadline(LATE)).unwrap();
         drop(end);
         if in_part {
-            assert!(receive(&wire, 65, SOON).unwrap_err().is_timed_out());
+            assert!(matches!(receive(&wire, 65, SOON).unwrap_err().kind, ErrorKind::TimedOut { .. }));
             assert_eq!(wire.inbox.take(None).unwrap().thing.files.len(), 64, "they are kept until the message is complete");
         }
         assert!(!is_closed(&watched));
@@ -354,7 +354,7 @@ fn forked_child_must_adopt_the_wire() {
     let (mut one, other) = pair();
     one.generation += 1; // a forked child sees another fork generation
     for error in [one.send(b"mine", &[], LATE).unwrap_err(), receive(&one, 0, LATE).unwrap_err()] {
-        assert!(error.is_unsupported() && error.to_string().contains("fork"), "{error}");
+        assert!(matches!(error.kind, ErrorKind::Unsupported { .. }) && error.to_string().contains("fork"), "{error}");
     }
     let one = one.adopt();
     one.send(b"mine", &[], LATE).unwrap();
@@ -362,7 +362,7 @@ fn forked_child_must_adopt_the_wire() {
     let turn = one.outbox.take(None).unwrap();
     std::mem::forget(turn); // as if another thread of the parent were sending during the fork
     let one = one.adopt();
-    assert!(one.send(b"mine", &[], LATE).unwrap_err().is_protocol());
+    assert!(matches!(one.send(b"mine", &[], LATE).unwrap_err().kind, ErrorKind::Protocol { .. }));
     other.send(b"heard", &[], LATE).unwrap();
     assert_eq!(body(&one), b"heard");
 }

@@ -6,8 +6,8 @@ mod memory;
 
 use libtest_mimic::Trial;
 use ndarray::{Array, Ix1};
-use ndarray_shm::Arena;
 use ndarray_shm::arena::{ArenaArray, ArenaHandle};
+use ndarray_shm::{Arena, ErrorKind};
 
 use crate::support::child::{Child, Role, hear, say};
 use crate::support::{Name, Place, arena_of_child};
@@ -44,7 +44,7 @@ fn peer(arguments: &[String]) {
                     say(array.view().sum());
                     held.push(array);
                 }
-                Err(error) => say(error.is_handle_spent()),
+                Err(error) => say(error.kind == ErrorKind::HandleSpent),
             },
             Some(("make", length)) => {
                 let length: u64 = length.parse().unwrap();

@@ -5,7 +5,7 @@ use std::time::Duration;
 use libtest_mimic::Trial;
 use ndarray::Ix1;
 use ndarray_shm::counted::{HandleOptions, Reclaim};
-use ndarray_shm::{Access, CreateOptions, CreationMode, Error, OpenOptions, ReadGuard, RefcountedArray};
+use ndarray_shm::{Access, CreateOptions, CreationMode, Error, ErrorKind, OpenOptions, ReadGuard, RefcountedArray};
 
 use crate::support::child::{Child, Role, hear, say};
 use crate::support::machine::open_files;
@@ -33,7 +33,7 @@ const LONGEST_GRACE: Duration = Duration::from_millis(2);
 
 /// Whether a race may cause this error.
 fn is_usual(error: &Error) -> bool {
-    matches!(error, Error::NotFound { .. } | Error::AlreadyExists { .. })
+    matches!(error.kind, ErrorKind::NotFound | ErrorKind::AlreadyExists)
 }
 
 /// Takes a read guard. The array keeps its name while it is attached, so this must succeed.

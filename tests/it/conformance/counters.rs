@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use libtest_mimic::Trial;
-use ndarray_shm::Error;
 use ndarray_shm::arena::loans::{CounterHandle, Counters, Limbo, Memory, ReceivedLoan};
+use ndarray_shm::{Error, ErrorKind};
 
 use crate::support::child::{Child, Role, hear, say};
 use crate::support::random::Random;
@@ -108,7 +108,7 @@ fn receiver(arguments: &[String]) {
                     held.push(one);
                     say("held");
                 }
-                Err(error) => say(if error.is_handle_spent() { "spent" } else { "failed" }),
+                Err(error) => say(if error.kind == ErrorKind::HandleSpent { "spent" } else { "failed" }),
             }
         } else if line == "release" {
             held.drain(..).for_each(|held| held.release().unwrap());
@@ -139,7 +139,7 @@ fn dropped_memory_waits_for_its_receiver(place: &Place) {
     // The next lend or drop frees it.
     drop(scene.limbo.lend(scene.memory(1)).unwrap());
     assert_eq!((scene.limbo.len(), scene.alive()), (0, 0));
-    assert!(scene.counters.count(&handles[0]).unwrap_err().is_handle_spent());
+    assert!(scene.counters.count(&handles[0]).unwrap_err().kind == ErrorKind::HandleSpent);
     child.tell("end");
     child.finish();
 }
@@ -180,7 +180,7 @@ fn loan_of_killed_producer_cannot_be_received(place: &Place) {
     let collected = scene.counters.reclaim().unwrap();
     assert_eq!((collected.members, collected.blocks), (1, 1));
     assert!(!held.producer_lives().unwrap());
-    assert!(scene.counters.receive(&handles[1]).unwrap_err().is_handle_spent());
+    assert!(scene.counters.receive(&handles[1]).unwrap_err().kind == ErrorKind::HandleSpent);
     held.release().unwrap();
 }
 
@@ -189,23 +189,23 @@ fn loan_is_received_and_released_once(place: &Place) {
     let lent = scene.limbo.lend(scene.memory(10)).unwrap();
     let handle = CounterHandle::from_bytes(lent.send().unwrap().to_bytes()).unwrap();
     let mut child = scene.receiver(place);
-    assert!(scene.counters.release(&handle).unwrap_err().is_handle_spent(), "it was not received");
+    assert!(scene.counters.release(&handle).unwrap_err().kind == ErrorKind::HandleSpent, "it was not received");
     assert_eq!(lent.count().unwrap(), 1);
     let other = Counters::open_in(&place.backend, scene.name.as_str()).unwrap();
     let kept = other.receive(&handle).unwrap().into_handle();
     child.tell(format!("receive {handle}"));
     child.expect("spent");
-    assert!(other.receive(&handle).unwrap_err().is_handle_spent());
-    assert!(scene.counters.release(&handle).unwrap_err().is_handle_spent(), "another receiver has it");
+    assert!(other.receive(&handle).unwrap_err().kind == ErrorKind::HandleSpent);
+    assert!(scene.counters.release(&handle).unwrap_err().kind == ErrorKind::HandleSpent, "another receiver has it");
     other.release(&kept).unwrap();
     for _ in 0..3 {
-        assert!(other.release(&kept).unwrap_err().is_handle_spent());
+        assert!(other.release(&kept).unwrap_err().kind == ErrorKind::HandleSpent);
         assert_eq!(lent.count().unwrap(), 0);
     }
     // The counter is used again, and the old handle cannot release the new loan.
     let again = (0..1000).map(|_| lent.send().unwrap()).find(|again| again.slot_is_of(&handle));
     let again = other.receive(&again.expect("counters are used again")).unwrap();
-    assert!(other.release(&kept).unwrap_err().is_handle_spent());
+    assert!(other.release(&kept).unwrap_err().kind == ErrorKind::HandleSpent);
     again.release().unwrap();
     child.tell("end");
     child.finish();
@@ -229,7 +229,7 @@ fn unreceived_loan_can_be_revoked(place: &Place) {
     let held = scene.counters.receive(&first).unwrap();
     assert!(!lent.revoke(&first).unwrap());
     assert!(lent.revoke(&second).unwrap() && !lent.revoke(&second).unwrap());
-    assert!(scene.counters.receive(&second).unwrap_err().is_handle_spent());
+    assert!(scene.counters.receive(&second).unwrap_err().kind == ErrorKind::HandleSpent);
     let foreign = scene.limbo.lend(scene.memory(1)).unwrap();
     assert!(!foreign.revoke(&first).unwrap());
     drop(held);
@@ -254,7 +254,7 @@ fn lost_loan_of_dropped_memory_can_be_revoked(place: &Place) {
     assert_eq!((scene.limbo.len(), scene.alive()), (0, 1));
     assert!(!scene.limbo.revoke(&lost).unwrap() && !scene.limbo.revoke(&received).unwrap());
     assert!(scene.limbo.revoke(&undelivered).unwrap(), "memory in use counts too");
-    assert!(scene.counters.receive(&undelivered).unwrap_err().is_handle_spent());
+    assert!(scene.counters.receive(&undelivered).unwrap_err().kind == ErrorKind::HandleSpent);
     assert_eq!(used.count().unwrap(), 0);
     let other = Scene::new(place, 100);
     assert!(!other.limbo.revoke(&used.send().unwrap()).unwrap());
@@ -278,7 +278,7 @@ fn unused_memory_is_freed_or_returned(place: &Place) {
     let lent = scene.limbo.lend(scene.memory(10)).unwrap();
     let held = scene.counters.receive(&lent.send().unwrap()).unwrap();
     let lent = lent.into_memory().unwrap_err();
-    assert!(matches!(lent.error(), Error::WouldBlock { .. }));
+    assert!(matches!(lent.error().kind, ErrorKind::WouldBlock));
     drop(held);
     assert_eq!((lent.into_inner().into_memory().unwrap().bytes, scene.limbo.len()), (10, 0));
 }
@@ -290,7 +290,7 @@ fn counters_are_used_again(place: &Place) {
         let lent: Vec<_> = (0..256).map(|_| scene.limbo.lend(scene.memory(1)).unwrap()).collect();
         let handles: Vec<_> = lent.iter().map(|lent| lent.send().unwrap()).collect();
         match lent[0].send() {
-            Err(Error::TooManyHandles { limit: 256, .. }) => {}
+            Err(Error { kind: ErrorKind::TooManyHandles { limit: 256, .. }, .. }) => {}
             other => panic!("{other:?}"),
         }
         drop(lent);
@@ -311,7 +311,7 @@ fn dropped_limbo_spares_received_memory(place: &Place) {
     let Scene { counters, limbo, alive, name } = scene;
     drop((limbo, counters));
     assert_eq!(alive.load(Ordering::Relaxed), 10, "a receiver still uses it");
-    assert!(receiver.receive(&lost).unwrap_err().is_handle_spent());
+    assert!(receiver.receive(&lost).unwrap_err().kind == ErrorKind::HandleSpent);
     held.release().unwrap();
     drop(receiver);
     assert!(!place.has(&name));

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use libtest_mimic::Trial;
 use ndarray::Array;
-use ndarray_shm::{CreateOptions, NextClaim, RenderBuffer};
+use ndarray_shm::{CreateOptions, ErrorKind, NextClaim, RenderBuffer};
 
 use crate::support::child::{Child, Role, hear, say};
 use crate::support::{Name, Place, backend_of_child, eventually};
@@ -202,7 +202,7 @@ fn stale_ledger_of_killed_finisher_is_removed(place: &Place) {
     std::fs::rename(partial, place.path(&name)).unwrap();
     let options = || place.render_options();
     let error = options().create::<u32, _>(name.location(), SHAPE, CHUNK, "crash tests").unwrap_err();
-    assert!(error.is_already_exists(), "{error}");
+    assert!(error.kind == ErrorKind::AlreadyExists, "{error}");
     assert!(!ledger.exists(), "removed by the next process");
     drop(buffer);
 }

@@ -10,7 +10,7 @@ use ndarray::{Ix1, ShapeBuilder};
 use ndarray_shm::backend::interruptible;
 use ndarray_shm::counted::SharingStrategy;
 use ndarray_shm::{
-    Access, CreateOptions, CreationMode, Directory, Error, Pages, RenderBuffer, Result, SharedArray, render,
+    Access, CreateOptions, CreationMode, Directory, Error, ErrorKind, Pages, RenderBuffer, Result, SharedArray, render,
 };
 
 use crate::support::child::{Child, ROLE, Role, program, say};
@@ -57,10 +57,10 @@ fn names_breaking_a_rule_are_refused(place: &Place) {
     let long = "x".repeat(300);
     for name in ["", "/", "a/b", "..", ".", "nul\0byte", long.as_str()] {
         let error = create(place, name).unwrap_err();
-        assert!(matches!(error, Error::InvalidLocation { .. }), "{name:?}: {error}");
+        assert!(matches!(error.kind, ErrorKind::InvalidLocation { .. }), "{name:?}: {error}");
         assert!(error.to_string().len() < 200, "a long name is shortened: {error}");
     }
-    assert!(create(place, ".ndshm-mine").unwrap_err().is_reserved());
+    assert!(matches!(create(place, ".ndshm-mine").unwrap_err().kind, ErrorKind::Reserved { .. }));
     let name = place.location("slash");
     create(place, &format!("/{}", name.as_str())).unwrap();
     assert_eq!(open(place, &name).unwrap().location().as_str(), name.as_str());
@@ -74,7 +74,7 @@ fn platform_forbidden_names_are_refused_with_the_reason(place: &Place) {
         let created = create(place, &name);
         if cfg!(windows) {
             let error = created.unwrap_err();
-            assert!(matches!(error, Error::InvalidLocation { .. }), "{name:?}: {error}");
+            assert!(matches!(error.kind, ErrorKind::InvalidLocation { .. }), "{name:?}: {error}");
             assert!(error.to_string().contains("Windows") || name.contains('~'), "{name:?}: {error}");
         } else {
             let unlinked = created.map(|array| array.unlink());
@@ -88,11 +88,11 @@ fn size_mismatch_is_reported_in_bytes(place: &Place) {
     create(place, name.as_str()).unwrap();
     let other = place.open_options().open::<u32, _>(name.location(), (2, 3));
     let error = other.unwrap_err();
-    assert!(matches!(error, Error::SizeMismatch { expected: 24, found: 4, .. }), "{error}");
+    assert!(matches!(error.kind, ErrorKind::SizeMismatch { expected: 24, found: 4, .. }), "{error}");
     assert!(error.to_string().contains(name.as_str()), "{error}");
     let empty = place.location("size-empty");
     File::create(place.path(&empty)).unwrap();
-    assert!(matches!(open(place, &empty).unwrap_err(), Error::SizeMismatch { expected: 4, found: 0, .. }));
+    assert!(matches!(open(place, &empty).unwrap_err().kind, ErrorKind::SizeMismatch { expected: 4, found: 0, .. }));
 }
 
 fn a_directory_is_not_an_array(place: &Place) {
@@ -106,9 +106,9 @@ fn a_directory_is_not_an_array(place: &Place) {
         replace,
     ];
     for error in outcomes.map(Result::unwrap_err) {
-        assert!(matches!(error, Error::NotAnArray { found: "a directory", .. }), "{error}");
+        assert!(matches!(error.kind, ErrorKind::NotAnArray { found: "a directory", .. }), "{error}");
     }
-    assert!(matches!(place.backend.unlink(name.location()), Err(Error::NotAnArray { .. })));
+    assert!(matches!(place.backend.unlink(name.location()), Err(Error { kind: ErrorKind::NotAnArray { .. }, .. })));
     std::fs::remove_dir(place.path(&name)).unwrap();
 }
 
@@ -122,7 +122,9 @@ fn missing_directory_has_its_own_error(place: &Place) {
         directory.available().map(drop),
     ];
     for error in outcomes.map(Result::unwrap_err) {
-        assert!(matches!(&error, Error::NoDirectory { directory } if *directory == missing.display().to_string()));
+        assert!(
+            matches!(&error, Error { kind: ErrorKind::NoDirectory, location: directory, .. } if *directory == missing.display().to_string())
+        );
         assert!(error.to_string().contains("does not exist (create it first"), "{error}");
     }
     assert!(!missing.exists());
@@ -132,21 +134,24 @@ fn shapes_beyond_the_address_space_are_refused(place: &Place) {
     let name = place.location("overflow");
     let most = isize::MAX as usize; // the most bytes of one mapping, slice or array
     let error = place.options().create::<u64, _>(name.location(), (usize::MAX, 2).f()).unwrap_err();
-    assert!(matches!(error, Error::TooLarge { item: 8, .. }), "{error}");
+    assert!(matches!(error.kind, ErrorKind::TooLarge { item: 8, .. }), "{error}");
     for shape in [(most / 8 + 1, 1), (1 << (usize::BITS / 2), 1 << (usize::BITS / 2))] {
         for outcome in [
             place.options().create::<u64, _>(name.location(), shape),
             place.open_options().open::<u64, _>(name.location(), shape),
         ] {
-            assert!(matches!(outcome.unwrap_err(), Error::TooLarge { .. }), "{shape:?}");
+            assert!(matches!(outcome.unwrap_err().kind, ErrorKind::TooLarge { .. }), "{shape:?}");
         }
     }
     // An axis of length 0 does not hide that the other axes are too long.
     let error = place.options().create::<u64, _>(name.location(), (usize::MAX, 2, 0)).unwrap_err();
-    assert!(matches!(error, Error::TooLarge { .. }), "{error}");
+    assert!(matches!(error.kind, ErrorKind::TooLarge { .. }), "{error}");
     // With 64 bits, what can be addressed is more than any machine has room for.
     #[cfg(target_pointer_width = "64")]
-    assert!(place.options().create::<u64, _>(name.location(), most / 8).unwrap_err().is_no_space());
+    assert!(matches!(
+        place.options().create::<u64, _>(name.location(), most / 8).unwrap_err().kind,
+        ErrorKind::NoSpace { .. }
+    ));
     assert!(place.files_of(&name).is_empty());
 }
 
@@ -159,7 +164,10 @@ fn file_lengths_beyond_32_bits_are_kept(place: &Place) {
         place.open_options().access(Access::Read).open::<u8, _>(name.location(), 4),
     ] {
         let error = outcome.unwrap_err();
-        assert!(matches!(error, Error::SizeMismatch { expected: 4, found, .. } if found == length), "{error}");
+        assert!(
+            matches!(error, Error { kind: ErrorKind::SizeMismatch { expected: 4, found, .. }, .. } if found == length),
+            "{error}"
+        );
     }
 }
 
@@ -171,15 +179,18 @@ fn fill_to_the_limit(_: &[String]) {
     };
     match Directory::emulated_limit() {
         Err(error) => {
-            assert!(matches!(error, Error::InvalidSetting { setting: "NDSHM_EMULATED_LIMIT", .. }), "{error}");
-            assert!(matches!(create("x", 1), Err(Error::InvalidSetting { .. })));
+            assert!(matches!(error.kind, ErrorKind::InvalidSetting { setting: "NDSHM_EMULATED_LIMIT", .. }), "{error}");
+            assert!(matches!(create("x", 1), Err(Error { kind: ErrorKind::InvalidSetting { .. }, .. })));
             return say(error);
         }
         Ok(limit) => assert_eq!(limit, Some(1 << 20)),
     }
     let half = create("half", 600 << 10).unwrap();
     let error = create("other", 600 << 10).unwrap_err();
-    assert!(matches!(&error, Error::NoSpace { needed: 614_400, available, .. } if *available <= 448 << 10), "{error}");
+    assert!(
+        matches!(&error, Error { kind: ErrorKind::NoSpace { needed: 614_400, available, .. }, .. } if *available <= 448 << 10),
+        "{error}"
+    );
     assert!(error.to_string().contains("NDSHM_EMULATED_LIMIT") && error.to_string().contains("raise it"), "{error}");
     assert!(directory.available().unwrap() <= 448 << 10);
     // Only the emulated backend has the limit, not another backend in the same directory.
@@ -220,16 +231,19 @@ fn a_ledger_cannot_be_opened_as_an_array(place: &Place) {
     let ledger = ledger_path(place, &name);
     let length = std::fs::metadata(&ledger).unwrap().len() as usize;
     let file = ledger.file_name().unwrap().to_str().unwrap();
-    assert!(place.open_options().open::<u8, _>(file, length).unwrap_err().is_reserved());
+    assert!(matches!(place.open_options().open::<u8, _>(file, length).unwrap_err().kind, ErrorKind::Reserved { .. }));
     // Under any other name too, because the file has the library's footer.
     std::fs::hard_link(&ledger, place.path(&alias)).unwrap();
     for error in [
         place.open_options().open::<u8, _>(alias.location(), length),
         place.open_options().access(Access::Read).open::<u8, _>(alias.location(), length),
     ] {
-        assert!(error.unwrap_err().is_reserved());
+        assert!(matches!(error.unwrap_err().kind, ErrorKind::Reserved { .. }));
     }
-    assert!(place.open_options().open_reader::<u8, _>(alias.location(), length).unwrap_err().is_reserved());
+    assert!(matches!(
+        place.open_options().open_reader::<u8, _>(alias.location(), length).unwrap_err().kind,
+        ErrorKind::Reserved { .. }
+    ));
 }
 
 fn corrupt_ledger_is_reported_and_can_be_discarded(place: &Place) {
@@ -243,14 +257,17 @@ fn corrupt_ledger_is_reported_and_can_be_discarded(place: &Place) {
         bad[at] ^= 0xff;
         std::fs::write(&ledger, &bad).unwrap();
         let error = again().unwrap_err();
-        assert!(matches!(&error, Error::Trailer { location, .. } if location == name.as_str()), "byte {at}: {error}");
+        assert!(
+            matches!(&error, Error { kind: ErrorKind::Trailer { .. }, location, .. } if location == name.as_str()),
+            "byte {at}: {error}"
+        );
     }
     for length in [0, 1, 63, 64, good.len() - 1] {
         std::fs::write(&ledger, &good[..length]).unwrap();
-        assert!(matches!(again().unwrap_err(), Error::Trailer { .. }), "cut to {length}");
+        assert!(matches!(again().unwrap_err().kind, ErrorKind::Trailer { .. }), "cut to {length}");
     }
     std::fs::write(&ledger, [b'x'; 500]).unwrap();
-    assert!(matches!(again().unwrap_err(), Error::Trailer { .. }));
+    assert!(matches!(again().unwrap_err().kind, ErrorKind::Trailer { .. }));
     std::fs::write(&ledger, &good).unwrap();
     assert!(again().is_ok());
     std::fs::write(&ledger, [b'x'; 500]).unwrap();
@@ -264,7 +281,7 @@ fn different_work_under_the_same_name_is_refused(place: &Place) {
     let buffer = begin(place, &name).unwrap();
     let options = || place.render_options();
     let is = |error: Error, expected: &str| match error {
-        Error::Mismatch { what, .. } => assert_eq!(what, expected),
+        Error { kind: ErrorKind::Mismatch { what, .. }, .. } => assert_eq!(what, expected),
         other => panic!("{other}"),
     };
     is(options().create::<u16, _>(name.location(), (8, 8), (4, 4), "volume two").unwrap_err(), "fingerprint");
@@ -285,11 +302,11 @@ fn buffer_of_other_type_or_axes_is_refused(place: &Place) {
     let _buffer = begin(place, &name).unwrap();
     assert!(matches!(
         options().open::<f32, ndarray::Ix2>(name.location()).unwrap_err(),
-        Error::DTypeMismatch { expected, found, .. } if (expected.as_str(), found.as_str()) == ("<f4", "<u2")
+        Error { kind: ErrorKind::DTypeMismatch { expected, found, .. }, .. } if (expected.as_str(), found.as_str()) == ("<f4", "<u2")
     ));
     assert!(matches!(
         options().open::<u16, ndarray::Ix3>(name.location()).unwrap_err(),
-        Error::ShapeMismatch { expected, .. } if expected == "3 axes"
+        Error { kind: ErrorKind::ShapeMismatch { expected, .. }, .. } if expected == "3 axes"
     ));
     assert_eq!(options().open::<u16, ndarray::IxDyn>(name.location()).unwrap().shape(), [8, 8]);
 }
@@ -307,7 +324,7 @@ fn renderbuffer_settings_are_checked(place: &Place) {
     assert!(offset.create::<u8, _>(name.location(), (8, 8), (4, 4), "x").is_err());
     let name_too_long = "x".repeat(242);
     let error = options().create::<u8, _>(name_too_long.as_str(), (8, 8), (4, 4), "x").unwrap_err();
-    assert!(matches!(error, Error::InvalidLocation { .. }), "{error}");
+    assert!(matches!(error.kind, ErrorKind::InvalidLocation { .. }), "{error}");
     assert!(place.files_of(&name).is_empty());
 }
 
@@ -316,7 +333,7 @@ fn failing_operation_leaves_nothing_behind(place: &Place) {
         place.meddling(move |operation, location| {
             let payload = location.is_some_and(|location| location.as_str().contains("-part-"));
             if at == operation || (at == "publish-payload" && operation == "publish" && payload) {
-                return Err(Error::Unsupported { location: at.to_owned(), what: "failed on purpose".into() });
+                return Err(ErrorKind::Unsupported { what: "failed on purpose".into() }.at(at));
             }
             Ok(())
         })
@@ -324,14 +341,14 @@ fn failing_operation_leaves_nothing_behind(place: &Place) {
     for at in ["draft", "publish", "open", "probe"] {
         let name = place.location(at);
         let error = place.options().backend(failing(at)).create::<u8, _>(name.location(), 4).unwrap_err();
-        assert!(error.is_unsupported(), "{at}: {error}");
+        assert!(matches!(error.kind, ErrorKind::Unsupported { .. }), "{at}: {error}");
         assert!(place.files_of(&name).is_empty(), "{at}");
     }
     for at in ["draft", "reserve", "publish", "publish-payload", "probe"] {
         let name = place.location(at);
         let options = place.render_options().backend(failing(at));
         let error = options.create::<u8, _>(name.location(), (8, 8), (4, 4), "x").unwrap_err();
-        assert!(error.is_unsupported(), "{at}: {error}");
+        assert!(matches!(error.kind, ErrorKind::Unsupported { .. }), "{at}: {error}");
         assert!(place.files_of(&name).is_empty(), "{at}: {:?}", place.files_of(&name));
     }
     let name = place.location("rename");
@@ -340,7 +357,7 @@ fn failing_operation_leaves_nothing_behind(place: &Place) {
     let ndarray_shm::NextClaim::Chunk(chunk) = buffer.claim_next().unwrap() else { panic!("free") };
     chunk.commit().unwrap();
     let (error, buffer) = buffer.finish().unwrap_err().into_parts();
-    assert!(error.is_unsupported(), "{error}");
+    assert!(matches!(error.kind, ErrorKind::Unsupported { .. }), "{error}");
     buffer.discard().unwrap();
     assert!(place.files_of(&name).is_empty());
 }
@@ -359,13 +376,16 @@ fn interrupted_creation_leaves_nothing_behind(place: &Place) {
         };
         let create = || place.options().pages(pages).create::<u8, Ix1>(name.location(), LENGTH);
         let error = interruptible(goes_on, create).unwrap_err();
-        assert!(error.is_interrupted() && error.to_string().contains(name.as_str()), "{pages:?}: {error}");
+        assert!(
+            error.kind == ErrorKind::Interrupted && error.to_string().contains(name.as_str()),
+            "{pages:?}: {error}"
+        );
         assert_eq!(asked.get(), allowed + 1, "{pages:?}");
         assert_eq!(place.everything(), before, "{pages:?}");
     }
     let buffer = || place.render_options().create::<u8, _>(name.location(), LENGTH, LENGTH, "work");
     let error = interruptible(|| false, buffer).unwrap_err();
-    assert!(error.is_interrupted(), "{error}");
+    assert!(error.kind == ErrorKind::Interrupted, "{error}");
     assert_eq!(place.everything(), before);
     // The same calls succeed with a callback that lets them.
     let array = interruptible(|| true, || place.options().create::<u8, Ix1>(name.location(), LENGTH)).unwrap();
@@ -377,9 +397,9 @@ fn interrupted_freeze_takes_no_lock(place: &Place) {
     let other = array.try_clone().unwrap();
     let guard = std::thread::scope(|scope| scope.spawn(|| array.read().unwrap()).join().unwrap());
     let error = interruptible(|| false, || other.freeze()).unwrap_err();
-    assert!(error.is_interrupted(), "{error}");
+    assert!(error.kind == ErrorKind::Interrupted, "{error}");
     let error = interruptible(|| false, || other.write().map(drop)).unwrap_err();
-    assert!(error.is_interrupted(), "{error}");
+    assert!(error.kind == ErrorKind::Interrupted, "{error}");
     drop(array.try_read().unwrap()); // no writer waits at the gate
     drop(guard);
     assert!(!array.is_frozen());
@@ -389,15 +409,15 @@ fn interrupted_freeze_takes_no_lock(place: &Place) {
 }
 
 fn errors_become_io_errors_of_the_same_kind(place: &Place) {
-    use std::io::ErrorKind;
+    use std::io;
     let name = place.location("io");
-    let kind = |error: Error| std::io::Error::from(error).kind();
-    assert_eq!(kind(open(place, &name).unwrap_err()), ErrorKind::NotFound);
+    let kind = |error: Error| io::Error::from(error).kind();
+    assert_eq!(kind(open(place, &name).unwrap_err()), io::ErrorKind::NotFound);
     let array = create(place, name.as_str()).unwrap();
-    assert_eq!(kind(create(place, name.as_str()).unwrap_err()), ErrorKind::AlreadyExists);
-    assert_eq!(kind(create(place, "a/b").unwrap_err()), ErrorKind::InvalidInput);
+    assert_eq!(kind(create(place, name.as_str()).unwrap_err()), io::ErrorKind::AlreadyExists);
+    assert_eq!(kind(create(place, "a/b").unwrap_err()), io::ErrorKind::InvalidInput);
     let guard = array.read().unwrap();
-    assert_eq!(kind(array.try_write().unwrap_err()), ErrorKind::WouldBlock);
-    assert_eq!(kind(array.write().unwrap_err()), ErrorKind::Deadlock);
+    assert_eq!(kind(array.try_write().unwrap_err()), io::ErrorKind::WouldBlock);
+    assert_eq!(kind(array.write().unwrap_err()), io::ErrorKind::Deadlock);
     drop(guard);
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use libtest_mimic::Trial;
 use ndarray::{Ix1, IxDyn};
-use ndarray_shm::CreationMode;
+use ndarray_shm::{CreationMode, ErrorKind};
 
 use super::holder::Holder;
 use crate::support::Place;
@@ -30,7 +30,7 @@ fn unfrozen_array_needs_a_guard(place: &Place) {
     let name = place.location("not-frozen");
     let array = create(place, &name);
     let error = array.view().unwrap_err();
-    assert!(error.is_unsupported() && error.to_string().contains("read()"), "{error}");
+    assert!(matches!(error.kind, ErrorKind::Unsupported { .. }) && error.to_string().contains("read()"), "{error}");
     let mut child = Holder::with(place, &name, "readonly");
     assert_eq!(child.ask("view"), "Unsupported");
     assert!(!array.is_frozen() && !place.inspect(&name).unwrap().is_frozen);
@@ -76,7 +76,10 @@ fn earlier_attachments_cannot_write_after_freezing(place: &Place) {
     assert_eq!([child.ask("try-write"), child.ask("fill 4")], ["PermissionDenied"; 2]);
     assert_eq!((child.ask("view"), child.ask("sum")), ("12".into(), "12".into()));
     for error in [array.write().unwrap_err(), array.try_write().unwrap_err()] {
-        assert!(error.is_permission_denied() && error.to_string().contains("frozen"), "{error}");
+        assert!(
+            matches!(error.kind, ErrorKind::PermissionDenied { .. }) && error.to_string().contains("frozen"),
+            "{error}"
+        );
     }
     assert_eq!((array.read().unwrap().sum(), array.view().unwrap().sum()), (12, 12));
     // Any process can freeze.
@@ -84,9 +87,12 @@ fn earlier_attachments_cannot_write_after_freezing(place: &Place) {
     let array = create(place, &name);
     let mut child = Holder::with(place, &name, "open");
     assert_eq!(child.ask("freeze"), "ok");
-    assert!(array.is_frozen() && array.write().unwrap_err().is_permission_denied());
+    assert!(array.is_frozen() && matches!(array.write().unwrap_err().kind, ErrorKind::PermissionDenied { .. }));
     child.0.kill();
-    assert!(array.write().unwrap_err().is_permission_denied(), "it stays frozen after the child's death");
+    assert!(
+        matches!(array.write().unwrap_err().kind, ErrorKind::PermissionDenied { .. }),
+        "it stays frozen after the child's death"
+    );
 }
 
 fn later_attachments_are_readonly_and_need_no_guard(place: &Place) {
@@ -97,7 +103,10 @@ fn later_attachments_are_readonly_and_need_no_guard(place: &Place) {
     assert!(later.is_readonly() && later.is_frozen() && later.raw_view_mut().is_none());
     assert_eq!(later.view().unwrap().to_vec(), [1; 4]);
     let error = later.write().unwrap_err();
-    assert!(error.is_permission_denied() && error.to_string().contains("frozen"), "{error}");
+    assert!(
+        matches!(error.kind, ErrorKind::PermissionDenied { .. }) && error.to_string().contains("frozen"),
+        "{error}"
+    );
     let mut child = Holder::with(place, &name, "open");
     assert_eq!((child.ask("is-readonly"), child.ask("view")), ("true".into(), "4".into()));
     let options = place.options().mode(CreationMode::OpenOrCreate);
@@ -115,12 +124,12 @@ fn guard_holder_cannot_freeze(place: &Place) {
     for guard in [Ok(array.read().unwrap()), Err(array.try_clone().unwrap())] {
         match guard {
             Ok(reading) => {
-                assert!(array.freeze().unwrap_err().is_would_deadlock());
+                assert!(array.freeze().unwrap_err().kind == ErrorKind::WouldDeadlock);
                 drop(reading);
             }
             Err(other) => {
                 let writing = other.write().unwrap();
-                assert!(array.freeze().unwrap_err().is_would_deadlock());
+                assert!(array.freeze().unwrap_err().kind == ErrorKind::WouldDeadlock);
                 drop(writing);
             }
         }

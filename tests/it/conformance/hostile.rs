@@ -8,7 +8,7 @@ use std::time::Duration;
 use libtest_mimic::Trial;
 use ndarray::{Ix2, IxDyn, ShapeBuilder};
 use ndarray_shm::counted::{HandleOptions, Reclaim, inspect_in};
-use ndarray_shm::{Access, CreateOptions, Directory, Error, Location, OpenOptions, RefcountedArray};
+use ndarray_shm::{Access, CreateOptions, Directory, Error, ErrorKind, Location, OpenOptions, RefcountedArray};
 
 use crate::support::child::{Child, Role, say};
 use crate::support::{Place, backend_of_child};
@@ -136,7 +136,7 @@ impl Target {
         // A file with the footer's magic is refused as a plain array, forged or not.
         let plain = OpenOptions::new().backend(self.backend.clone()).open::<u8, _>(&self.location, bytes.len());
         let claims = bytes.len() >= 64 && bytes[bytes.len() - 64..].starts_with(b"\x89NDSHM\r\n");
-        assert_eq!(plain.is_err_and(|error| error.is_reserved()), claims);
+        assert_eq!(plain.is_err_and(|error| matches!(error.kind, ErrorKind::Reserved { .. })), claims);
         if let Ok(reader) =
             self.open_options().timeout(Duration::ZERO).open_counted_reader::<u16, IxDyn>(&self.location)
         {
@@ -195,9 +195,9 @@ fn spoil_bytes(arguments: &[String]) {
             let outcome = target.attempt(&bytes);
             let is_expected = match &outcome {
                 Ok(()) => at < FILE,
-                Err(Error::TooManyHandles { .. }) => at < 4,
-                Err(Error::NotFound { .. }) => (4..8).contains(&at),
-                Err(Error::Trailer { .. } | Error::NotCounted { .. }) => at >= FILE,
+                Err(Error { kind: ErrorKind::TooManyHandles { .. }, .. }) => at < 4,
+                Err(Error { kind: ErrorKind::NotFound, .. }) => (4..8).contains(&at),
+                Err(Error { kind: ErrorKind::Trailer { .. } | ErrorKind::NotCounted, .. }) => at >= FILE,
                 Err(_) => false,
             };
             assert!(is_expected, "byte {at}: {outcome:?}");
@@ -217,7 +217,7 @@ fn cut_lengths(arguments: &[String]) {
     let target = Target::new(arguments);
     let honest = target.honest();
     let refused = |bytes: &[u8]| match target.attempt(bytes) {
-        Err(Error::NotCounted { .. } | Error::Trailer { .. }) => {}
+        Err(Error { kind: ErrorKind::NotCounted | ErrorKind::Trailer { .. }, .. }) => {}
         other => panic!("{} bytes: {other:?}", bytes.len()),
     };
     for length in (0..2 * PAGE).filter(|length| *length > PAGE || length % 61 == 0 || PAGE - length < 70).step_by(STEP)
@@ -328,14 +328,15 @@ fn forge(arguments: &[String]) {
     for (what, outcome) in outcomes {
         let error = outcome.expect_err(&what);
         // The kind of another file of the library is no damage: the error says what the file is.
-        let is_of_another_kind = what == format!("[3] at {}", FOOTER + 10) && error.is_reserved();
-        assert!(is_of_another_kind || matches!(error, Error::Trailer { .. }), "{what}: {error}");
+        let is_of_another_kind =
+            what == format!("[3] at {}", FOOTER + 10) && matches!(error.kind, ErrorKind::Reserved { .. });
+        assert!(is_of_another_kind || matches!(error.kind, ErrorKind::Trailer { .. }), "{what}: {error}");
     }
     // No elements, but an axis longer than the address space. Only the process that opens the array can tell.
     for zero in [[0, huge], [huge, 0]] {
         let page = [(footer + 12, &[0, 16][..]), (footer + 16, &payload(0)[..]), (shape, &lengths(&zero)[..])];
         let error = lie(0, &page).expect_err("too large");
-        assert!(matches!(error, Error::TooLarge { .. } | Error::Trailer { .. }), "{zero:?}: {error}");
+        assert!(matches!(error.kind, ErrorKind::TooLarge { .. } | ErrorKind::Trailer { .. }), "{zero:?}: {error}");
     }
     let empty = [(footer + 12, &[0, 16][..]), (footer + 16, &payload(0)[..]), (shape, &lengths(&[0, 5])[..])];
     assert!(lie(0, &empty).is_ok(), "no elements and one page are an array");
@@ -363,7 +364,10 @@ fn count_wrongly(arguments: &[String]) {
     let reclaim = || Reclaim::new().run(&target.backend).unwrap();
 
     target.plant_as_made(&with(named | u64::from(u32::MAX)));
-    assert!(matches!(open().unwrap_err(), Error::TooManyHandles { limit: 0xffff_ffff, doing: "attached", .. }));
+    assert!(matches!(
+        open().unwrap_err().kind,
+        ErrorKind::TooManyHandles { limit: 0xffff_ffff, doing: "attached", .. }
+    ));
     assert!(inspect().refcount == u32::MAX && inspect().is_orphaned());
     assert_eq!(reclaim().removed.len(), 1, "no process is attached, whatever is counted");
     target.plant_as_made(&with(named | u64::from(u32::MAX - 1)));
@@ -449,7 +453,7 @@ fn shorten(arguments: &[String]) {
             readonly.read().unwrap_err(),
         ];
         for error in errors {
-            assert!(matches!(error, Error::SizeMismatch { expected: 8192, .. }), "{length}: {error}");
+            assert!(matches!(error.kind, ErrorKind::SizeMismatch { expected: 8192, .. }), "{length}: {error}");
         }
         assert!(target.open_options().open_counted::<u16, Ix2>(&target.location).is_err());
         file.set_len(0).unwrap();

@@ -6,7 +6,7 @@ use libtest_mimic::Trial;
 use ndarray::{Array, ArrayView, Dimension, Ix1, Ix2};
 use ndarray_shm::arena::{ArenaHandle, ArenaOptions, loans::Counters};
 use ndarray_shm::counted::Reclaim;
-use ndarray_shm::{Arena, Directory, Error, Location};
+use ndarray_shm::{Arena, Directory, Error, ErrorKind, Location};
 
 use super::hostile::{PAGE, run, seal};
 use crate::support::child::{Role, say};
@@ -117,9 +117,10 @@ fn forge_geometry(arguments: &[String]) {
             bytes[page + at..page + at + value.len()].copy_from_slice(value);
             seal(&mut bytes);
             match target.attempt(&bytes) {
-                Err(Error::Trailer { .. } | Error::Reserved { .. }) => {}
+                Err(Error { kind: ErrorKind::Trailer { .. } | ErrorKind::Reserved { .. }, .. }) => {}
                 // The flag of a sparse arena, which a member must accept.
-                Err(Error::Unsupported { .. }) if at == RECORD + 4 && value.starts_with(&[1, 0, 0, 0]) => {}
+                Err(Error { kind: ErrorKind::Unsupported { .. }, .. })
+                    if at == RECORD + 4 && value.starts_with(&[1, 0, 0, 0]) => {}
                 // Rounding hides a few cells. The creator's process is only informative.
                 Ok(()) if bytes == target.bytes || (16..24).contains(&(at - RECORD)) || at == RECORD + 24 => {}
                 other => panic!("{value:?} at {at}: {other:?}"),
@@ -137,7 +138,7 @@ fn forge_geometry(arguments: &[String]) {
         let mut bytes = target.bytes.clone();
         bytes[page + RECORD + at] = 1;
         seal(&mut bytes);
-        assert!(matches!(target.attempt(&bytes), Err(Error::Trailer { .. })), "{at}");
+        assert!(matches!(target.attempt(&bytes), Err(Error { kind: ErrorKind::Trailer { .. }, .. })), "{at}");
     }
     say("done");
 }
@@ -210,7 +211,7 @@ fn cut_arena(arguments: &[String]) {
     let target = Target::new(arguments);
     let honest = &target.bytes;
     let refused = |bytes: &[u8]| match target.attempt(bytes) {
-        Err(Error::NotCounted { .. } | Error::Trailer { .. }) => {}
+        Err(Error { kind: ErrorKind::NotCounted | ErrorKind::Trailer { .. }, .. }) => {}
         other => panic!("{} bytes: {other:?}", bytes.len()),
     };
     for cut in [1, 8, 63, 64, PAGE - 1, PAGE, PAGE + 1, 1 << 16, honest.len() - 64, honest.len() - 1, honest.len()] {

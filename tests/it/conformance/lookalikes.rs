@@ -6,7 +6,7 @@ use std::time::Duration;
 use libtest_mimic::Trial;
 use ndarray::Ix1;
 use ndarray_shm::counted::HandleOptions;
-use ndarray_shm::{Arena, Error, OpenOptions};
+use ndarray_shm::{Arena, Error, ErrorKind, OpenOptions};
 
 use crate::support::{Place, eventually};
 use crate::tests;
@@ -35,9 +35,9 @@ fn plain_array_in_use_is_never_opened_as_counted(place: &Place) {
     let plain = place.options().create::<u8, Ix1>(name.location(), bytes.len()).unwrap();
     plain.write().unwrap().iter_mut().zip(&bytes).for_each(|(element, byte)| *element = *byte);
     let open = || place.open_options().open_counted::<u8, Ix1>(name.location());
-    assert!(matches!(open(), Err(Error::NotCounted { .. })));
+    assert!(matches!(open(), Err(Error { kind: ErrorKind::NotCounted, .. })));
     let before = plain.read().unwrap();
-    assert!(matches!(open(), Err(Error::NotCounted { .. })));
+    assert!(matches!(open(), Err(Error { kind: ErrorKind::NotCounted, .. })));
     assert_eq!(*before, *ndarray::Array::from(bytes), "no handle was counted in");
     drop(before);
     assert_eq!(place.reclaim().removed.len(), 0);
@@ -52,7 +52,10 @@ fn renamed_copy_is_refused_and_not_removed(place: &Place) {
     std::fs::copy(place.path(&name), place.path(&copy)).unwrap();
     assert_eq!(place.reclaim().removed.len(), 0);
     let error = place.open_options().open_counted::<u8, Ix1>(copy.location()).unwrap_err();
-    assert!(matches!(&error, Error::Trailer { reason, .. } if reason.contains(name.as_str())), "{error}");
+    assert!(
+        matches!(&error, Error { kind: ErrorKind::Trailer { reason, .. }, .. } if reason.contains(name.as_str())),
+        "{error}"
+    );
     array.close().unwrap();
     assert_eq!(place.reclaim().removed.len(), 0);
     assert!(place.has(&copy) && !place.has(&name));

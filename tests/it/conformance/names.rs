@@ -6,7 +6,7 @@ use std::time::Duration;
 use libtest_mimic::Trial;
 use ndarray::{Ix1, Ix2, ShapeBuilder};
 use ndarray_shm::counted::SharingStrategy;
-use ndarray_shm::{CreationMode, Error};
+use ndarray_shm::{CreationMode, Error, ErrorKind};
 
 use super::holder::Holder;
 use crate::support::counted::{create, open};
@@ -32,26 +32,26 @@ fn open_or_create_attaches_only_a_matching_array(place: &Place) {
     let name = place.location("open-or-create");
     let options = || place.options().mode(CreationMode::OpenOrCreate);
     let refused = options().share::<u32, _>(SharingStrategy::FileSystem, 4).unwrap_err();
-    assert!(matches!(refused, Error::InvalidSetting { .. }), "it gets a name of its own: {refused}");
+    assert!(matches!(refused.kind, ErrorKind::InvalidSetting { .. }), "it gets a name of its own: {refused}");
     let fill = |value| move |mut view: ndarray::ArrayViewMut1<'_, u32>| view.fill(value);
     let array = options().create_counted_with::<u32, _>(name.location(), 4, fill(1)).unwrap();
     let same = options().create_counted_with::<u32, _>(name.location(), 4, fill(2)).unwrap();
     assert_eq!((same.read().unwrap().sum(), array.refcount()), (4, 2));
     for shape in [3, 5] {
         let error = options().create_counted::<u32, _>(name.location(), shape).unwrap_err();
-        assert!(matches!(error, Error::ShapeMismatch { .. }), "{error}");
+        assert!(matches!(error.kind, ErrorKind::ShapeMismatch { .. }), "{error}");
     }
     let axes = place.options().mode(CreationMode::OpenOrCreate).create_counted::<u32, _>(name.location(), (2, 2));
-    assert!(matches!(axes.unwrap_err(), Error::ShapeMismatch { .. }));
+    assert!(matches!(axes.unwrap_err().kind, ErrorKind::ShapeMismatch { .. }));
     let elements = place.options().mode(CreationMode::OpenOrCreate).create_counted::<f32, _>(name.location(), 4);
-    assert!(matches!(elements.unwrap_err(), Error::DTypeMismatch { .. }));
+    assert!(matches!(elements.unwrap_err().kind, ErrorKind::DTypeMismatch { .. }));
     assert_eq!(array.refcount(), 2);
     let square = place.location("square");
     let options = || place.options().mode(CreationMode::OpenOrCreate);
     let _array = options().create_counted::<u32, _>(square.location(), (2, 2)).unwrap();
     let error = options().create_counted::<u32, _>(square.location(), (2, 2).f()).unwrap_err();
-    assert!(matches!(error, Error::ShapeMismatch { .. }), "{error}");
-    assert!(place.options().create_counted::<u32, _>(name.location(), 4).unwrap_err().is_already_exists());
+    assert!(matches!(error.kind, ErrorKind::ShapeMismatch { .. }), "{error}");
+    assert!(place.options().create_counted::<u32, _>(name.location(), 4).unwrap_err().kind == ErrorKind::AlreadyExists);
 }
 
 fn replacement_keeps_the_name_when_old_owners_leave(place: &Place) {
@@ -61,7 +61,7 @@ fn replacement_keeps_the_name_when_old_owners_leave(place: &Place) {
         let mut other = Holder::with(place, &name, "open");
         let mut child = Holder::with(place, &name, "replace 8");
         assert_eq!((old.refcount(), child.ask("count")), (2, "1".into()));
-        assert!(old.read().unwrap_err().is_unlinked());
+        assert!(old.read().unwrap_err().kind == ErrorKind::Unlinked);
         assert_eq!(other.ask("sum"), "Unlinked");
         assert_eq!(other.ask("close"), "ok");
         if old_leaves_last {
@@ -114,7 +114,7 @@ fn unlinked_array_stays_with_its_holders(place: &Place) {
     let keeping = place.open_options().keep_fd(true).open_counted::<u32, Ix1>(name.location()).unwrap();
     let reader = place.open_options().open_counted_reader::<u32, Ix1>(name.location()).unwrap();
     assert!(array.unlink().unwrap() && !array.unlink().unwrap());
-    assert!(array.read().unwrap_err().is_unlinked());
+    assert!(array.read().unwrap_err().kind == ErrorKind::Unlinked);
     if !cfg!(target_os = "macos") {
         assert_eq!(keeping.read().unwrap().sum(), 4);
     }
@@ -130,7 +130,7 @@ fn failing_operation_leaves_nothing_behind(place: &Place) {
         let calls = AtomicUsize::new(0);
         let failing = place.meddling(move |_, _| {
             let now = calls.fetch_add(1, Ordering::Relaxed);
-            let fails = Error::TimedOut { location: "test".into(), waited: Duration::ZERO };
+            let fails = ErrorKind::TimedOut { waited: Duration::ZERO }.at("test");
             if now == step { Err(fails) } else { Ok(()) }
         });
         let options = place.options().backend(failing.clone());
@@ -158,7 +158,7 @@ fn failing_operation_leaves_nothing_behind(place: &Place) {
     if let Ok(length) = usize::try_from(1_u64 << 46) {
         let error = place.options().create_counted::<u8, _>(name.location(), length).unwrap_err();
         assert!(
-            matches!(&error, Error::NoSpace { location, needed, .. }
+            matches!(&error, Error { kind: ErrorKind::NoSpace { needed, .. }, location, .. }
             if location == name.as_str() && *needed == (1 << 46) + 4096),
             "{error}"
         );

@@ -6,7 +6,7 @@ use libtest_mimic::Trial;
 use ndarray::Ix1;
 use ndarray_shm::backend::EntryKind;
 use ndarray_shm::counted::{Handle, Reclaim, Reclaimed, Removed, RemovedKind};
-use ndarray_shm::{CreateOptions, CreationMode, Error};
+use ndarray_shm::{CreateOptions, CreationMode, ErrorKind};
 
 use super::holder::Holder;
 use crate::support::child::{Child, Role, hear, say};
@@ -300,7 +300,10 @@ fn nothing_but_orphans_is_ever_reclaimed(place: &Place) {
         assert_eq!((reclaimed.attached, reclaimed.kept, reclaimed.in_flight), (0, 0, 0));
         let failed: Vec<&str> = reclaimed.failed.iter().map(|(name, _)| name.as_str()).collect();
         assert!(damaged.iter().all(|name| failed.contains(&name.as_str())), "{failed:?}");
-        assert!(reclaimed.failed.iter().all(|(_, error)| matches!(error, Error::Trailer { .. })), "{reclaimed:?}");
+        assert!(
+            reclaimed.failed.iter().all(|(_, error)| matches!(error.kind, ErrorKind::Trailer { .. })),
+            "{reclaimed:?}"
+        );
         assert_eq!(reclaimed.failed.len(), 4, "the damaged ones, and the trailer without its array: {reclaimed:?}");
     }
     assert_eq!(place.everything(), before);

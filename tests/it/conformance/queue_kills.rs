@@ -15,8 +15,8 @@ use std::time::Duration;
 
 use libtest_mimic::Trial;
 use ndarray::Ix1;
-use ndarray_shm::Arena;
 use ndarray_shm::arena::{ArenaArray, Queue};
+use ndarray_shm::{Arena, ErrorKind};
 
 use super::queues::nothing_is_left;
 use crate::support::Place;
@@ -107,7 +107,7 @@ fn soak_receive(arguments: &[String]) {
         report("wait");
         let array = match queue.recv_timeout::<u64, Ix1>(PATIENCE) {
             Ok(array) => array,
-            Err(error) if error.error().is_closed() => break,
+            Err(error) if matches!(error.error().kind, ErrorKind::Closed { .. }) => break,
             Err(error) => panic!("{error}"),
         };
         let number = array.view()[0];

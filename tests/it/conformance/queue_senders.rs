@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use libtest_mimic::Trial;
 use ndarray::{Ix1, arr1};
-use ndarray_shm::Arena;
 use ndarray_shm::arena::{Queue, Sender};
+use ndarray_shm::{Arena, ErrorKind};
 
 use super::queues::nothing_is_left;
 use crate::support::child::{Child, Role, hear, say};
@@ -83,7 +83,7 @@ fn receive(arguments: &[String]) {
         match queue.recv::<u64, Ix1>() {
             Ok(array) => say(array.view()[0]),
             Err(error) => {
-                assert!(error.error().is_closed(), "{error}");
+                assert!(matches!(error.error().kind, ErrorKind::Closed { .. }), "{error}");
                 say(error);
                 break;
             }
@@ -109,11 +109,11 @@ fn ended(name: &Name) -> String {
 }
 
 fn waits(queue: &Queue) -> bool {
-    queue.recv_any_timeout(A_WHILE).unwrap_err().is_timed_out()
+    matches!(queue.recv_any_timeout(A_WHILE).unwrap_err().kind, ErrorKind::TimedOut { .. })
 }
 
 fn ends(queue: &Queue) -> bool {
-    queue.recv_any_timeout(SOON).unwrap_err().is_closed()
+    matches!(queue.recv_any_timeout(SOON).unwrap_err().kind, ErrorKind::Closed { .. })
 }
 
 fn killed_sender_ends_a_waiting_receiver_after_its_messages(place: &Place) {
@@ -153,7 +153,7 @@ fn queue_ends_with_the_last_of_several_senders(place: &Place) {
     assert!(waits(&queue), "one of four is left");
     tell(&mut children[0], &["send 5", "drop"]);
     assert_eq!(queue.recv::<u64, Ix1>().unwrap().view()[0], 5);
-    assert!(ends(&queue) && queue.try_recv_any().unwrap_err().is_closed());
+    assert!(ends(&queue) && matches!(queue.try_recv_any().unwrap_err().kind, ErrorKind::Closed { .. }));
     children.remove(0).kill();
     nothing_is_left(&arena);
 }
@@ -186,11 +186,11 @@ fn later_registration_reopens_the_queue(place: &Place) {
     let (_name, arena, queue) = made(place, "sender-later");
     for number in 0..3 {
         let sender = queue.sender().unwrap();
-        assert!(queue.recv_any_timeout(Duration::ZERO).unwrap_err().is_timed_out());
+        assert!(matches!(queue.recv_any_timeout(Duration::ZERO).unwrap_err().kind, ErrorKind::TimedOut { .. }));
         send(&arena, &sender, number);
         drop(sender);
         assert_eq!(queue.recv::<u64, Ix1>().unwrap().view()[0], number);
-        assert!(queue.recv_any().unwrap_err().is_closed());
+        assert!(matches!(queue.recv_any().unwrap_err().kind, ErrorKind::Closed { .. }));
     }
     nothing_is_left(&arena);
 }
@@ -219,8 +219,8 @@ fn nonblocking_receive_notices_a_death(place: &Place) {
         let mut sender = child(place, "sender", &name);
         tell(&mut sender, &["register"]);
         let is_over = || match look {
-            0 => queue.try_recv_any().is_err_and(|error| error.is_closed()),
-            _ => queue.recv_any_timeout(Duration::ZERO).unwrap_err().is_closed(),
+            0 => queue.try_recv_any().is_err_and(|error| matches!(error.kind, ErrorKind::Closed { .. })),
+            _ => matches!(queue.recv_any_timeout(Duration::ZERO).unwrap_err().kind, ErrorKind::Closed { .. }),
         };
         for _ in 0..100 {
             assert!(!is_over());
@@ -248,11 +248,17 @@ fn closed_queue_refuses_registered_senders(place: &Place) {
     send(&arena, &sender, 1);
     assert!(sender.queue().close().unwrap());
     let (error, array) = sender.send(arena.from_array(&arr1(&[2u64])).unwrap()).unwrap_err().into_parts();
-    assert!(error.is_closed() && sender.try_send(&array).unwrap_err().error().is_closed());
-    assert!(sender.send_timeout(array, SOON).unwrap_err().error().is_closed());
+    assert!(
+        matches!(error.kind, ErrorKind::Closed { .. })
+            && matches!(sender.try_send(&array).unwrap_err().error().kind, ErrorKind::Closed { .. })
+    );
+    assert!(matches!(sender.send_timeout(array, SOON).unwrap_err().error().kind, ErrorKind::Closed { .. }));
     assert_eq!(queue.recv::<u64, Ix1>().unwrap().view()[0], 1);
     let error = queue.recv_any().unwrap_err();
-    assert!(error.is_closed() && error.to_string().ends_with("the queue was closed"), "{error}");
+    assert!(
+        matches!(error.kind, ErrorKind::Closed { .. }) && error.to_string().ends_with("the queue was closed"),
+        "{error}"
+    );
     drop(sender);
     nothing_is_left(&arena);
 }

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use libtest_mimic::Trial;
-use ndarray_shm::{CreateOptions, CreationMode, Error, SharedArray, unlink};
+use ndarray_shm::{CreateOptions, CreationMode, Error, ErrorKind, SharedArray, unlink};
 
 use crate::support::child::{Child, Role, hear, say};
 use crate::support::machine::open_files;
@@ -40,7 +40,7 @@ fn churn(arguments: &[String]) {
     assert!(unlink(first.as_str()).unwrap());
     let before = open_files();
     let check = |outcome: Result<(), Error>| match outcome {
-        Ok(()) | Err(Error::NotFound { .. } | Error::AlreadyExists { .. } | Error::Unlinked { .. }) => {}
+        Ok(()) | Err(Error { kind: ErrorKind::NotFound | ErrorKind::AlreadyExists | ErrorKind::Unlinked, .. }) => {}
         Err(error) => panic!("{error}"),
     };
     let whole = |array: &SharedArray<u64, ndarray::Ix1>| {

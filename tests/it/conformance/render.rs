@@ -9,7 +9,7 @@ use ndarray::Array;
 use ndarray_shm::array::Description;
 use ndarray_shm::render::OtherWork;
 use ndarray_shm::render::{self, Claim, RenderOptions};
-use ndarray_shm::{DType, Directory, Error, Location, NextClaim, Order, Pages, RenderBuffer};
+use ndarray_shm::{DType, Directory, Error, ErrorKind, Location, NextClaim, Order, Pages, RenderBuffer};
 
 use crate::support::{Name, Place, eventually, rounds};
 use crate::tests;
@@ -93,7 +93,7 @@ fn finished_buffer_has_only_its_name(place: &Place) {
     assert!(matches!(two.claim_next().unwrap(), NextClaim::AllDone));
     assert_eq!(*two.finish().unwrap().read().unwrap(), *expected, "the second to finish gets the same array");
     let again = place.render_options().create::<u32, _>(name.location(), (6, 10), (4, 3), "a test");
-    assert!(again.unwrap_err().is_already_exists());
+    assert!(again.unwrap_err().kind == ErrorKind::AlreadyExists);
 }
 
 fn chunks_can_be_read_while_others_are_painted(place: &Place) {
@@ -114,7 +114,7 @@ fn finish_returns_an_incomplete_buffer(place: &Place) {
     let name = place.location("incomplete");
     let buffer = buffer(place, &name);
     let error = buffer.finish().unwrap_err();
-    assert!(matches!(error.error(), Error::Incomplete { done: 0, total: 8, .. }), "{error}");
+    assert!(matches!(error.error().kind, ErrorKind::Incomplete { done: 0, total: 8, .. }), "{error}");
     let buffer = error.into_inner();
     paint(&buffer);
     buffer.finish().unwrap();
@@ -129,8 +129,8 @@ fn claim_and_write_guard_exclude_each_other(place: &Place) {
     std::fs::hard_link(place.directory().join(partial), place.path(&alias)).unwrap();
     let array = place.open_options().open::<u32, _>(alias.location(), (6, 10)).unwrap();
     let Claim::Chunk(claim) = buffer.claim(3).unwrap() else { panic!("free") };
-    assert!(array.try_write().unwrap_err().is_would_block());
-    assert!(array.write().unwrap_err().is_would_deadlock());
+    assert!(array.try_write().unwrap_err().kind == ErrorKind::WouldBlock);
+    assert!(array.write().unwrap_err().kind == ErrorKind::WouldDeadlock);
     drop(claim);
     let writer = array.try_write().unwrap();
     assert!(matches!(buffer.claim_next().unwrap(), NextClaim::Busy));
@@ -217,7 +217,7 @@ fn unlinked_buffer_keeps_its_memory_and_refuses_claims(place: &Place) {
     assert!(place.files_of(&name).is_empty());
     claim.view_mut().fill(1); // mapped as before
     drop(claim);
-    assert!(old.claim_next().unwrap_err().is_unlinked());
+    assert!(old.claim_next().unwrap_err().kind == ErrorKind::Unlinked);
     let new = buffer(place, &name);
     old.unlink().unwrap();
     assert!(matches!(new.claim_next().unwrap(), NextClaim::Chunk(_)), "a newer buffer is spared");
@@ -236,7 +236,7 @@ fn create_fails_when_another_process_finished_meanwhile(place: &Place) {
         }
     };
     let (backend, other) = once_before(place, ("publish", "-ledger-"), finish);
-    assert!(begin(backend, name.location()).unwrap_err().is_already_exists());
+    assert!(begin(backend, name.location()).unwrap_err().kind == ErrorKind::AlreadyExists);
     assert!(other.lock().unwrap().is_some());
     assert_eq!(place.files_of(&name), [name.as_str()]);
 }
@@ -256,7 +256,7 @@ fn joiner_that_chose_sparse_leaves_holes(place: &Place) {
     // Options that only the creator can choose are refused, not ignored.
     for chosen in [options(Pages::Huge), options(Pages::Base), place.render_options().chunk_offset(&[1])] {
         let refused = chosen.open::<u8, ndarray::Ix1>(name.location()).unwrap_err();
-        assert!(matches!(refused, Error::InvalidSetting { .. }), "{refused}");
+        assert!(matches!(refused.kind, ErrorKind::InvalidSetting { .. }), "{refused}");
     }
     assert_eq!(allocated_of_payload(place, &name) < 1 << 18, place.has_holes());
     drop((buffers, joined));
@@ -273,7 +273,9 @@ fn joiner_fills_the_holes_of_a_sparse_buffer(place: &Place) {
     let sparse = create(Pages::Sparse).unwrap();
     for join in [&open as &dyn Fn() -> _, &|| create(Pages::Auto)] {
         match join() {
-            Err(error) if place.has_holes() && !Place::FILLS_HOLES => assert!(error.is_unsupported(), "{error}"),
+            Err(error) if place.has_holes() && !Place::FILLS_HOLES => {
+                assert!(matches!(error.kind, ErrorKind::Unsupported { .. }), "{error}");
+            }
             joined => {
                 joined.unwrap();
                 assert!(allocated_of_payload(place, &name) >= 1 << 20);
@@ -288,16 +290,14 @@ fn payload_without_ledger_does_not_block_create(place: &Place) {
     let viewer = buffer(place, &name);
     // A discard that fails at the payload.
     let stuck = place.meddling(|operation, at| match at {
-        Some(at) if operation == "unlink" && at.as_str().contains("part") => {
-            Err(Error::WouldBlock { location: at.to_string() })
-        }
+        Some(at) if operation == "unlink" && at.as_str().contains("part") => Err(ErrorKind::WouldBlock.at(at)),
         _ => Ok(()),
     });
     assert!(render::discard(&stuck, name.location()).is_err());
     let options = || place.render_options().timeout(Duration::ZERO);
     assert!(options().open::<u32, ndarray::Ix2>(name.location()).unwrap_err().is_not_found());
     let began = options().create::<u32, _>(name.location(), (6, 10), (4, 3), "a test").unwrap();
-    assert!(viewer.claim_next().unwrap_err().is_unlinked());
+    assert!(viewer.claim_next().unwrap_err().kind == ErrorKind::Unlinked);
     assert_eq!(paint(&began), 8);
 }
 
@@ -311,7 +311,7 @@ fn abandoned_buffer_of_other_work_is_replaced(place: &Place) {
         let first = if is_pooled { options().pool(&pool) } else { options() };
         drop(first.create::<u32, _>(name.location(), (6, 10), (4, 3), "a").unwrap());
         let refused = options().create::<u8, _>(name.location(), (6, 11), (4, 3), "b").unwrap_err();
-        assert!(matches!(refused, Error::Mismatch { state: OtherWork::Idle, .. }), "{refused}");
+        assert!(matches!(refused.kind, ErrorKind::Mismatch { state: OtherWork::Idle, .. }), "{refused}");
         assert!(refused.to_string().contains("no process is attached"), "{refused}");
         for options in [options(), options().pool(&pool)] {
             let new = options.replace(true).create::<u8, _>(name.location(), (6, 11), (4, 3), "b").unwrap();
@@ -331,7 +331,7 @@ fn attached_buffer_of_other_work_is_not_replaced(place: &Place) {
     for replace in [false, true] {
         let options = place.render_options().replace(replace);
         let refused = options.create::<u32, _>(name.location(), (6, 10), (4, 3), "other").unwrap_err();
-        assert!(matches!(refused, Error::Mismatch { state: OtherWork::Attached, .. }), "{refused}");
+        assert!(matches!(refused.kind, ErrorKind::Mismatch { state: OtherWork::Attached, .. }), "{refused}");
         assert!(refused.to_string().contains("a process is attached"), "{refused}");
     }
     assert_eq!(paint(&painting), 8);
@@ -350,7 +350,7 @@ fn refused_replacement_keeps_the_abandoned_buffer(place: &Place) {
     let options = place.render_options().replace(true);
     let refused = options.create::<u32, _>(name.location(), (6, 10), (4, 3), "other").unwrap_err();
     std::fs::remove_dir(place.path(&name)).unwrap();
-    assert!(matches!(refused, Error::NotAnArray { .. }), "{refused}");
+    assert!(matches!(refused.kind, ErrorKind::NotAnArray { .. }), "{refused}");
     assert_eq!(buffer(place, &name).progress().total, 8);
     assert!(render::discard(&place.backend, name.location()).unwrap());
 }
@@ -365,7 +365,7 @@ fn late_painter_gets_the_finished_array(place: &Place) {
     assert_eq!(paint(&accept(place, &name, "a test").unwrap()), 8);
     let array = accept(place, &name, "a test").unwrap().finish().unwrap();
     if !place.describes() {
-        assert!(accept(place, &name, "a test").unwrap_err().is_already_exists());
+        assert!(accept(place, &name, "a test").unwrap_err().kind == ErrorKind::AlreadyExists);
         return;
     }
     let late = accept(place, &name, "a test").unwrap();
@@ -376,7 +376,7 @@ fn late_painter_gets_the_finished_array(place: &Place) {
     assert_eq!(late.chunk(7).unwrap().expect("finished").sum(), 49 + 59);
     // Its chunks are locked like those of an array: a writer excludes their readers.
     let writer = array.write().unwrap();
-    assert!(late.chunk(0).unwrap_err().is_would_deadlock());
+    assert!(late.chunk(0).unwrap_err().kind == ErrorKind::WouldDeadlock);
     drop(writer);
     late.unlink().unwrap();
     assert_eq!(place.files_of(&name), [name.as_str()], "a finished array is not discarded");
@@ -385,7 +385,7 @@ fn late_painter_gets_the_finished_array(place: &Place) {
     assert_eq!(array.read().unwrap()[[0, 0]], 99, "the same memory");
     let late = accept(place, &name, "a test").unwrap();
     assert!(place.backend.unlink(name.location()).unwrap());
-    assert!(late.finish().unwrap_err().error().is_unlinked(), "the name has gone since");
+    assert!(late.finish().unwrap_err().error().kind == ErrorKind::Unlinked, "the name has gone since");
 }
 
 fn finished_array_of_other_work_is_refused_or_replaced(place: &Place) {
@@ -394,8 +394,8 @@ fn finished_array_of_other_work_is_refused_or_replaced(place: &Place) {
     paint(&first);
     let first = first.finish().unwrap();
     let refused = |error: Error| match error {
-        Error::Mismatch { state: OtherWork::Finished, .. } => assert!(place.describes()),
-        Error::AlreadyExists { .. } => assert!(!place.describes()),
+        Error { kind: ErrorKind::Mismatch { state: OtherWork::Finished, .. }, .. } => assert!(place.describes()),
+        Error { kind: ErrorKind::AlreadyExists, .. } => assert!(!place.describes()),
         other => panic!("{other}"),
     };
     refused(accept(place, &name, "other").unwrap_err());
@@ -417,7 +417,7 @@ fn finished_array_of_other_work_is_refused_or_replaced(place: &Place) {
 fn array_that_does_not_say_its_work_is_refused(place: &Place) {
     let name = place.location("no-work");
     let plain = place.options().create::<u32, _>(name.location(), (6, 10)).unwrap();
-    assert!(accept(place, &name, "a test").unwrap_err().is_already_exists());
+    assert!(accept(place, &name, "a test").unwrap_err().kind == ErrorKind::AlreadyExists);
     drop(plain);
     if !place.describes() {
         return;
@@ -434,7 +434,7 @@ fn array_that_does_not_say_its_work_is_refused(place: &Place) {
     assert_eq!(accept(place, &name, "a test").unwrap().progress().done, 8, "the note is a claim");
     let wrong = Description::new(DType::F32, &[6, 10], Order::C).unwrap().with_note("work", &digest).unwrap();
     place.backend.describe(name.location(), &wrong).unwrap();
-    assert!(accept(place, &name, "a test").unwrap_err().is_already_exists());
+    assert!(accept(place, &name, "a test").unwrap_err().kind == ErrorKind::AlreadyExists);
 }
 
 fn buffer_that_is_finished_meanwhile_is_accepted(place: &Place) {
@@ -467,8 +467,11 @@ fn digest_fits_beside_the_notes(place: &Place) {
         let options = place.render_options().note(key, &"x".repeat(length));
         options.create::<u32, _>(name.location(), (6, 10), (4, 3), "a test")
     };
-    assert!(matches!(note("work", 3).unwrap_err(), Error::InvalidSetting { .. }), "the library's own key");
-    assert!(matches!(note("source", 3450).unwrap_err(), Error::InvalidSetting { .. }), "no room beside the digest");
+    assert!(matches!(note("work", 3).unwrap_err().kind, ErrorKind::InvalidSetting { .. }), "the library's own key");
+    assert!(
+        matches!(note("source", 3450).unwrap_err().kind, ErrorKind::InvalidSetting { .. }),
+        "no room beside the digest"
+    );
     let longest = note("source", 3380).unwrap();
     paint(&longest);
     longest.finish().unwrap();

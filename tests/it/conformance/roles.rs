@@ -6,6 +6,8 @@ use std::time::Duration;
 use libtest_mimic::Trial;
 use ndarray::{Array, Ix1};
 
+use ndarray_shm::ErrorKind;
+
 use crate::support::child::{Child, Role, hear, say};
 use crate::support::{Place, arena_of_child, eventually};
 use crate::tests;
@@ -60,7 +62,7 @@ fn consume(arguments: &[String]) {
                 }
             }
             Err(error) => {
-                assert!(error.error().is_closed(), "{error}");
+                assert!(matches!(error.error().kind, ErrorKind::Closed { .. }), "{error}");
                 break;
             }
         }
@@ -125,7 +127,7 @@ fn waiting_for_room_ends_with_drop_or_death(place: &Place) {
         let mut child = Child::start(place, "room-taker", &[name.as_str()]);
         child.expect("taken");
         // An array of another size, so that the span has to be divided anew.
-        assert!(arena.draft::<u16, _>(20_000).unwrap_err().is_no_space());
+        assert!(matches!(arena.draft::<u16, _>(20_000).unwrap_err().kind, ErrorKind::NoSpace { .. }));
         let waiter = {
             let arena = arena.clone();
             std::thread::spawn(move || arena.draft_wait::<u16, _>(20_000, Duration::MAX).map(drop))
@@ -148,9 +150,12 @@ fn waiting_for_room_times_out_or_reports_no_space(place: &Place) {
     let arena = place.arena_options().create(name.location(), 1 << 16).unwrap();
     let limit = Duration::from_millis(20);
     let held = arena.draft_wait::<u8, _>(50_000, Duration::ZERO).unwrap();
-    assert!(arena.draft_wait::<u8, _>(50_000, limit).unwrap_err().is_timed_out());
-    assert!(arena.draft_wait::<u8, _>(50_000, Duration::ZERO).unwrap_err().is_timed_out());
-    assert!(arena.draft_wait::<u8, _>(1 << 16, Duration::MAX).unwrap_err().is_no_space(), "it never fits");
+    assert!(matches!(arena.draft_wait::<u8, _>(50_000, limit).unwrap_err().kind, ErrorKind::TimedOut { .. }));
+    assert!(matches!(arena.draft_wait::<u8, _>(50_000, Duration::ZERO).unwrap_err().kind, ErrorKind::TimedOut { .. }));
+    assert!(
+        matches!(arena.draft_wait::<u8, _>(1 << 16, Duration::MAX).unwrap_err().kind, ErrorKind::NoSpace { .. }),
+        "it never fits"
+    );
     drop(held);
     drop(arena.draft_wait::<u8, _>(50_000, limit).unwrap());
 }

@@ -6,7 +6,7 @@ use std::process::Command;
 
 use libtest_mimic::Trial;
 use ndarray::{Ix3, IxDyn, ShapeBuilder};
-use ndarray_shm::{Access, DType, Error, Order, SharedArray, unlink, with_element};
+use ndarray_shm::{Access, DType, Error, ErrorKind, Order, SharedArray, unlink, with_element};
 
 use super::peer::{About, Peer, path};
 use super::sample::{Sample, assert_same, create, element, fill, open};
@@ -96,7 +96,7 @@ fn unlink_is_seen_on_both_sides(place: &Place, cloudvolume: &mut Peer) {
     let array = create::<u8>(place, &ours, &SHAPE, Order::F, 1);
     cloudvolume.expect(format!("unlink {}", ours.as_str()), "True");
     cloudvolume.expect(format!("unlink {}", ours.as_str()), "False");
-    assert!(array.read().unwrap_err().is_unlinked());
+    assert!(array.read().unwrap_err().kind == ErrorKind::Unlinked);
     assert!(!place.backend.unlink(ours.location()).unwrap());
 
     cloudvolume.expect(about.with("fill", its.as_str(), 1), "done");
@@ -116,7 +116,10 @@ fn array_resized_by_cloudvolume_is_refused(place: &Place, cloudvolume: &mut Peer
         assert_same(&array, 1);
         cloudvolume.expect(about.of("allocate", name.as_str()), "done");
         let error = place.open_options().open::<u8, _>(name.location(), IxDyn(&SHAPE).f()).unwrap_err();
-        assert!(matches!(error, Error::SizeMismatch { expected: 210, found, .. } if found == size), "{error}");
+        assert!(
+            matches!(error, Error { kind: ErrorKind::SizeMismatch { expected: 210, found, .. }, .. } if found == size),
+            "{error}"
+        );
         assert_eq!(open::<u8>(place, &name, &about.shape, Order::F).len() as u64, size);
     }
 }
@@ -133,7 +136,7 @@ fn empty_array_survives_failed_mapping_by_cloudvolume(place: &Place, cloudvolume
     cloudvolume.expect_error(about.of("allocate", its.as_str()), "ValueError");
     assert_eq!(open::<u8>(place, &its, &[0, 4, 4], Order::F).len(), 0);
     let error = place.open_options().open::<u8, _>(its.location(), IxDyn(&[1])).unwrap_err();
-    assert!(matches!(error, Error::SizeMismatch { expected: 1, found: 0, .. }), "{error}");
+    assert!(matches!(error.kind, ErrorKind::SizeMismatch { expected: 1, found: 0, .. }), "{error}");
 }
 
 fn a_leading_slash_means_the_same_array(place: &Place, cloudvolume: &mut Peer) {
@@ -149,7 +152,7 @@ fn a_leading_slash_means_the_same_array(place: &Place, cloudvolume: &mut Peer) {
         assert_same(&created, 2);
         assert_same(&place.open_options().open::<u8, _>(with_slash.as_str(), IxDyn(&SHAPE).f()).unwrap(), 2);
         cloudvolume.expect(format!("unlink {with_slash}"), "True");
-        assert!(created.read().unwrap_err().is_unlinked());
+        assert!(created.read().unwrap_err().kind == ErrorKind::Unlinked);
     }
 }
 
@@ -166,7 +169,7 @@ pub fn use_default_backend(arguments: &[String]) {
             assert_same(&array, 2);
             say("seen");
         }
-        Err(Error::PermissionDenied { .. }) => return say("refused"),
+        Err(Error { kind: ErrorKind::PermissionDenied { .. }, .. }) => return say("refused"),
         Err(error) => panic!("{error}"),
     }
     hear();

@@ -4,7 +4,7 @@ use std::process::Command;
 
 use libtest_mimic::Trial;
 use ndarray::{IxDyn, ShapeBuilder};
-use ndarray_shm::{Access, CreationMode, DType, Error, Order, with_element};
+use ndarray_shm::{Access, CreationMode, DType, Error, ErrorKind, Order, with_element};
 
 use super::peer::{About, Peer, of_package, path, python};
 use super::sample::{Sample, assert_same, create, fill, open};
@@ -111,7 +111,10 @@ fn file_of_another_size_is_refused_unchanged(place: &Place) {
         ];
         for attempt in attempts {
             let error = attempt.unwrap_err();
-            assert!(matches!(error, Error::SizeMismatch { expected: 210, found, .. } if found == size), "{error}");
+            assert!(
+                matches!(error, Error { kind: ErrorKind::SizeMismatch { expected: 210, found, .. }, .. } if found == size),
+                "{error}"
+            );
         }
         assert_eq!(std::fs::metadata(path(place, &name)).unwrap().len(), size);
     }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use libtest_mimic::Trial;
 use ndarray::{Ix3, ShapeBuilder};
 use ndarray_shm::render::Claim;
-use ndarray_shm::{NextClaim, RenderBuffer};
+use ndarray_shm::{ErrorKind, NextClaim, RenderBuffer};
 
 use super::peer::{Peer, path, python};
 use super::sample::{assert_same, paint};
@@ -153,7 +153,7 @@ fn unfinished_ledger_of_killed_python_is_replaced(place: &Place) {
     python.tell(format!("begin {} {} stop", place.directory().display(), name.as_str()));
     eventually("its ledger has a name", || !place.files_of(&name).is_empty());
     let options = place.render_options().timeout(Duration::from_millis(20));
-    assert!(options.open::<u16, Ix3>(name.location()).unwrap_err().is_timed_out());
+    assert!(matches!(options.open::<u16, Ix3>(name.location()).unwrap_err().kind, ErrorKind::TimedOut { .. }));
     python.kill();
     assert_eq!(begin(place, &name).progress().done, 0);
 }

@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use libtest_mimic::Trial;
 use ndarray::{Array, Ix1};
-use ndarray_shm::OpenOptions;
 use ndarray_shm::arena::{ArenaArray, ArenaHandle};
+use ndarray_shm::{ErrorKind, OpenOptions};
 
 use super::sandbox;
 use crate::support::child::{Child, Role, say};
@@ -117,7 +117,9 @@ fn fork_with_arena(arguments: &[String]) {
         drop((array, arena, same, again));
         fine && looks.is_err()
             && refused.iter().all(|refused| {
-                refused.as_ref().is_err_and(|error| error.is_unsupported() && error.to_string().contains("forked"))
+                refused.as_ref().is_err_and(|error| {
+                    matches!(error.kind, ErrorKind::Unsupported { .. }) && error.to_string().contains("forked")
+                })
             })
     });
     let (_, _, draft) = inherited.expect("the parent's");
@@ -125,7 +127,7 @@ fn fork_with_arena(arguments: &[String]) {
     drop(sender);
     assert!(queue.try_recv_any().unwrap().is_none(), "one of two senders is left, as if there had been no child");
     drop(inherited_sender);
-    assert!(queue.try_recv_any().unwrap_err().is_closed());
+    assert!(matches!(queue.try_recv_any().unwrap_err().kind, ErrorKind::Closed { .. }));
     assert_eq!((array.members(), array.view().sum(), arena.stats().unwrap().arrays), (1, 10, 2));
     drop(draft.share().unwrap());
     let left: Vec<_> = arena.stats().unwrap().members.iter().map(|member| member.process).collect();
@@ -172,13 +174,16 @@ fn parent_death_is_noticed_despite_a_living_forked_child(place: &Place) {
     let handle: ArenaHandle = handle.parse().unwrap();
     assert_eq!(arena.get::<u64, Ix1>(&handle).unwrap().view().sum(), 10);
     let queue = arena.queue(0).unwrap();
-    assert!(queue.recv_any_timeout(std::time::Duration::ZERO).unwrap_err().is_timed_out());
+    assert!(matches!(queue.recv_any_timeout(std::time::Duration::ZERO).unwrap_err().kind, ErrorKind::TimedOut { .. }));
     child.kill();
     // Where a lock lasts only as long as its descriptor, the forked child's copy keeps the parent's seat locked.
     if place.backend.lock_survives_close().unwrap() {
-        assert!(queue.recv_any().unwrap_err().is_closed(), "its registered sender is dead");
+        assert!(
+            matches!(queue.recv_any().unwrap_err().kind, ErrorKind::Closed { .. }),
+            "its registered sender is dead"
+        );
         assert_eq!(arena.reclaim().unwrap().members, 1);
-        assert!(arena.get::<u64, Ix1>(&handle).unwrap_err().is_handle_spent());
+        assert!(arena.get::<u64, Ix1>(&handle).unwrap_err().kind == ErrorKind::HandleSpent);
     }
     // SAFETY: the forked child sleeps in an endless loop. So it still runs, and its number belongs to no other process.
     unsafe { libc::kill(forked.parse().unwrap(), libc::SIGKILL) };
@@ -200,8 +205,8 @@ fn refused(arguments: &[String]) {
     let length = std::fs::metadata(&arguments[1]).unwrap().len() as usize;
     let plain = OpenOptions::new().backend(backend.clone());
     let counted = OpenOptions::new().backend(backend);
-    assert!(plain.open::<u8, Ix1>(name, length).unwrap_err().is_reserved());
-    assert!(counted.open_counted::<u8, Ix1>(name).unwrap_err().is_reserved());
+    assert!(matches!(plain.open::<u8, Ix1>(name, length).unwrap_err().kind, ErrorKind::Reserved { .. }));
+    assert!(matches!(counted.open_counted::<u8, Ix1>(name).unwrap_err().kind, ErrorKind::Reserved { .. }));
     say(format!("refused after {} forks", FORKS.load(Ordering::Relaxed)));
 }
 

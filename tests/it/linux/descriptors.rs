@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use libtest_mimic::Trial;
 use ndarray::ShapeBuilder;
-use ndarray_shm::{CreateOptions, Directory, Error, FrozenArray, SharedArray, default_backend};
+use ndarray_shm::{CreateOptions, Directory, Error, ErrorKind, FrozenArray, SharedArray, default_backend};
 
 use super::sandbox;
 use crate::support::Place;
@@ -84,7 +84,7 @@ fn many_arrays(arguments: &[String]) {
     for number in 0..many {
         match SharedArray::<u64, _>::create(format!("{}-{number}", arguments[0]), 4) {
             Ok(array) => arrays.push(array),
-            Err(Error::TooManyOpenFiles { limit: 64, .. }) if !survives => break,
+            Err(Error { kind: ErrorKind::TooManyOpenFiles { limit: 64, .. }, .. }) if !survives => break,
             Err(error) => panic!("array {number}: {error}"),
         }
         most = most.max(open_files());
@@ -111,7 +111,7 @@ fn guards_without_proc(arguments: &[String]) {
     assert_eq!(array.read().unwrap().sum(), 12);
     assert!(array.unlink().unwrap());
     let error = array.read().unwrap_err();
-    assert!(error.is_unsupported() && error.to_string().contains("/proc"), "{error}");
+    assert!(matches!(error.kind, ErrorKind::Unsupported { .. }) && error.to_string().contains("/proc"), "{error}");
     say("as expected");
 }
 
@@ -205,7 +205,7 @@ fn guard_dropped_in_a_forked_child_stays_locked(place: &Place) {
     let array = place.options().create::<u8, _>(name.location(), 4).unwrap();
     let mut child = Child::start(place, "fork-with-guard", &[name.as_str()]);
     child.expect("forked");
-    assert!(array.try_read().unwrap_err().is_would_block());
+    assert!(array.try_read().unwrap_err().kind == ErrorKind::WouldBlock);
     child.tell("let go");
     child.expect("done");
     assert!(array.try_read().is_ok());
@@ -216,12 +216,15 @@ fn unsealed_descriptors_are_not_frozen_arrays(place: &Place) {
     place.options().create::<u8, _>(name.location(), 4).unwrap();
     let file = File::open(place.path(&name)).unwrap();
     let error = FrozenArray::<u8, _>::from_fd(file, 4).unwrap_err();
-    assert!(error.is_unsupported() && error.to_string().contains("F_SEAL_WRITE"), "{error}");
+    assert!(
+        matches!(error.kind, ErrorKind::Unsupported { .. }) && error.to_string().contains("F_SEAL_WRITE"),
+        "{error}"
+    );
     let frozen = FrozenArray::<u16, _>::create_with((2, 3).f(), |mut view| view.fill(7)).unwrap();
     let copy = frozen.clone();
     let file = frozen.file().unwrap().try_clone().unwrap();
     let error = FrozenArray::<u16, _>::from_fd(file.try_clone().unwrap(), 5).unwrap_err();
-    assert!(matches!(error, Error::SizeMismatch { expected: 10, found: 12, .. }), "{error}");
+    assert!(matches!(error.kind, ErrorKind::SizeMismatch { expected: 10, found: 12, .. }), "{error}");
     let again = FrozenArray::<u16, _>::from_fd(file.try_clone().unwrap(), (2, 3).f()).unwrap();
     drop(frozen);
     assert_eq!((again.sum(), copy.view().sum()), (42, 42));

@@ -11,8 +11,8 @@ use ndarray_shm::backend::Backend;
 use ndarray_shm::counted::{Handle, HandleOptions, SharingStrategy, give_up, on_no_space};
 use ndarray_shm::render::{self, RenderOptions};
 use ndarray_shm::{
-    Access, ArrayReader, CreateOptions, Directory, Error, FrozenArray, Location, OpenOptions, Pages, RenderBuffer,
-    SharedArray, default_backend,
+    Access, ArrayReader, CreateOptions, Directory, Error, ErrorKind, FrozenArray, Location, OpenOptions, Pages,
+    RenderBuffer, SharedArray, default_backend,
 };
 
 use super::sandbox::{self, MemoryGroup, unless};
@@ -79,7 +79,7 @@ fn exceeding_the_file_size_limit_is_an_error(place: &Place) {
 
 pub fn assert_no_space(error: &Error, wanted: usize, at_most: usize) {
     match error {
-        Error::NoSpace { needed, available, .. } => {
+        Error { kind: ErrorKind::NoSpace { needed, available, .. }, .. } => {
             assert_eq!(*needed, wanted as u64);
             assert!(*available <= at_most as u64, "{available}");
         }
@@ -110,7 +110,10 @@ fn give_up_for_room(_: &[String]) {
     let unused = send().unwrap();
     (0..4).for_each(|_| use_it(&send().unwrap()));
     let error = send().unwrap_err();
-    assert!(matches!(&error, Error::NoSpace { in_flight, .. } if *in_flight > 15 * MIB as u64), "{error}");
+    assert!(
+        matches!(&error, Error { kind: ErrorKind::NoSpace { in_flight, .. }, .. } if *in_flight > 15 * MIB as u64),
+        "{error}"
+    );
     assert!(
         error.to_string().contains("keep 16 MiB of arrays") && error.to_string().contains("gc --in-flight"),
         "{error}"
@@ -181,7 +184,7 @@ fn fill_file_system(_: &[String]) {
     let error = SharedArray::<u8, _>::create("large", 64 * MIB).unwrap_err();
     assert_no_space(&error, 64 * MIB, 16 * MIB);
     let text = error.to_string();
-    assert!(text.contains("`large` needs 67108864 bytes") && text.contains("remount,size="), "{text}");
+    assert!(text.contains("`large`: 67108864 bytes are needed") && text.contains("remount,size="), "{text}");
     // Emulated shared memory is not Docker's mount, and cannot be emulated once more.
     let is_real = default_backend().unwrap().name() == "shm";
     assert_eq!((text.contains("--shm-size"), text.contains("EMULATE_SHM=1")), (is_real, is_real), "{text}");
@@ -198,7 +201,7 @@ fn fill_file_system(_: &[String]) {
     let error = SharedArray::<u8, _>::create("half-again", 10 * MIB).unwrap_err();
     assert_no_space(&error, 10 * MIB, 6 * MIB);
     let error = SharedArray::<u8, _>::create("half", 64 * MIB).unwrap_err();
-    assert!(error.is_already_exists(), "a full memory does not hide that the name is taken: {error}");
+    assert!(error.kind == ErrorKind::AlreadyExists, "a full memory does not hide that the name is taken: {error}");
 
     // A foreign sparse file is opened only if its holes can be filled, since on tmpfs even reading a hole allocates
     // memory.
@@ -223,7 +226,7 @@ fn fill_file_system(_: &[String]) {
             Err(error) => break error,
         }
     };
-    assert!(error.is_no_space(), "{error}");
+    assert!(matches!(error.kind, ErrorKind::NoSpace { .. }), "{error}");
     for array in &small {
         array.write().unwrap().fill(9);
     }
@@ -251,7 +254,7 @@ fn no_inodes(_: &[String]) {
         }
         assert!(arrays.len() < 10);
     };
-    assert!(error.is_no_space() && error.to_string().contains("inodes"), "{error}");
+    assert!(matches!(error.kind, ErrorKind::NoSpace { .. }) && error.to_string().contains("inodes"), "{error}");
     say("alive");
 }
 
@@ -291,7 +294,9 @@ fn with_fallback<R>(
     attempt: impl Fn(Directory) -> Result<R, Error>,
 ) -> Result<R, Error> {
     match Directory::shm().and_then(&attempt) {
-        Err(error) if error.is_unsupported() || is_worth_another_try(&error) => attempt(Directory::emulated()?),
+        Err(error) if matches!(error.kind, ErrorKind::Unsupported { .. }) || is_worth_another_try(&error) => {
+            attempt(Directory::emulated()?)
+        }
         other => other,
     }
 }
@@ -306,7 +311,14 @@ fn create_with_fallback(names: &[String]) {
             let options = CreateOptions::new().backend(directory);
             options.create_with::<u8, _>(name, length, |mut view| view.fill(3))
         };
-        with_fallback(|error| error.is_no_space() || error.is_permission_denied(), create).unwrap()
+        with_fallback(
+            |error| {
+                matches!(error.kind, ErrorKind::NoSpace { .. })
+                    || matches!(error.kind, ErrorKind::PermissionDenied { .. })
+            },
+            create,
+        )
+        .unwrap()
     });
     let arrays: Vec<_> = arrays.collect();
     let mut command = std::process::Command::new(program());
@@ -384,8 +396,9 @@ fn few_descriptors(_arguments: &[String]) {
             let names: Vec<String> = place.list().unwrap().into_iter().map(|entry| entry.name).collect();
             if let Err(error) = &created {
                 // Without a descriptor for /proc, the overflow user (65534) cannot be told from users without a number.
-                let is_doubted = error.is_foreign_owner() && rustix::process::geteuid().as_raw() == 65534;
-                if !(error.is_too_many_open_files() || is_doubted) || !names.is_empty() {
+                let is_doubted = matches!(error.kind, ErrorKind::ForeignOwner { .. })
+                    && rustix::process::geteuid().as_raw() == 65534;
+                if !(matches!(error.kind, ErrorKind::TooManyOpenFiles { .. }) || is_doubted) || !names.is_empty() {
                     wrong.push(format!("{kind} with {free} descriptors: {error}; left {names:?}"));
                 }
             }
@@ -417,12 +430,12 @@ fn no_descriptors_to_join(_arguments: &[String]) {
     for keep in [false, true] {
         let error = ArenaOptions::new().backend(meddling.clone()).keep(keep).create(&name, 1 << 16).unwrap_err();
         taken.lock().unwrap().clear();
-        assert!(error.is_too_many_open_files(), "{error}");
+        assert!(matches!(error.kind, ErrorKind::TooManyOpenFiles { .. }), "{error}");
         assert!(place.list().unwrap().is_empty(), "kept: {keep}");
     }
     let error = Counters::create_in(&meddling, &name, 8).unwrap_err();
     taken.lock().unwrap().clear();
-    assert!(error.is_too_many_open_files(), "{error}");
+    assert!(matches!(error.kind, ErrorKind::TooManyOpenFiles { .. }), "{error}");
     assert!(place.list().unwrap().is_empty());
     say("as expected");
 }

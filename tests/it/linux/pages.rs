@@ -12,7 +12,7 @@ use ndarray_shm::array::SealableDraft;
 use ndarray_shm::backend::PageUse;
 use ndarray_shm::render::Claim;
 use ndarray_shm::{
-    Access, CreateOptions, Draft, Error, FrozenArray, OpenOptions, Pages, RenderBuffer, Result, SharedArray,
+    Access, CreateOptions, Draft, Error, ErrorKind, FrozenArray, OpenOptions, Pages, RenderBuffer, Result, SharedArray,
     default_backend,
 };
 use rustix::fs::FallocateFlags;
@@ -234,7 +234,7 @@ fn fill_with_huge_pages(arguments: &[String]) {
                 touch(&array);
                 1
             }
-            Err(Error::NoSpace { .. }) => 0,
+            Err(Error { kind: ErrorKind::NoSpace { .. }, .. }) => 0,
             Err(other) => panic!("{other}"),
         };
         let made: usize = std::thread::scope(|scope| {
@@ -290,7 +290,7 @@ fn race_for_room(_: &[String]) {
                 touch(&array);
                 made += 1;
             }
-            Err(Error::NoSpace { .. }) => {}
+            Err(Error { kind: ErrorKind::NoSpace { .. }, .. }) => {}
             Err(error) => panic!("{error}"),
         }
     }

@@ -7,7 +7,7 @@ use libtest_mimic::Trial;
 use ndarray_shm::counted::SharingStrategy;
 use ndarray_shm::pool::PoolOptions;
 use ndarray_shm::render::{Claim, RenderOptions};
-use ndarray_shm::{CreateOptions, Error};
+use ndarray_shm::{CreateOptions, Error, ErrorKind};
 
 use crate::support::child::{Child, Role, hear, say};
 use crate::support::forks::{fork, wait};
@@ -60,14 +60,14 @@ fn forks(arguments: &[String]) {
         assert!(!own.is_recycled());
         own.view_mut().fill(1);
         let refused = own.publish(name("child")).unwrap_err();
-        assert!(matches!(refused.error(), Error::Unsupported { .. }));
+        assert!(matches!(refused.error().kind, ErrorKind::Unsupported { .. }));
         drop(refused);
         let refused = draft.take().unwrap().publish(name("draft")).unwrap_err();
-        assert!(matches!(refused.error(), Error::Unsupported { .. }));
+        assert!(matches!(refused.error().kind, ErrorKind::Unsupported { .. }));
         let refused = refused.into_inner().into_draft().publish(name("draft")).unwrap_err();
-        assert!(matches!(refused.error(), Error::Unsupported { .. }));
+        assert!(matches!(refused.error().kind, ErrorKind::Unsupported { .. }));
         let refused = refused.into_inner().share(SharingStrategy::FileSystem).unwrap_err();
-        assert!(matches!(refused.error(), Error::Unsupported { .. }));
+        assert!(matches!(refused.error().kind, ErrorKind::Unsupported { .. }));
         drop(refused);
         drop(array.take());
         let made = CreateOptions::new().backend(backend.clone()).create::<u32, _>(name("made"), LENGTH).unwrap();
@@ -157,7 +157,8 @@ fn fork_buffer(arguments: &[String]) {
     let child = fork(|| {
         let _ = (&reader).read_exact(&mut [0]); // until the parent writes, or is dead
         let chunk = buffer.chunk(0).map(|chunk| chunk.is_some());
-        matches!(chunk, Err(Error::Unsupported { .. })) && buffer.unlink().is_err_and(|error| error.is_unsupported())
+        matches!(chunk, Err(Error { kind: ErrorKind::Unsupported { .. }, .. }))
+            && buffer.unlink().is_err_and(|error| matches!(error.kind, ErrorKind::Unsupported { .. }))
     });
     drop(pool.adopt(buffer.finish().unwrap()).unwrap());
     let again = begin(16).unwrap();
@@ -211,9 +212,11 @@ fn fork_claim(arguments: &[String]) {
         let painted = match buffer.claim(1) {
             Ok(Claim::Chunk(own)) => paints && own.commit().is_ok(),
             Ok(_) => false,
-            Err(error) => !paints && error.is_unsupported(),
+            Err(error) => !paints && matches!(error.kind, ErrorKind::Unsupported { .. }),
         };
-        error.is_unsupported() && error.to_string().contains("claim a chunk here") && painted
+        matches!(error.kind, ErrorKind::Unsupported { .. })
+            && error.to_string().contains("claim a chunk here")
+            && painted
     }));
     assert_eq!(buffer.progress().done, usize::from(paints), "the child's own chunk");
     assert!(matches!(buffer.claim(0).unwrap(), Claim::Busy), "it is still the parent's");

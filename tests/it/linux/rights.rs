@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use libtest_mimic::Trial;
 use ndarray_shm::backend::{Backend, Publish};
-use ndarray_shm::{Access, CreationMode, Directory, Error, OpenOptions};
+use ndarray_shm::{Access, CreationMode, Directory, Error, ErrorKind, OpenOptions};
 
 use crate::support::child::{self, Child, ROLE, Role, say};
 use crate::support::{Name, Place};
@@ -59,9 +59,12 @@ fn links_and_devices_are_not_arrays(place: &Place) {
             options().mode(CreationMode::Replace).create::<u8, _>(name.location(), 4),
         ] {
             let error = outcome.unwrap_err();
-            assert!(matches!(error, Error::NotAnArray { found, .. } if found == what), "{what}: {error}");
+            assert!(
+                matches!(error, Error { kind: ErrorKind::NotAnArray { found, .. }, .. } if found == what),
+                "{what}: {error}"
+            );
         }
-        assert!(matches!(place.backend.unlink(name.location()), Err(Error::NotAnArray { .. })));
+        assert!(matches!(place.backend.unlink(name.location()), Err(Error { kind: ErrorKind::NotAnArray { .. }, .. })));
     }
     std::fs::remove_file(place.path(&link)).unwrap();
     std::fs::remove_file(place.path(&fifo)).unwrap();
@@ -72,7 +75,9 @@ fn open_as_stranger(arguments: &[String]) {
     let backend: Directory = Directory::new("given", &arguments[1]);
     let options = || OpenOptions::new().backend(backend.clone());
     match options().open::<u8, _>(arguments[0].as_str(), 4) {
-        Err(Error::PermissionDenied { owner, mode, .. }) => say(format!("denied {owner} {mode:03o}")),
+        Err(Error { kind: ErrorKind::PermissionDenied { owner, mode, .. }, .. }) => {
+            say(format!("denied {owner} {mode:03o}"));
+        }
         other => say(format!("{:?}", other.map(|array| array.len()))),
     }
     match options().access(Access::Read).open::<u8, _>(arguments[0].as_str(), 4) {
@@ -170,7 +175,10 @@ fn read_locks_delay_the_owner_for_a_limited_time(place: &Place) {
     let to = other.location();
     let id = place.backend.list().unwrap().iter().find(|entry| entry.name == names[3].as_str()).unwrap().id;
     let error = place.backend.rename_within(names[3].location(), to, id, Publish::New, Duration::ZERO).unwrap_err();
-    assert!(error.is_timed_out(), "a rename without the name lock could move another file: {error}");
+    assert!(
+        matches!(error.kind, ErrorKind::TimedOut { .. }),
+        "a rename without the name lock could move another file: {error}"
+    );
     assert_eq!(place.hidden_drafts(), 0);
     drop((replaced, renamed, keepers));
 }

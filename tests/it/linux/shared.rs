@@ -6,7 +6,7 @@ use std::str::FromStr;
 use libtest_mimic::Trial;
 use ndarray::{Ix1, array};
 use ndarray_shm::counted::{SharingStrategy, inspect_in, to_shared};
-use ndarray_shm::{Draft, Error, Location, RefcountedArray, SharedArray, default_backend};
+use ndarray_shm::{Draft, Error, ErrorKind, Location, RefcountedArray, SharedArray, default_backend};
 
 use super::descriptors::{descriptors_of, mappings_of};
 use super::sandbox;
@@ -60,7 +60,7 @@ where
 
 fn handle_error_of_a_nameless_array_names_the_remedies(place: &Place) {
     let error = nameless(place).handle().unwrap_err();
-    assert!(error.is_unsupported(), "{error}");
+    assert!(matches!(error.kind, ErrorKind::Unsupported { .. }), "{error}");
     let text = error.to_string();
     for words in ["file_descriptor", "NDSHM_SHARING_STRATEGY=file_system", "publish()", "Channel"] {
         assert!(text.contains(words), "{words}: {text}");
@@ -77,22 +77,22 @@ fn nameless_array_keeps_one_descriptor(place: &Place) {
     array.write().unwrap()[2] = 7;
     assert_eq!((array.read().unwrap().sum(), array.refcount()), (10, 1));
     let reading = array.read().unwrap();
-    assert!(array.try_write().unwrap_err().is_would_block());
+    assert!(array.try_write().unwrap_err().kind == ErrorKind::WouldBlock);
     assert_eq!(descriptors_of(place, inode), 2);
     drop(reading);
 
     let clone = array.try_clone().unwrap();
     assert_eq!((clone.strategy(), clone.refcount(), descriptors_of(place, inode)), (FileDescriptor, 2, 2));
     let writing = clone.write().unwrap();
-    assert!(array.try_read().unwrap_err().is_would_block());
+    assert!(array.try_read().unwrap_err().kind == ErrorKind::WouldBlock);
     drop(writing);
-    assert!(array.keep().unwrap_err().is_unsupported() && !array.is_kept());
+    assert!(matches!(array.keep().unwrap_err().kind, ErrorKind::Unsupported { .. }) && !array.is_kept());
     let error = array.handle().unwrap_err();
-    assert!(error.is_unsupported() && error.to_string().contains("publish()"), "{error}");
+    assert!(matches!(error.kind, ErrorKind::Unsupported { .. }) && error.to_string().contains("publish()"), "{error}");
     assert_eq!(array.in_flight(), 0);
     array.freeze().unwrap();
     assert_eq!(clone.view().unwrap().sum(), 10);
-    assert!(clone.write().unwrap_err().is_permission_denied());
+    assert!(matches!(clone.write().unwrap_err().kind, ErrorKind::PermissionDenied { .. }));
     drop((array, clone));
     assert_eq!((descriptors_of(place, inode), mappings_of(place, inode)), (0, 0));
     assert!(place.backend.list().unwrap().is_empty());
@@ -142,7 +142,10 @@ fn nameless_array_gets_a_name_once(place: &Place) {
     if place.has_hidden_drafts() {
         // A draft with a hidden name cannot be linked to another name.
         let error = array.publish().unwrap_err();
-        assert!(error.is_unsupported() && error.to_string().contains("file_system"), "{error}");
+        assert!(
+            matches!(error.kind, ErrorKind::Unsupported { .. }) && error.to_string().contains("file_system"),
+            "{error}"
+        );
         assert_eq!((array.strategy(), array.location()), (FileDescriptor, None));
         assert_eq!(array.try_clone().unwrap().read().unwrap().sum(), 4);
         return;
@@ -160,7 +163,10 @@ fn nameless_array_gets_a_name_once(place: &Place) {
     let clone = array.try_clone().unwrap();
     assert!(array.unlink().unwrap());
     for array in [&array, &clone] {
-        assert!(array.publish().unwrap_err().is_unlinked(), "the kernel links no second name after an unlink");
+        assert!(
+            array.publish().unwrap_err().kind == ErrorKind::Unlinked,
+            "the kernel links no second name after an unlink"
+        );
     }
     assert_eq!(array.read().unwrap().sum(), 8, "the descriptor reaches the file without a name");
     drop((array, opened, clone));
@@ -173,13 +179,15 @@ fn failed_publish_leaves_the_array_nameless(place: &Place) {
         return;
     }
     let array = nameless(place);
-    let Err(Error::Unsupported { location, .. }) = array.handle() else { panic!("it has no name") };
+    let Err(Error { kind: ErrorKind::Unsupported { .. }, location, .. }) = array.handle() else {
+        panic!("it has no name")
+    };
     let name = Location::new(&location).unwrap();
     let path = place.directory().join(name.as_str());
     std::fs::write(&path, "foreign").unwrap();
-    assert!(array.publish().unwrap_err().is_already_exists());
+    assert!(array.publish().unwrap_err().kind == ErrorKind::AlreadyExists);
     assert_eq!((array.strategy(), array.location()), (FileDescriptor, None));
-    assert!(array.handle().unwrap_err().is_unsupported());
+    assert!(matches!(array.handle().unwrap_err().kind, ErrorKind::Unsupported { .. }));
     drop(array.try_clone().unwrap());
     std::fs::remove_file(&path).unwrap();
     array.publish().unwrap();
@@ -234,7 +242,7 @@ fn into_reader_closes_the_descriptor(place: &Place) {
     let reader = array.into_reader().unwrap();
     let kept = usize::from(!place.backend.lock_survives_close().unwrap());
     assert_eq!((descriptors_of(place, inode), clone.refcount()), (1 + kept, 2));
-    assert!(clone.try_write().unwrap_err().is_would_block());
+    assert!(clone.try_write().unwrap_err().kind == ErrorKind::WouldBlock);
     drop(clone);
     assert_eq!((descriptors_of(place, inode), reader.view().sum()), (kept, 4));
     drop(reader);
@@ -252,7 +260,10 @@ fn strategy(_: &[String]) {
             Some((strategy, array))
         }
         Err(error) => {
-            assert!(matches!(error, Error::InvalidSetting { setting: "NDSHM_SHARING_STRATEGY", .. }), "{error}");
+            assert!(
+                matches!(error.kind, ErrorKind::InvalidSetting { setting: "NDSHM_SHARING_STRATEGY", .. }),
+                "{error}"
+            );
             assert!(to_shared(&source).is_err());
             say(error);
             None
@@ -301,7 +312,7 @@ fn no_room_for_trailer(_: &[String]) {
     draft.view_mut().fill(3);
     for strategy in SharingStrategy::ALL {
         let (error, given_back) = draft.share(strategy).unwrap_err().into_parts();
-        assert!(error.is_no_space(), "{error}");
+        assert!(matches!(error.kind, ErrorKind::NoSpace { .. }), "{error}");
         assert!(given_back.view().iter().all(|value| *value == 3));
         draft = given_back;
     }

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use libtest_mimic::Trial;
 use ndarray::Ix1;
 use ndarray_shm::backend::EntryKind;
-use ndarray_shm::{Arena, Error, OpenOptions, RenderBuffer, Result};
+use ndarray_shm::{Arena, ErrorKind, OpenOptions, RenderBuffer, Result};
 
 use crate::support::child::{Child, Role, hear, say};
 use crate::support::{Place, arena_of_child};
@@ -68,7 +68,7 @@ fn keeper(place: &Place, path: &Path, byte: i64) -> Child {
 fn ends_in_time<R>(wait: impl FnOnce() -> Result<R>) {
     let begin = Instant::now();
     let error = wait().map(drop).unwrap_err();
-    assert!(matches!(error, Error::TimedOut { waited: LIMIT, .. }), "{error:?}");
+    assert!(matches!(error.kind, ErrorKind::TimedOut { waited: LIMIT, .. }), "{error:?}");
     assert!(begin.elapsed() < SOON, "{:?}", begin.elapsed());
 }
 

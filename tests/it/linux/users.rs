@@ -10,7 +10,7 @@ use std::time::Duration;
 use libtest_mimic::Trial;
 use ndarray::Ix1;
 use ndarray_shm::render::{RenderOptions, SharedWith};
-use ndarray_shm::{Directory, Error, Location, NextClaim, RenderBuffer};
+use ndarray_shm::{Directory, Error, ErrorKind, Location, NextClaim, RenderBuffer};
 
 use super::sandbox::{has_private_mounts, in_mounts, unless};
 use crate::support::child::{self, Child, ROLE, Role, hear, say};
@@ -94,7 +94,7 @@ fn paint_with_others(arguments: &[String]) {
     }
     let buffer = match begin(options, &location.parse().unwrap()) {
         Ok(buffer) => buffer,
-        Err(Error::ForeignOwner { owner, user, reason, .. }) => {
+        Err(Error { kind: ErrorKind::ForeignOwner { owner, user, reason, .. }, .. }) => {
             say(format!("foreign {owner} for {user}"));
             return say(reason);
         }
@@ -186,7 +186,7 @@ fn files_of_another_user_are_refused_unless_chosen(place: &Place) {
     let mut planted = stage.painter(ALICE, "me", "600");
     planted.expect("begun");
     let refused = |outcome: ndarray_shm::Result<RenderBuffer<u8, Ix1>>| match outcome {
-        Err(error @ Error::ForeignOwner { owner: ALICE, user: 0, .. }) => {
+        Err(error @ Error { kind: ErrorKind::ForeignOwner { owner: ALICE, user: 0, .. }, .. }) => {
             let text = error.to_string();
             assert!(
                 [ALICE.to_string().as_str(), "user 0", "--share users:UID"].iter().all(|word| text.contains(word)),
@@ -212,7 +212,10 @@ fn payload_or_ledger_of_another_user_is_refused(place: &Place) {
     for kind in ["part", "ledger"] {
         let buffer = begin(stage.options(), stage.name.location()).unwrap();
         chown(stage.path(kind), Some(ALICE), None).unwrap();
-        assert!(begin(stage.options(), stage.name.location()).unwrap_err().is_foreign_owner(), "{kind}");
+        assert!(
+            matches!(begin(stage.options(), stage.name.location()).unwrap_err().kind, ErrorKind::ForeignOwner { .. }),
+            "{kind}"
+        );
         buffer.discard().unwrap();
     }
 }

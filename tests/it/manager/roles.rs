@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use ndarray_shm::manager::{self, Manager, ManagerOptions, Program};
-use ndarray_shm::{CreateOptions, Directory, Error};
+use ndarray_shm::{CreateOptions, Directory, Error, ErrorKind};
 
 use crate::support::child::{ROLE, hear, program, say};
 use crate::support::eventually;
@@ -131,7 +131,9 @@ pub fn ask(_arguments: &[String]) {
     match manager::status(None) {
         Ok(Some(status)) => say(format!("runs {}", status.pid)),
         Ok(None) => say("none"),
-        Err(Error::PermissionDenied { owner, reason, .. }) => say(format!("denied {owner}: {reason}")),
+        Err(Error { kind: ErrorKind::PermissionDenied { owner, reason, .. }, .. }) => {
+            say(format!("denied {owner}: {reason}"));
+        }
         Err(error) => say(error),
     }
 }

@@ -8,8 +8,8 @@ use std::process::Command;
 use std::time::Instant;
 
 use libtest_mimic::Trial;
-use ndarray_shm::Error;
 use ndarray_shm::manager::{self, Manager, ManagerOptions};
+use ndarray_shm::{Error, ErrorKind};
 
 use super::stage::Stage;
 use crate::interop::peer::{of_package, python};
@@ -65,14 +65,19 @@ fn foreign_file_at_the_socket_path_is_left_alone() {
     let stage = Stage::new();
     std::fs::write(&stage.socket.path, b"a file").unwrap();
     let start = || Manager::start(&ManagerOptions::new().socket(&stage.socket.path)).unwrap_err();
-    assert!(matches!(start(), Error::Manager { reason, .. } if reason.contains("a file stands where")));
+    assert!(
+        matches!(start(), Error { kind: ErrorKind::Manager { reason, .. }, .. } if reason.contains("a file stands where"))
+    );
     assert_eq!(std::fs::read(&stage.socket.path).unwrap(), b"a file");
     std::fs::remove_file(&stage.socket.path).unwrap();
     std::os::unix::fs::symlink("elsewhere", &stage.socket.path).unwrap();
-    assert!(matches!(start(), Error::Manager { reason, .. } if reason.contains("symbolic link")), "it is not followed");
+    assert!(
+        matches!(start(), Error { kind: ErrorKind::Manager { reason, .. }, .. } if reason.contains("symbolic link")),
+        "it is not followed"
+    );
     std::fs::remove_file(&stage.socket.path).unwrap();
     let _datagrams = UnixDatagram::bind(&stage.socket.path).unwrap();
-    assert!(matches!(start(), Error::Os { .. }), "it is not taken for a manager");
+    assert!(matches!(start().kind, ErrorKind::Os { .. }), "it is not taken for a manager");
     assert!(stage.socket.path.exists());
 }
 

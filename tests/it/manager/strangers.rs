@@ -7,8 +7,8 @@ use std::os::unix::process::CommandExt;
 use std::process::Command;
 
 use libtest_mimic::Trial;
-use ndarray_shm::Error;
 use ndarray_shm::manager::{self, Manager, ManagerOptions};
+use ndarray_shm::{Error, ErrorKind};
 
 use super::stage::{Stage, announce, reachable};
 use crate::linux::sandbox::unless;
@@ -52,7 +52,7 @@ fn a_stranger_is_refused_on_both_sides() {
     stream.read_to_string(&mut answer).unwrap();
     assert_eq!(answer, "error this manager serves another user, not user 0\n");
     match manager::status(Some(&stage.socket.path)) {
-        Err(Error::PermissionDenied { owner, reason, .. }) => {
+        Err(Error { kind: ErrorKind::PermissionDenied { owner, reason, .. }, .. }) => {
             assert_eq!(owner, STRANGER);
             assert!(reason.contains("another user's program"), "{reason}");
         }
@@ -69,6 +69,6 @@ fn a_strangers_socket_is_left_alone() {
     let start = || Manager::start(&ManagerOptions::new().socket(&stage.socket.path)).unwrap_err();
     drop(UnixListener::bind(&stage.socket.path).unwrap());
     chown(&stage.socket.path, Some(STRANGER), None).unwrap();
-    assert!(matches!(start(), Error::PermissionDenied { owner: STRANGER, .. }));
+    assert!(matches!(start().kind, ErrorKind::PermissionDenied { owner: STRANGER, .. }));
     assert!(stage.socket.path.exists());
 }

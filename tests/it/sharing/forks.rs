@@ -6,8 +6,8 @@ use std::process::{Command, Stdio};
 
 use libtest_mimic::Trial;
 use ndarray::Ix1;
-use ndarray_shm::NextClaim;
 use ndarray_shm::counted::{Channel, Socket};
+use ndarray_shm::{ErrorKind, NextClaim};
 
 use super::meeting::{Meeting, Traces, all, attach, leaving_nothing, names, share, strategies};
 use crate::support::Place;
@@ -89,9 +89,9 @@ fn fork_with_channel(arguments: &[String]) {
             let adopted = inherited.adopt();
             adopted.send("adopted", &[&array]).unwrap();
             let answer = adopted.receive::<String>().unwrap().message;
-            refused.is_unsupported()
+            matches!(refused.kind, ErrorKind::Unsupported { .. })
                 && refused.to_string().contains("forked")
-                && also.is_unsupported()
+                && matches!(also.kind, ErrorKind::Unsupported { .. })
                 && answer == "go"
         });
         drop(channel);
@@ -150,7 +150,7 @@ fn a_channel_is_inherited_as_a_descriptor(place: &Place) {
         assert_eq!(here.receive::<String>().unwrap().message, "filled");
         assert!(all(&array, 6.0));
         here.send("thanks", &[]).unwrap();
-        assert!(here.receive::<()>().unwrap_err().is_closed());
+        assert!(matches!(here.receive::<()>().unwrap_err().kind, ErrorKind::Closed { .. }));
         assert!(child.wait().unwrap().success());
         drop(array);
         meeting.is_clean();
@@ -209,7 +209,7 @@ fn locks_end_with_their_process_despite_its_forked_children(place: &Place) {
     for kind in ["write", "kept", "read"] {
         let mut child = Child::start(place, "lock-and-fork", &[kind, name.as_str()]);
         child.expect("locked");
-        assert!(array.try_write().unwrap_err().is_would_block(), "{kind}");
+        assert!(array.try_write().unwrap_err().kind == ErrorKind::WouldBlock, "{kind}");
         child.kill();
         // The forked child still has its standard input, and runs.
         eventually(kind, || array.try_write().is_ok()); // it may only have begun
@@ -230,7 +230,7 @@ fn parent_keeps_its_locks_when_a_forked_child_ends(place: &Place) {
     let array = place.options().create::<u8, Ix1>(name.location(), 4).unwrap();
     let mut child = Child::start(place, "lock-and-fork", &["ended", name.as_str()]);
     child.expect("locked");
-    assert!(array.try_read().unwrap_err().is_would_block());
+    assert!(array.try_read().unwrap_err().kind == ErrorKind::WouldBlock);
     child.kill();
     drop(array.try_write().unwrap());
 }

@@ -6,7 +6,7 @@ use std::fs::File;
 use libtest_mimic::Trial;
 use ndarray::{Ix1, Ix2};
 use ndarray_shm::counted::{Channel, ChannelListener, Foreign, Shareable, SharingStrategy};
-use ndarray_shm::{DType, Error, FrozenArray, Order, RefcountedArray};
+use ndarray_shm::{DType, Error, ErrorKind, FrozenArray, Order, RefcountedArray};
 
 use super::meeting::{LONG, Meeting, all, attach, leaving_nothing, options, share};
 use crate::support::Place;
@@ -201,7 +201,7 @@ fn take_late(arguments: &[String]) {
             others.push(file);
         }
         let refused = |channel: &Channel| match channel.receive::<String>() {
-            Err(Error::TooManyOpenFiles { limit, .. }) => assert_eq!(limit, LIMIT),
+            Err(Error { kind: ErrorKind::TooManyOpenFiles { limit, .. }, .. }) => assert_eq!(limit, LIMIT),
             other => panic!("{other:?}"),
         };
         refused(&channel);
@@ -219,7 +219,7 @@ fn take_late(arguments: &[String]) {
         }
         let foreign = received.arrays.pop().unwrap().foreign("null").unwrap();
         match channel.send("on", &[&foreign]) {
-            Err(Error::TooManyOpenFiles { limit, .. }) => assert_eq!(limit, LIMIT),
+            Err(Error { kind: ErrorKind::TooManyOpenFiles { limit, .. }, .. }) => assert_eq!(limit, LIMIT),
             other => panic!("{other:?}"),
         }
         others.clear();

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use libtest_mimic::Trial;
 use ndarray::{Ix1, Ix2, Ix3};
 use ndarray_shm::counted::{Channel, Handle, Shareable, SharingStrategy};
-use ndarray_shm::{Error, RefcountedArray};
+use ndarray_shm::{ErrorKind, RefcountedArray};
 use serde::de::IgnoredAny;
 
 use super::meeting::{LONG, Meeting, all, attach, leaving_nothing, share, strategies};
@@ -78,13 +78,13 @@ fn failed_attach_gives_the_received_array_back(place: &Place) {
         here.send(&(), &[&meeting.share(strategy, 7_i32)]).unwrap();
         let [received] = <[_; 1]>::try_from(there.receive::<()>().unwrap().arrays).unwrap();
         let error = received.attach::<u32, Ix2>().unwrap_err();
-        assert!(matches!(error.error(), Error::DTypeMismatch { .. }), "{error}");
+        assert!(matches!(error.error().kind, ErrorKind::DTypeMismatch { .. }), "{error}");
         let error = error.into_inner().attach::<i32, Ix1>().unwrap_err();
-        assert!(matches!(error.error(), Error::ShapeMismatch { .. }), "{error}");
+        assert!(matches!(error.error().kind, ErrorKind::ShapeMismatch { .. }), "{error}");
         let error = error.into_inner().reader::<i32, Ix3>().unwrap_err();
-        assert!(matches!(error.error(), Error::ShapeMismatch { .. }), "{error}");
+        assert!(matches!(error.error().kind, ErrorKind::ShapeMismatch { .. }), "{error}");
         let error = error.into_inner().frozen::<i32, Ix2>().unwrap_err();
-        assert!(error.error().is_unsupported(), "{error}");
+        assert!(matches!(error.error().kind, ErrorKind::Unsupported { .. }), "{error}");
         let reader = error.into_inner().reader::<i32, Ix2>().unwrap();
         assert_eq!(reader.view().sum(), 175);
         drop(reader);
@@ -119,7 +119,7 @@ fn message_of_another_type_stays_until_received_or_skipped(place: &Place) {
         here.send("the last", &[&meeting.share(strategy, 3_f32)]).unwrap();
         for _ in 0..3 {
             let error = there.receive::<u32>().unwrap_err();
-            assert!(matches!(error, Error::Message { .. }), "{error}");
+            assert!(matches!(error.kind, ErrorKind::Message { .. }), "{error}");
         }
         let received = there.receive::<String>().unwrap();
         assert_eq!(received.message, "a word");
@@ -141,19 +141,19 @@ fn failed_send_leaves_nothing_in_flight(place: &Place) {
     let all: Vec<&dyn Shareable> = arrays.iter().map(|array| array as _).collect();
     // Long numbers, because few of them make 65 MiB of JSON faster.
     let error = here.send(&vec![u128::MAX; (65 << 20) / 40], &all).unwrap_err();
-    assert!(error.is_protocol(), "{error}");
+    assert!(matches!(error.kind, ErrorKind::Protocol { .. }), "{error}");
     let not_json = std::collections::BTreeMap::from([((1, 2), 3)]);
     let error = here.send(&not_json, &[&all[..], &all[..]].concat()).unwrap_err();
-    assert!(error.is_protocol() && error.to_string().contains("JSON"), "{error}");
+    assert!(matches!(error.kind, ErrorKind::Protocol { .. }) && error.to_string().contains("JSON"), "{error}");
     assert!(arrays.iter().all(|array| array.in_flight() == 0));
     here.send("good", &all).unwrap();
     assert_eq!(there.receive::<String>().unwrap().message, "good", "no part of a refused message was sent");
     drop(there);
     // A child that another test is spawning may have a copy of that end until its program runs. This waits for its
     // close.
-    assert!(here.receive::<()>().unwrap_err().is_closed());
+    assert!(matches!(here.receive::<()>().unwrap_err().kind, ErrorKind::Closed { .. }));
     let error = here.send("too late", &all).unwrap_err();
-    assert!(error.is_closed(), "{error}");
+    assert!(matches!(error.kind, ErrorKind::Closed { .. }), "{error}");
     assert!(arrays.iter().all(|array| (array.in_flight(), array.refcount()) == (0, 1)));
     drop(arrays);
     meeting.is_clean();
@@ -212,9 +212,9 @@ fn timeouts_lose_no_complete_message(place: &Place) {
     let meeting = Meeting::new(place);
     let (here, there) = Channel::pair().unwrap();
     let begin = Instant::now();
-    assert!(there.receive_timeout::<()>(A_WHILE).unwrap_err().is_timed_out());
+    assert!(matches!(there.receive_timeout::<()>(A_WHILE).unwrap_err().kind, ErrorKind::TimedOut { .. }));
     assert!(begin.elapsed() >= A_WHILE);
-    assert!(there.receive_timeout::<()>(Duration::ZERO).unwrap_err().is_timed_out());
+    assert!(matches!(there.receive_timeout::<()>(Duration::ZERO).unwrap_err().kind, ErrorKind::TimedOut { .. }));
     let array = meeting.share(SharingStrategy::FileSystem, 1_f32);
     // No process receives, so that the socket fills up. The last message is sent only in part.
     let long = "x".repeat(1 << 16);
@@ -230,8 +230,8 @@ fn timeouts_lose_no_complete_message(place: &Place) {
     }
     assert_eq!(array.in_flight(), 0);
     // The partial message ends that direction. The other direction still works.
-    assert!(there.receive::<String>().unwrap_err().is_closed());
-    assert!(here.send("more", &[]).unwrap_err().is_protocol());
+    assert!(matches!(there.receive::<String>().unwrap_err().kind, ErrorKind::Closed { .. }));
+    assert!(matches!(here.send("more", &[]).unwrap_err().kind, ErrorKind::Protocol { .. }));
     there.send("still", &[&array]).unwrap();
     assert_eq!(here.receive::<String>().unwrap().message, "still");
     drop(array);
@@ -246,14 +246,14 @@ fn earlier_messages_arrive_before_the_close_is_noticed(place: &Place) {
         drop(here);
         let received = there.receive::<String>().unwrap();
         assert!(all(&attach::<f32>(received.arrays.into_iter().next().unwrap()), 1.0));
-        assert!(there.receive::<String>().unwrap_err().is_closed());
-        assert!(there.send("after", &[]).unwrap_err().is_closed());
+        assert!(matches!(there.receive::<String>().unwrap_err().kind, ErrorKind::Closed { .. }));
+        assert!(matches!(there.send("after", &[]).unwrap_err().kind, ErrorKind::Closed { .. }));
         let (here, there) = Channel::pair().unwrap();
         std::thread::scope(|scope| {
             let waiting = scope.spawn(|| there.receive::<()>().unwrap_err());
             std::thread::sleep(A_WHILE);
             drop(here);
-            assert!(waiting.join().unwrap().is_closed());
+            assert!(matches!(waiting.join().unwrap().kind, ErrorKind::Closed { .. }));
         });
         meeting.is_clean();
     }
@@ -268,7 +268,7 @@ fn handle_in_a_message_works_once(place: &Place) {
     let [one, same]: [Handle; 2] = there.receive::<Vec<Handle>>().unwrap().message.try_into().unwrap();
     let array: RefcountedArray<f32, Ix2> = one.attach().unwrap();
     assert!(all(&array, 2.0));
-    assert!(same.attach::<f32, Ix2>().unwrap_err().is_handle_spent());
+    assert!(same.attach::<f32, Ix2>().unwrap_err().kind == ErrorKind::HandleSpent);
     drop(array);
     assert!(same.attach::<f32, Ix2>().unwrap_err().is_not_found());
     meeting.is_clean();

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use libtest_mimic::Trial;
 use ndarray::{Ix1, Ix2};
 use ndarray_shm::counted::{Channel, ReceivedArray, Reclaim, SharingStrategy};
-use ndarray_shm::{Error, FrozenArray, IntoError, Pages, RefcountedArray};
+use ndarray_shm::{Error, ErrorKind, FrozenArray, IntoError, Pages, RefcountedArray};
 
 use super::meeting::{Meeting, all, attach, leaving_nothing, options, share, strategies};
 use crate::support::child::{Role, hear, say};
@@ -71,7 +71,7 @@ fn dropping_removes_what_a_killed_sender_sent(place: &Place, strategy: SharingSt
     let received = channel.receive::<String>().unwrap();
     let array = attach::<f32>(received.arrays.into_iter().next().unwrap());
     assert!(all(&array, 8.0));
-    assert!(channel.receive::<String>().unwrap_err().is_closed());
+    assert!(matches!(channel.receive::<String>().unwrap_err().kind, ErrorKind::Closed { .. }));
     drop(array); // the dead sender is still counted, and must not keep the name
     let removed = meeting.names() == 0;
     eventually("no process has a copy of a descriptor", || {
@@ -131,8 +131,8 @@ fn partial_message_of_a_killed_sender_never_arrives(place: &Place) {
     let channel = Channel::from_socket(socket).unwrap();
     assert_eq!(child.line_within(Duration::from_millis(20)), None, "the message is not complete");
     child.kill();
-    assert!(channel.receive::<String>().unwrap_err().is_closed());
-    assert!(channel.receive::<String>().unwrap_err().is_closed(), "and stays so");
+    assert!(matches!(channel.receive::<String>().unwrap_err().kind, ErrorKind::Closed { .. }));
+    assert!(matches!(channel.receive::<String>().unwrap_err().kind, ErrorKind::Closed { .. }), "and stays so");
     // The handle in the partial message protects the array for 30 seconds. The test checks that without waiting.
     let reclaimed = Reclaim::new().run(&meeting.place.backend).unwrap();
     assert_eq!((reclaimed.in_flight, reclaimed.removed.len()), (1, 0), "{reclaimed:?}");
@@ -160,8 +160,8 @@ fn forged_messages_are_refused(place: &Place) {
         theirs.write_all(&forged(&format!(r#"{{"message":1,"arrays":[{sealed}]}}"#))).unwrap();
         theirs.write_all(&[1]).unwrap();
         let error = channel.receive::<u32>().unwrap_err();
-        assert!(error.is_protocol(), "{error}");
-        assert!(channel.receive::<u32>().unwrap_err().is_protocol(), "and stays so");
+        assert!(matches!(error.kind, ErrorKind::Protocol { .. }), "{error}");
+        assert!(matches!(channel.receive::<u32>().unwrap_err().kind, ErrorKind::Protocol { .. }), "and stays so");
     }
     // A body that is no valid message is not consumed by a failed receive.
     for body in [r#"{"message":1}"#, r#"{"arrays":[]}"#, "\u{0}"] {
@@ -169,7 +169,7 @@ fn forged_messages_are_refused(place: &Place) {
         theirs.write_all(&forged(body)).unwrap();
         for _ in 0..2 {
             let error = channel.receive::<u32>().unwrap_err();
-            assert!(matches!(error, Error::Message { .. }), "{body}: {error}");
+            assert!(matches!(error.kind, ErrorKind::Message { .. }), "{body}: {error}");
         }
     }
     // A message with an invalid array is dropped, and the next message arrives.
@@ -183,13 +183,13 @@ fn forged_messages_are_refused(place: &Place) {
         theirs.write_all(&forged(&format!(r#"{{"message":1,"arrays":[{array}]}}"#))).unwrap();
         theirs.write_all(&forged(r#"{"message":2,"arrays":[]}"#)).unwrap();
         let error = channel.receive::<u32>().unwrap_err();
-        assert!(error.is_protocol(), "{array}: {error}");
+        assert!(matches!(error.kind, ErrorKind::Protocol { .. }), "{array}: {error}");
         assert_eq!(channel.receive::<u32>().unwrap().message, 2, "{array}");
     }
     // A length beyond the limit is refused before memory is allocated for it.
     let (mut theirs, channel) = stranger();
     theirs.write_all(&[b"NDSM", &u32::MAX.to_le_bytes()[..]].concat()).unwrap();
-    assert!(channel.receive::<u32>().unwrap_err().is_protocol());
+    assert!(matches!(channel.receive::<u32>().unwrap_err().kind, ErrorKind::Protocol { .. }));
     meeting.is_clean();
 }
 
@@ -215,13 +215,13 @@ fn array_description_in_a_message_is_checked(place: &Place) {
     drop(attached);
     let received = with_lie(&array, "<f4", "<f8");
     let error = received.attach::<f64, Ix2>().unwrap_err();
-    assert!(matches!(error.error(), Error::DTypeMismatch { .. }), "{error}");
+    assert!(matches!(error.error().kind, ErrorKind::DTypeMismatch { .. }), "{error}");
     assert!(all(&attach::<f32>(error.into_inner()), 1.0));
     // A handle with another array's number.
     let id: String = array.handle().unwrap().to_string().split(':').nth(2).unwrap().to_owned();
     let received = with_lie(&array, &id, &id.chars().rev().collect::<String>());
     let error = received.attach::<f32, Ix2>().unwrap_err();
-    assert!(error.error().is_handle_spent(), "{error}");
+    assert!(error.error().kind == ErrorKind::HandleSpent, "{error}");
     drop(error);
     assert_eq!(array.refcount(), 1);
     drop(array);
@@ -287,18 +287,21 @@ fn descriptor_of_another_file_is_refused(place: &Place) {
     let refused = |result: Result<(), IntoError<ReceivedArray>>| Error::from(result.unwrap_err());
     let attach = |received: ReceivedArray| refused(received.attach::<f32, Ix2>().map(drop));
     let error = attach(announced(&counted, &plain));
-    assert!(error.is_not_counted(), "{error}");
+    assert!(error.kind == ErrorKind::NotCounted, "{error}");
     let error = refused(announced(&counted, &plain).reader::<f32, Ix2>().map(drop));
-    assert!(error.is_not_counted(), "{error}");
+    assert!(error.kind == ErrorKind::NotCounted, "{error}");
     let frozen = |received: ReceivedArray| refused(received.frozen::<f32, Ix2>().map(drop));
     let error = frozen(announced(sealed, &plain));
-    assert!(error.is_unsupported() && error.to_string().contains("F_SEAL_WRITE"), "{error}");
+    assert!(
+        matches!(error.kind, ErrorKind::Unsupported { .. }) && error.to_string().contains("F_SEAL_WRITE"),
+        "{error}"
+    );
     // The file is sealed, but shorter than the message says.
     let shorter = FrozenArray::<f32, _>::create_with((5, 4), |_| {}).unwrap();
     let error = frozen(announced(sealed, shorter.file().unwrap()));
-    assert!(matches!(error, Error::SizeMismatch { expected: 100, found: 80, .. }), "{error}");
+    assert!(matches!(error.kind, ErrorKind::SizeMismatch { expected: 100, found: 80, .. }), "{error}");
     let error = attach(announced(&counted, shorter.file().unwrap()));
-    assert!(error.is_not_counted() || error.is_permission_denied(), "{error}");
+    assert!(error.kind == ErrorKind::NotCounted || matches!(error.kind, ErrorKind::PermissionDenied { .. }), "{error}");
     // The file is a counted array, but the message gives another name.
     let array = meeting.share(SharingStrategy::FileSystem, 1_f32);
     let file = std::fs::File::options()
@@ -306,7 +309,10 @@ fn descriptor_of_another_file_is_refused(place: &Place) {
         .write(true)
         .open(meeting.place.directory().join(array.location().unwrap().as_str()));
     let error = attach(announced(&counted, &file.unwrap()));
-    assert!(matches!(&error, Error::Trailer { reason, .. } if reason.contains("made for the name")), "{error}");
+    assert!(
+        matches!(&error, Error { kind: ErrorKind::Trailer { reason, .. }, .. } if reason.contains("made for the name")),
+        "{error}"
+    );
     assert_eq!(array.refcount(), 1);
     drop((array, plain, name));
     meeting.is_clean();

@@ -7,7 +7,7 @@ use libtest_mimic::Trial;
 use ndarray::Ix1;
 use ndarray_shm::array::Description;
 use ndarray_shm::counted::Handle;
-use ndarray_shm::{Arena, DType, OpenOptions, Order, SharedArray};
+use ndarray_shm::{Arena, DType, ErrorKind, OpenOptions, Order, SharedArray};
 
 use crate::support::child::{Child, Role, say};
 use crate::support::{Name, Place, backend_of_child};
@@ -41,7 +41,7 @@ fn open_frozen(arguments: &[String]) {
     let options = OpenOptions::new().backend(backend_of_child());
     match options.open_counted::<u8, Ix1>(arguments[0].parse::<ndarray_shm::Location>().unwrap()) {
         Ok(array) => say(format!("attached, frozen: {}", array.is_frozen())),
-        Err(error) => say(format!("refused: {}", error.is_not_counted())),
+        Err(error) => say(format!("refused: {}", error.kind == ErrorKind::NotCounted)),
     }
 }
 
@@ -49,7 +49,7 @@ fn open_frozen(arguments: &[String]) {
 fn open_arena(arguments: &[String]) {
     match Arena::open_in(&backend_of_child(), arguments[0].parse::<ndarray_shm::Location>().unwrap()) {
         Ok(_) => say("attached"),
-        Err(error) => say(format!("refused: {}", error.is_not_counted())),
+        Err(error) => say(format!("refused: {}", error.kind == ErrorKind::NotCounted)),
     }
 }
 
@@ -57,7 +57,7 @@ fn open_arena(arguments: &[String]) {
 fn open_plain(arguments: &[String]) {
     let options = OpenOptions::new().backend(backend_of_child());
     let refused = options.open::<u8, Ix1>(arguments[0].parse::<ndarray_shm::Location>().unwrap(), 100).unwrap_err();
-    say(format!("refused: {}", refused.is_reserved()));
+    say(format!("refused: {}", matches!(refused.kind, ErrorKind::Reserved { .. })));
 }
 
 /// A child that revokes a handle, and reports the result.
@@ -69,7 +69,7 @@ fn take_back(arguments: &[String]) {
 fn describe(arguments: &[String]) {
     let description = Description::new(DType::U8, &[10, 10], Order::C).unwrap();
     say(match backend_of_child().describe(arguments[0].as_str(), &description) {
-        Err(error) if !error.is_unsupported() => error.to_string(),
+        Err(error) if !matches!(error.kind, ErrorKind::Unsupported { .. }) => error.to_string(),
         _ => "done".into(),
     });
 }
@@ -142,7 +142,10 @@ fn revoke_fails_during_a_stopped_plain_open(place: &Place) {
     let array = place.options().create_counted::<u8, Ix1>(name.location(), 100).unwrap();
     let handle = array.handle().unwrap();
     let mut plain = Child::start_until(place, "step-open-plain", &[name.as_str()], "attach: leased");
-    assert!(handle.revoke().unwrap_err().is_not_counted(), "revoke must not claim that the handle was used");
+    assert!(
+        handle.revoke().unwrap_err().kind == ErrorKind::NotCounted,
+        "revoke must not claim that the handle was used"
+    );
     plain.resume();
     plain.expect("refused: true");
     plain.finish();

@@ -2,6 +2,7 @@
 
 use libtest_mimic::Trial;
 use ndarray::Ix1;
+use ndarray_shm::ErrorKind;
 use ndarray_shm::counted::{Handle, HandleOptions, give_up};
 
 use crate::support::child::{Child, Role, hear, say};
@@ -41,7 +42,7 @@ fn receive(arguments: &[String]) {
             say(format!("sum {}", array.read().unwrap().sum()));
             hear();
         }
-        Err(error) => say(format!("gone: {}", error.is_handle_spent() || error.is_not_found())),
+        Err(error) => say(format!("gone: {}", error.kind == ErrorKind::HandleSpent || error.is_not_found())),
     }
 }
 
@@ -94,7 +95,7 @@ fn receiver_between_look_and_revocation_keeps_the_array(place: &Place) {
     sender.expect("false");
     sender.finish();
     assert_eq!(array.read().unwrap().sum(), 4);
-    assert!(handle.attach::<u32, Ix1>().unwrap_err().is_handle_spent());
+    assert!(handle.attach::<u32, Ix1>().unwrap_err().kind == ErrorKind::HandleSpent);
     drop(array);
     assert!(!place.path(&name).exists());
 }
@@ -141,7 +142,7 @@ fn killed_receiver_and_sender_leave_nothing_for_long(place: &Place) {
     start(place, "step-give-up", &handle, "give up: not attached").kill();
     drop(handle.attach::<u32, Ix1>().unwrap());
     start(place, "step-give-up", &handle, "give up: revoked").kill();
-    assert!(handle.attach::<u32, Ix1>().unwrap_err().is_handle_spent());
+    assert!(handle.attach::<u32, Ix1>().unwrap_err().kind == ErrorKind::HandleSpent);
     place.reclaim();
     assert!(!place.path(&name).exists());
 }

@@ -8,7 +8,7 @@ use ndarray::Ix1;
 use ndarray_shm::backend::Backend;
 use ndarray_shm::counted::SharingStrategy;
 use ndarray_shm::pool::PoolOptions;
-use ndarray_shm::{Arena, OpenOptions, SharedArray, default_backend};
+use ndarray_shm::{Arena, ErrorKind, OpenOptions, SharedArray, default_backend};
 
 use crate::linux::rights::as_stranger;
 use crate::support::child::{Child, Role, is_stopped, say};
@@ -41,7 +41,9 @@ pub fn trials(place: &Place) -> Vec<Trial> {
 fn guard_in_forked_child(arguments: &[String]) {
     let pool = PoolOptions::new().backend(backend_of_child()).create().unwrap();
     let mut array = Some(pool.take_zeroed::<u8, _>(5000).unwrap().publish(arguments[0].as_str()).unwrap());
-    let child = fork(|| array.as_ref().unwrap().write_timeout(Duration::from_secs(60)).unwrap_err().is_unlinked());
+    let child = fork(|| {
+        array.as_ref().unwrap().write_timeout(Duration::from_secs(60)).unwrap_err().kind == ErrorKind::Unlinked
+    });
     eventually("the forked child reaches its step", || is_stopped(child as u32));
     drop(array.take());
     let mut next = pool.take::<u8, _>(5000).unwrap();
@@ -122,7 +124,7 @@ fn stopped_writer_delays_guards_for_a_limited_time(place: &Place) {
     let array: Array = place.options().create(name.location(), 10).unwrap();
     // The writer is stopped while it keeps the gate closed. Other processes may pass the gate after a limited time.
     let stopped = Child::start_until(place, "step-guard", &["write", name.as_str()], "guard: past the gate");
-    assert!(array.try_read().unwrap_err().is_would_block(), "a waiting writer goes first");
+    assert!(array.try_read().unwrap_err().kind == ErrorKind::WouldBlock, "a waiting writer goes first");
     let mut others =
         ["read", "write", "cell", "try"].map(|kind| Child::start(place, "step-guard", &[kind, name.as_str()]));
     others.iter_mut().for_each(|other| other.expect("done"));

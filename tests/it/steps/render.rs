@@ -6,7 +6,7 @@ use libtest_mimic::Trial;
 use ndarray::Ix1;
 use ndarray_shm::render::OtherWork;
 use ndarray_shm::render::{self, RenderOptions};
-use ndarray_shm::{Error, Location, NextClaim, RenderBuffer};
+use ndarray_shm::{Error, ErrorKind, Location, NextClaim, RenderBuffer};
 
 use crate::support::child::{Child, Role, hear, say};
 use crate::support::{Name, Place, backend_of_child};
@@ -87,7 +87,7 @@ fn replace_child(arguments: &[String]) {
             say(format!("{} painted", buffer.progress().done));
             hear();
         }
-        Err(Error::Mismatch { found, state, .. }) => say(format!("{found} {state:?}")),
+        Err(Error { kind: ErrorKind::Mismatch { found, state, .. }, .. }) => say(format!("{found} {state:?}")),
         Err(error) => say(error),
     }
 }
@@ -238,7 +238,7 @@ fn stopped_painter_keeps_its_buffer(place: &Place) {
     replace(place, &name, "new").expect("\"steps\" Attached");
     painter.kill();
     let refused = place.render_options().create::<u8, _>(name.location(), 1 << 16, 1 << 14, "new").unwrap_err();
-    assert!(matches!(refused, Error::Mismatch { state: OtherWork::Idle, .. }), "{refused}");
+    assert!(matches!(refused.kind, ErrorKind::Mismatch { state: OtherWork::Idle, .. }), "{refused}");
     replace(place, &name, "new").expect("1 painted");
 }
 
@@ -310,7 +310,7 @@ fn resumed_discard_spares_a_newer_buffer(place: &Place) {
     discard.expect("true");
     discard.finish();
     assert!(matches!(other.claim_next().unwrap(), NextClaim::Chunk(_)), "the newer payload still has its name");
-    assert!(old.claim_next().unwrap_err().is_unlinked());
+    assert!(old.claim_next().unwrap_err().kind == ErrorKind::Unlinked);
 }
 
 fn reclaim_removes_the_payload_of_a_killed_discard(place: &Place) {
@@ -343,8 +343,8 @@ fn stopped_beginner_is_waited_for_until_the_timeout(place: &Place) {
     let name = place.location("stopped");
     let mut beginner = start(place, "step-render-begin", &name, "render: ledger published");
     let options = || place.render_options().timeout(Duration::from_millis(20));
-    assert!(begin(options(), name.location()).unwrap_err().is_timed_out());
-    assert!(options().open::<u8, Ix1>(name.location()).unwrap_err().is_timed_out());
+    assert!(matches!(begin(options(), name.location()).unwrap_err().kind, ErrorKind::TimedOut { .. }));
+    assert!(matches!(options().open::<u8, Ix1>(name.location()).unwrap_err().kind, ErrorKind::TimedOut { .. }));
     beginner.resume();
     beginner.expect("0 painted");
     beginner.finish();
@@ -370,7 +370,7 @@ fn open_of_a_finished_buffer_ignores_a_stale_ledger(place: &Place) {
     let mut finisher = start(place, "step-render-finish", &name, "render: array named");
     let options = || place.render_options().timeout(Duration::ZERO);
     assert!(options().open::<u8, Ix1>(name.location()).unwrap_err().is_not_found());
-    assert!(begin(options(), name.location()).unwrap_err().is_already_exists());
+    assert!(begin(options(), name.location()).unwrap_err().kind == ErrorKind::AlreadyExists);
     finisher.resume();
     finisher.expect("finished");
     finisher.finish();

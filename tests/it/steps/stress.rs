@@ -19,8 +19,8 @@ use ndarray_shm::counted::{Channel, SharingStrategy};
 use ndarray_shm::pool::PoolOptions;
 use ndarray_shm::render::{RenderOptions, SharedWith};
 use ndarray_shm::{
-    Arena, CreateOptions, CreationMode, Directory, Error, NextClaim, OpenOptions, Pool, RefcountedArray, RenderBuffer,
-    SharedArray,
+    Arena, CreateOptions, CreationMode, Directory, Error, ErrorKind, NextClaim, OpenOptions, Pool, RefcountedArray,
+    RenderBuffer, SharedArray,
 };
 
 use crate::support::child::{Child, ROLE, Role, copy_program, hear, program, say};
@@ -185,7 +185,7 @@ impl Worker {
                 // exists, no process can forge another array under it.
                 self.backend.unlink(name).map(drop)
             }
-            Err(Error::NotCounted { .. }) => Ok(()), // the right answer for a plain array
+            Err(Error { kind: ErrorKind::NotCounted, .. }) => Ok(()), // the right answer for a plain array
             Err(error) => Err(error),
         }
     }

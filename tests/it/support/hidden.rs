@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use ndarray_shm::backend::{Backend, DirectoryEntry, DraftFile, DraftOptions, FileId, Publish};
-use ndarray_shm::{Access, Directory, Error, Location, Pages, Result};
+use ndarray_shm::{Access, Directory, ErrorKind, Location, Pages, Result};
 
 static COUNTER: AtomicU32 = AtomicU32::new(0);
 
@@ -77,7 +77,7 @@ unsafe impl Backend for HiddenDrafts {
         self.0.available()
     }
     fn set_attribute(&self, _file: &File, text: Option<&[u8]>) -> Result<()> {
-        let refused = || Error::Unsupported { location: "hidden".into(), what: "attributes".into() };
+        let refused = || ErrorKind::Unsupported { what: "attributes".into() }.at("hidden");
         text.map_or(Ok(()), |_| Err(refused()))
     }
     fn attribute(&self, _file: &File, _buffer: &mut [u8]) -> Result<Option<usize>> {

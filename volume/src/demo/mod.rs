@@ -173,7 +173,7 @@ impl DemoSpec {
         if T::DTYPE != self.dtype {
             let (expected, found) = (T::DTYPE.to_string(), self.dtype.to_string());
             let location = "a demo volume".to_owned();
-            return Err(ndarray_shm::Error::DTypeMismatch { location, expected, found }.into());
+            return Err(ndarray_shm::ErrorKind::DTypeMismatch { expected, found }.at(location).into());
         }
         // Reused for all elements, because there are many.
         let (mut place, mut bytes) = (Vec::new(), Vec::new());

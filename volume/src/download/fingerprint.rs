@@ -45,7 +45,7 @@ pub(crate) fn wanted(line: &str, source: &dyn ChunkSource, location: &Location) 
     let Some((bbox, missing)) = parts else {
         let (location, found) = (location.to_string(), line.to_owned());
         let state = OtherWork::Attached; // the process that has started this worker is
-        return Err(ndarray_shm::Error::Mismatch { location, what: "volume", expected, found, state }.into());
+        return Err(ndarray_shm::ErrorKind::Mismatch { what: "volume", expected, found, state }.at(location).into());
     };
     let bbox = if bbox.is_empty() { Bbox::whole(&[]) } else { bbox.parse()? };
     bbox.check_within(&source.meta().domain())?;
@@ -130,7 +130,10 @@ mod tests {
         assert_eq!(line.lines().count(), 1);
         for other in [named(&[8, 9], "somewhere\nelse order=F"), named(&[8, 8], "elsewhere")] {
             let error = wanted(&line, &other, &location).expect_err("another volume");
-            assert!(matches!(error, Error::Array(ndarray_shm::Error::Mismatch { .. })), "{error}");
+            assert!(
+                matches!(error, Error::Array(ndarray_shm::Error { kind: ndarray_shm::ErrorKind::Mismatch { .. }, .. })),
+                "{error}"
+            );
         }
         let longer = line.replace("=error", "=0011");
         let (odd, none) = (line.replace("=error", "=é"), line.replace(" missing=error", ""));

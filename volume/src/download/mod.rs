@@ -106,11 +106,11 @@ impl Downloaded {
         let location = self.location.to_string();
         if T::DTYPE != self.dtype {
             let (expected, found) = (T::DTYPE.to_string(), self.dtype.to_string());
-            return Err(ndarray_shm::Error::DTypeMismatch { location, expected, found }.into());
+            return Err(ndarray_shm::ErrorKind::DTypeMismatch { expected, found }.at(location).into());
         }
         let Some(dim) = D::from_dimension(&IxDyn(&self.shape)) else {
             let (expected, found) = (format!("{:?} axes", D::NDIM), format!("{:?}", self.shape));
-            return Err(ndarray_shm::Error::ShapeMismatch { location, expected, found }.into());
+            return Err(ndarray_shm::ErrorKind::ShapeMismatch { expected, found }.at(location).into());
         };
         let options = OpenOptions::new().backend(self.backend.clone());
         Ok(options.open::<T, D>(&self.location, dim.set_f(self.order == Order::F))?)
@@ -237,7 +237,9 @@ fn join<T: Element>(
         // name.
         let (location, expected, found) = (location.to_string(), line.to_owned(), buffer.fingerprint().to_owned());
         let state = ndarray_shm::render::OtherWork::Attached; // this process is
-        return Err(ndarray_shm::Error::Mismatch { location, what: "fingerprint", expected, found, state }.into());
+        return Err(ndarray_shm::ErrorKind::Mismatch { what: "fingerprint", expected, found, state }
+            .at(location)
+            .into());
     }
     let tally = DownloadTally::default();
     let retries = Retries::of_thread();

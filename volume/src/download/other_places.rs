@@ -69,12 +69,12 @@ pub fn download_with_report<T: Element, D: Dimension>(
     // Checked before anything is painted.
     if T::DTYPE != meta.dtype {
         let (expected, found) = (T::DTYPE.to_string(), meta.dtype.to_string());
-        return Err(ndarray_shm::Error::DTypeMismatch { location: source.identity(), expected, found }.into());
+        return Err(ndarray_shm::ErrorKind::DTypeMismatch { expected, found }.at(source.identity()).into());
     }
     let shape = bbox.shape();
     let Some(dim) = D::from_dimension(&IxDyn(&shape)) else {
         let (expected, found) = (format!("{:?} axes", D::NDIM), format!("{shape:?}"));
-        return Err(ndarray_shm::Error::ShapeMismatch { location: source.identity(), expected, found }.into());
+        return Err(ndarray_shm::ErrorKind::ShapeMismatch { expected, found }.at(source.identity()).into());
     };
     let backend = match &options.backend {
         Some(backend) => backend.clone(),
@@ -175,7 +175,9 @@ pub fn download_to_file(
     if let Some(backend) = &options.backend {
         let (setting, value) = ("the backend of a download to a file", backend.path().display().to_string());
         let expected = "unset: a file is created in its own directory";
-        return Err(ndarray_shm::Error::InvalidSetting { setting, value, expected }.into());
+        return Err(
+            ndarray_shm::Error::from(ndarray_shm::ErrorKind::InvalidSetting { setting, value, expected }).into()
+        );
     }
     let (backend, location) = file_location(path)?;
     download_as(source, bbox, &location, options, &backend, options.keep_partial)
@@ -188,7 +190,7 @@ pub fn download_to_file(
 /// [`Io`](Error::Io): the directory does not exist. [`Array`](Error::Array) (`InvalidLocation`, `Reserved`): the path
 /// has no last part, or the last part is not UTF-8, is longer than 241 bytes, or begins with `.ndshm-`.
 pub fn file_location(path: &Path) -> Result<(Directory, Location)> {
-    let invalid = |reason| ndarray_shm::Error::InvalidLocation { location: path.display().to_string(), reason };
+    let invalid = |reason| ndarray_shm::ErrorKind::InvalidLocation { reason }.at(path.display());
     let name = path.file_name().ok_or_else(|| invalid("the path of a file ends with its name"))?;
     let name = name.to_str().ok_or_else(|| invalid("the name of the file is not UTF-8"))?;
     let location = Location::new(name)?;

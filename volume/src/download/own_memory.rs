@@ -96,7 +96,7 @@ pub fn download_counted<T: Element, D: Dimension>(
     let shape = bbox.shape();
     let Some(dim) = D::from_dimension(&IxDyn(&shape)) else {
         let (expected, found) = (format!("{:?} axes", D::NDIM), format!("{shape:?}"));
-        return Err(ndarray_shm::Error::ShapeMismatch { location: source.identity(), expected, found }.into());
+        return Err(ndarray_shm::ErrorKind::ShapeMismatch { expected, found }.at(source.identity()).into());
     };
     let backend = options.backend.clone().map_or_else(default_backend, Ok)?;
     let nameless = SharingStrategy::FileDescriptor;
@@ -156,7 +156,7 @@ pub fn download_into<T: Element>(
     let shape = bbox.shape();
     if memory.shape() != shape {
         let (expected, found) = (format!("{shape:?}"), format!("{:?}", memory.shape()));
-        return Err(ndarray_shm::Error::ShapeMismatch { location: "the memory".into(), expected, found }.into());
+        return Err(ndarray_shm::ErrorKind::ShapeMismatch { expected, found }.at("the memory").into());
     }
     run.paint(memory)
 }
@@ -186,7 +186,7 @@ impl<'a> OwnDownload<'a> {
         bbox.check_within(&meta.domain())?;
         if T::DTYPE != meta.dtype {
             let (expected, found) = (T::DTYPE.to_string(), meta.dtype.to_string());
-            return Err(ndarray_shm::Error::DTypeMismatch { location: source.identity(), expected, found }.into());
+            return Err(ndarray_shm::ErrorKind::DTypeMismatch { expected, found }.at(source.identity()).into());
         }
         let Workers::Threads(threads) = options.workers else {
             return Err(invalid("the workers of a download into own memory", "processes", "threads"));
@@ -231,5 +231,6 @@ impl<'a> OwnDownload<'a> {
 }
 
 fn invalid(setting: &'static str, value: &str, expected: &'static str) -> Error {
-    ndarray_shm::Error::InvalidSetting { setting, value: value.to_owned(), expected }.into()
+    ndarray_shm::Error::from(ndarray_shm::ErrorKind::InvalidSetting { setting, value: value.to_owned(), expected })
+        .into()
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result, SourceFailure};
 use crate::gzip;
 use crate::store::Store;
 
@@ -41,7 +41,7 @@ impl N5Attributes {
         let key = join(prefix, ATTRIBUTES);
         let Some(object) = store.get_at_most(&key, LONGEST)? else { return Ok(None) };
         let name = store.locate(&key);
-        let damaged = |reason| Error::volume(ErrorKind::Damaged, &name, reason);
+        let damaged = |reason| Error::volume(SourceFailure::Damaged, &name, reason);
         let bytes = if object.gzip {
             let mut text = Vec::new();
             let longest = usize::try_from(LONGEST).unwrap_or(usize::MAX);

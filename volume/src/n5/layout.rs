@@ -8,7 +8,7 @@ use serde_json::Value;
 use super::attributes::{N5Attributes, brief};
 use crate::bbox::to_usize;
 use crate::description::{dtype_name, dtype_named};
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result, SourceFailure};
 use crate::unpack::Packing;
 
 /// Maximum bytes of a decoded block: blocks are decoded whole.
@@ -53,7 +53,7 @@ impl DatasetLayout {
     pub(super) fn read(attributes: &N5Attributes) -> Result<Self> {
         let json = attributes.json();
         let refused = |kind, reason: String| Error::volume(kind, attributes.name(), reason);
-        let damaged = |reason: String| refused(ErrorKind::Damaged, reason);
+        let damaged = |reason: String| refused(SourceFailure::Damaged, reason);
         let lengths = |name: &str, least: u64| {
             let value = &json[name];
             let read = |value: &Value| value.as_u64().filter(|length| (least..=1 << 62).contains(length));
@@ -69,12 +69,15 @@ impl DatasetLayout {
             return Err(damaged(reason));
         }
         if shape.len() > MOST_AXES {
-            return Err(refused(ErrorKind::Unsupported, format!("it has {} axes, more than {MOST_AXES}", shape.len())));
+            return Err(refused(
+                SourceFailure::Unsupported,
+                format!("it has {} axes, more than {MOST_AXES}", shape.len()),
+            ));
         }
         if json["isLabelMultiset"].as_bool() == Some(true) {
             let reason =
                 "its elements are label multisets, which are lists and no numbers: convert it to uint64 labels";
-            return Err(refused(ErrorKind::Unsupported, reason.to_owned()));
+            return Err(refused(SourceFailure::Unsupported, reason.to_owned()));
         }
         let dtype = dtype(&json["dataType"], attributes)?;
         let (packing, packing_name) = packing(json).map_err(|(kind, reason)| refused(kind, reason))?;
@@ -85,7 +88,7 @@ impl DatasetLayout {
                 "`blockSize` {block:?} of {} makes blocks of more than {LARGEST_BLOCK} bytes, which cannot be decoded whole",
                 dtype_name(dtype).unwrap_or_default()
             );
-            return Err(refused(ErrorKind::Unsupported, reason));
+            return Err(refused(SourceFailure::Unsupported, reason));
         }
         Ok(Self { shape, block, dtype, packing, packing_name })
     }
@@ -104,7 +107,7 @@ fn bytes(lengths: &[u64], dtype: DType) -> Option<usize> {
 fn dtype(value: &Value, attributes: &N5Attributes) -> Result<DType> {
     let Some(name) = value.as_str() else {
         let reason = format!("`dataType` is {}, but must be the name of an element type", brief(value));
-        return Err(Error::volume(ErrorKind::Damaged, attributes.name(), reason));
+        return Err(Error::volume(SourceFailure::Damaged, attributes.name(), reason));
     };
     let is_known = |dtype: &DType| {
         !matches!(dtype, DType::F16 | DType::Bf16 | DType::Complex64 | DType::Complex128) // N5 has no such types
@@ -118,19 +121,19 @@ fn dtype(value: &Value, attributes: &N5Attributes) -> Result<DType> {
 ///
 /// Datasets before version 2 of the format name it in `compressionType`, others in `compression` with its parameters,
 /// of which only `useZlib` matters for unpacking.
-fn packing(json: &Value) -> Result<(BlockPacking, String), (ErrorKind, String)> {
+fn packing(json: &Value) -> Result<(BlockPacking, String), (SourceFailure, String)> {
     let (name, zlib) = match (&json["compression"], &json["compressionType"]) {
         (Value::Null, Value::Null) if json.get("codecs").is_some() => {
             let reason =
                 format!("its blocks are described by `codecs`, which cannot be read: a `compression` of {KNOWN} can");
-            return Err((ErrorKind::Unsupported, reason));
+            return Err((SourceFailure::Unsupported, reason));
         }
         (Value::Null, old) => (old, false),
         (new, _) => (&new["type"], new["useZlib"].as_bool() == Some(true)),
     };
     let Some(name) = name.as_str() else {
         let reason = "it does not say how its blocks are packed: `compression` must have a `type`";
-        return Err((ErrorKind::Damaged, reason.to_owned()));
+        return Err((SourceFailure::Damaged, reason.to_owned()));
     };
     let packing = match name {
         "raw" => BlockPacking::Raw,
@@ -148,12 +151,12 @@ fn packing(json: &Value) -> Result<(BlockPacking, String), (ErrorKind, String)> 
             let reason = format!(
                 "its blocks are packed by `{name}`, and this program was built without it: build it with the feature `codecs`"
             );
-            return Err((ErrorKind::Unsupported, reason));
+            return Err((SourceFailure::Unsupported, reason));
         }
         other => {
             let reason =
                 format!("its blocks are packed by `{}`, which cannot be read: {KNOWN} can", brief(&Value::from(other)));
-            return Err((ErrorKind::Unsupported, reason));
+            return Err((SourceFailure::Unsupported, reason));
         }
     };
     Ok((packing, name.to_owned()))

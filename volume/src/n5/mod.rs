@@ -21,7 +21,7 @@ use self::attributes::{ATTRIBUTES, N5Attributes};
 use self::scales::{N5Group, geometry};
 use self::volume::N5Volume;
 use crate::description::ScaleInfo;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result, SourceFailure};
 use crate::store::Store;
 use crate::volume::ChunkSource;
 
@@ -63,7 +63,7 @@ pub(crate) fn open(store: &Arc<dyn Store>, mip: usize) -> Result<Box<dyn ChunkSo
     let group = N5Group::read(store, root)?;
     let Some(scale) = group.scale(store, mip)? else {
         return Err(match group.count(store)? {
-            0 => Error::volume(ErrorKind::NotAVolume, group.volume(), scales::no_dataset(store)),
+            0 => Error::volume(SourceFailure::NotAVolume, group.volume(), scales::no_dataset(store)),
             count => missing(group.volume().to_owned(), count),
         });
     };
@@ -92,7 +92,7 @@ pub(crate) fn scales(store: &Arc<dyn Store>) -> Result<Vec<ScaleInfo>> {
         all.push(info(volume, scale.path));
     }
     if all.is_empty() {
-        return Err(Error::volume(ErrorKind::NotAVolume, group.volume(), scales::no_dataset(store)));
+        return Err(Error::volume(SourceFailure::NotAVolume, group.volume(), scales::no_dataset(store)));
     }
     Ok(all)
 }

@@ -13,7 +13,7 @@ use serde_json::Value;
 
 use super::attributes::{ATTRIBUTES, N5Attributes, join};
 use crate::description::Lengths;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result, SourceFailure};
 use crate::store::Store;
 
 /// Maximum number of scales of a group.
@@ -84,7 +84,7 @@ impl N5Group {
                 if !is_within(path) {
                     let reason =
                         format!("its attributes name a scale by the path {path:?}, which leads to no dataset in it");
-                    return Err(Error::volume(ErrorKind::Damaged, root.name(), reason));
+                    return Err(Error::volume(SourceFailure::Damaged, root.name(), reason));
                 }
                 Ok((path.to_owned(), dataset["transform"].clone()))
             };
@@ -109,7 +109,7 @@ impl N5Group {
             Some(attributes) if attributes.is_dataset() => Ok(Some(GroupedScale { mip, path, attributes })),
             _ if self.listed.is_some() => {
                 let reason = format!("its attributes name the scale `{path}`, but there is no such dataset");
-                Err(Error::volume(ErrorKind::Damaged, &self.volume, reason))
+                Err(Error::volume(SourceFailure::Damaged, &self.volume, reason))
             }
             _ => Ok(None),
         }

@@ -8,7 +8,7 @@ use ndarray_shm::DType;
 
 use super::VolumeOptions;
 use crate::description::NewVolume;
-use crate::error::{ErrorKind, Result};
+use crate::error::{Result, SourceFailure};
 use crate::store::url::{VolumeFormat, VolumeUrl};
 use crate::store::{self, Object, Store};
 use crate::{precomputed, zarr};
@@ -79,7 +79,7 @@ fn made(new: &[NewVolume]) -> (Vec<bool>, Vec<f64>) {
     for (new, end) in new.iter().zip(&ends) {
         match end {
             Ok(()) => assert!(new.is_like(there.meta()), "{new:?}, and there is {:?}", there.meta()),
-            Err(error) => assert_eq!(error.kind(), Some(ErrorKind::AlreadyExists), "{error:?}"),
+            Err(error) => assert_eq!(error.source_failure(), Some(SourceFailure::AlreadyExists), "{error:?}"),
         }
     }
     let scales = VolumeOptions::new().scales(&url).expect("its scales");

@@ -11,7 +11,7 @@ use super::info::{INFO, Info, name_of};
 use super::segmentation;
 use super::volume::PrecomputedVolume;
 use crate::description::{Encoding, NewVolume};
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result, SourceFailure};
 use crate::store::{self, Store};
 use crate::take_over::is_in_other_order;
 use crate::volume::{ChunkSink, VolumeKind};
@@ -32,7 +32,7 @@ pub(crate) fn create(store: Arc<dyn Store>, new: &NewVolume) -> Result<Box<dyn C
     let file = store.locate(INFO);
     if store.get(INFO)?.is_some() {
         let reason = "there is a Precomputed volume already: choose another place, or open it";
-        return Err(Error::volume(ErrorKind::AlreadyExists, file, reason));
+        return Err(Error::volume(SourceFailure::AlreadyExists, file, reason));
     }
     let document = describe(new).map_err(|reason| Error::new_volume(&file, reason))?;
     let mut text = serde_json::to_vec_pretty(&document)
@@ -64,13 +64,13 @@ fn refuse_to_mix(store: &dyn Store, prefix: &str) -> Result<()> {
     let there = "there is something already: choose another place, or remove it first";
     for file in ["zarr.json", ".zarray", ".zgroup", "attributes.json"] {
         if store.get(file)?.is_some() {
-            return Err(Error::volume(ErrorKind::AlreadyExists, store.locate(file), there));
+            return Err(Error::volume(SourceFailure::AlreadyExists, store.locate(file), there));
         }
     }
     match store.list(prefix.trim_end_matches('/'))?.first() {
         Some(other) => {
             let reason = format!("{there} (`{other}`)");
-            Err(Error::volume(ErrorKind::AlreadyExists, store.locate(prefix), reason))
+            Err(Error::volume(SourceFailure::AlreadyExists, store.locate(prefix), reason))
         }
         None => Ok(()),
     }

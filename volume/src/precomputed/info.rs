@@ -10,7 +10,7 @@ use serde_json::Value;
 use super::key;
 use super::sharding::Sharding;
 use crate::description::{dtype_name, dtype_named, quality_in_words};
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result, SourceFailure};
 use crate::gzip;
 use crate::store::{Object, Store};
 use crate::volume::{VolumeKind, VolumeMeta};
@@ -62,13 +62,14 @@ impl Info {
         let file = store.locate(INFO);
         let Some(object) = store.get(INFO)? else {
             let reason = "there is no such file: a Precomputed volume has its description there";
-            return Err(Error::volume(ErrorKind::Absent, file, reason));
+            return Err(Error::volume(SourceFailure::Absent, file, reason));
         };
         let Object { bytes, gzip, version } = object;
         let bytes = if gzip || gzip::is_gzip(&bytes) {
             let mut text = Vec::new();
-            gzip::unpack(&bytes, LONGEST_INFO, &mut text)
-                .map_err(|cause| Error::volume(ErrorKind::Damaged, &file, "it cannot be unpacked").because(cause))?;
+            gzip::unpack(&bytes, LONGEST_INFO, &mut text).map_err(|cause| {
+                Error::volume(SourceFailure::Damaged, &file, "it cannot be unpacked").because(cause)
+            })?;
             text
         } else {
             bytes
@@ -79,7 +80,7 @@ impl Info {
     /// Parses a document. Messages name it `file`.
     pub(super) fn parse(text: &[u8], file: String, version: &str) -> Result<Self> {
         let json: Value = serde_json::from_slice(text)
-            .map_err(|error| Error::volume(ErrorKind::Damaged, &file, "this is no JSON document").because(error))?;
+            .map_err(|error| Error::volume(SourceFailure::Damaged, &file, "this is no JSON document").because(error))?;
         let checksum = crc32fast::hash(text);
         let mark = format!("info {} bytes, crc32 {checksum:08x}, version {version}", text.len());
         let document = InfoParser { json: &json, file: &file };
@@ -104,7 +105,7 @@ struct InfoParser<'a> {
 
 impl InfoParser<'_> {
     fn wrong(&self, reason: impl Into<String>) -> Error {
-        Error::volume(ErrorKind::Damaged, self.file, reason)
+        Error::volume(SourceFailure::Damaged, self.file, reason)
     }
 
     fn dtype(&self) -> Result<DType> {
@@ -112,7 +113,7 @@ impl InfoParser<'_> {
             return Err(self.wrong("this is no JSON object"));
         }
         if let Some(what) = what_it_is_instead(self.json) {
-            return Err(Error::volume(ErrorKind::NotAVolume, self.file, what));
+            return Err(Error::volume(SourceFailure::NotAVolume, self.file, what));
         }
         match &self.json["data_type"] {
             Value::String(name) => {
@@ -209,7 +210,7 @@ impl InfoParser<'_> {
                 "scale {mip}: `chunk_sizes` {chunk:?} with {channels} channels of {dtype} makes chunks of more than \
                  {LARGEST_CHUNK} bytes, which cannot be decoded whole"
             );
-            return Err(Error::volume(ErrorKind::Unsupported, self.file, reason));
+            return Err(Error::volume(SourceFailure::Unsupported, self.file, reason));
         }
         let packing = if sharding.is_some() { ", sharded" } else { "" };
         let quality = jpeg_quality.filter(|_| encoding == "jpeg").map(quality_in_words).unwrap_or_default();

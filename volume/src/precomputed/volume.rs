@@ -15,7 +15,7 @@ use super::names::{Names, OTHER_SUFFIXES};
 use super::shards::{ShardReader, numbers};
 use crate::bbox::{length, ranges_text, to_usize};
 use crate::description::{Encoding, Lengths};
-use crate::error::{Cause, Error, ErrorKind, Result};
+use crate::error::{Cause, Error, Result, SourceFailure};
 use crate::gzip;
 use crate::scratch::Scratch;
 use crate::store::{self, Store};
@@ -40,8 +40,8 @@ impl PrecomputedVolume {
     pub(super) fn open(store: Arc<dyn Store>, mip: usize) -> Result<Self> {
         let info = Info::read(&*store)?;
         let scale = info.scale(mip)?.clone();
-        let encoding =
-            ChunkEncoding::of(&scale).map_err(|reason| Error::volume(ErrorKind::Unsupported, &info.file, reason))?;
+        let encoding = ChunkEncoding::of(&scale)
+            .map_err(|reason| Error::volume(SourceFailure::Unsupported, &info.file, reason))?;
         let shards =
             scale.sharding.clone().map(|sharding| ShardReader::new(Arc::clone(&store), &scale.prefix, sharding));
         let identity = identity(&info, &scale);
@@ -60,7 +60,7 @@ impl PrecomputedVolume {
     pub(super) fn writable(mut self, made: Option<bool>) -> Result<Self> {
         if self.shards.is_some() {
             let reason = format!("scale `{}` is sharded: such scales can be read, but not written", self.scale.key);
-            return Err(Error::volume(ErrorKind::Unsupported, self.store.locate(INFO), reason));
+            return Err(Error::volume(SourceFailure::Unsupported, self.store.locate(INFO), reason));
         }
         if self.scale.has_other_chunks {
             let reason = format!(
@@ -68,7 +68,7 @@ impl PrecomputedVolume {
                  size would be new",
                 self.scale.key
             );
-            return Err(Error::volume(ErrorKind::Unsupported, self.store.locate(INFO), reason));
+            return Err(Error::volume(SourceFailure::Unsupported, self.store.locate(INFO), reason));
         }
         let existing = Existing::look(&*self.store, &self.scale.prefix)?;
         self.written = self.layout_beside(&existing)?;
@@ -95,7 +95,7 @@ impl PrecomputedVolume {
                  new volume"
             ),
         };
-        Err(Error::volume(ErrorKind::Unsupported, self.store.locate(INFO), reason))
+        Err(Error::volume(SourceFailure::Unsupported, self.store.locate(INFO), reason))
     }
 
     /// Whether the existing chunks are wrapped in gzip; if there are none, whether new ones should be. A server

@@ -16,7 +16,7 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result, SourceFailure};
 use crate::store::url::{StorePlace, VolumeUrl};
 
 /// The longest object that is read whole, 8 GiB: a false length must not exhaust memory.
@@ -120,7 +120,7 @@ pub(crate) fn make(store: &dyn Store, key: &str, bytes: &[u8]) -> Result<bool> {
         }
     }
     Err(Error::volume(
-        ErrorKind::AlreadyExists,
+        SourceFailure::AlreadyExists,
         store.locate(key),
         "another process has made another volume here at the same time: choose another place, or open what is there",
     ))
@@ -136,7 +136,7 @@ fn not_built_in(shown: &str) -> Error {
         other => other,
     };
     let reason = format!("this program was built without `{scheme}://`: build it with the feature `{feature}`");
-    Error::volume(ErrorKind::NotBuiltIn, shown, reason)
+    Error::volume(SourceFailure::NotBuiltIn, shown, reason)
 }
 
 /// Returns the place of a volume as a URL that opens it again: without user, password, query or signature.

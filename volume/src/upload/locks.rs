@@ -59,10 +59,10 @@ impl Locks {
             let Some(file) = self.file().map_err(failed)? else { continue };
             match file.lock_cell(cell(region), PATIENCE) {
                 Ok(_locked) => return work().map(Some),
-                Err(ndarray_shm::Error::TimedOut { .. }) => {}
+                Err(ndarray_shm::Error { kind: ndarray_shm::ErrorKind::TimedOut { .. }, .. }) => {}
                 // Another upload ended and removed the name. A lock on this array no longer excludes later uploads,
                 // which create a new array: attach that one.
-                Err(ndarray_shm::Error::Unlinked { .. }) => self.forget(&file),
+                Err(ndarray_shm::Error { kind: ndarray_shm::ErrorKind::Unlinked, .. }) => self.forget(&file),
                 Err(error) => return Err(failed(error)),
             }
         }
@@ -81,7 +81,10 @@ impl Locks {
             Ok(file) => Ok(Some(Arc::clone(known.insert(Arc::new(file))))),
             // Other uploads create and remove the array at any time, and `ndshm gc` locks it to see whether it is an
             // orphan.
-            Err(ndarray_shm::Error::WouldBlock { .. } | ndarray_shm::Error::Unlinked { .. }) => Ok(None),
+            Err(ndarray_shm::Error {
+                kind: ndarray_shm::ErrorKind::WouldBlock | ndarray_shm::ErrorKind::Unlinked,
+                ..
+            }) => Ok(None),
             Err(error) => Err(error),
         }
     }
@@ -129,8 +132,8 @@ pub fn remove_upload_lock(backend: &Directory, location: &Location, dry_run: boo
 
 /// Whether another process is using, creating or removing the array.
 fn is_busy(error: &ndarray_shm::Error) -> bool {
-    use ndarray_shm::Error::{TimedOut, Unlinked, WouldBlock};
-    matches!(error, TimedOut { .. } | WouldBlock { .. } | Unlinked { .. })
+    use ndarray_shm::ErrorKind::{TimedOut, Unlinked, WouldBlock};
+    matches!(error.kind, TimedOut { .. } | WouldBlock | Unlinked)
 }
 
 /// Removes the name while this process holds the write lock, which covers all cells. So no upload holds a lock at that

@@ -172,11 +172,11 @@ pub fn upload_from_array<T: Element>(
     let location = || "the array in memory".to_owned();
     if T::DTYPE != sink.meta().dtype {
         let (expected, found) = (sink.meta().dtype.to_string(), T::DTYPE.to_string());
-        return Err(ndarray_shm::Error::DTypeMismatch { location: location(), expected, found }.into());
+        return Err(ndarray_shm::ErrorKind::DTypeMismatch { expected, found }.at(location()).into());
     }
     if array.shape() != bbox.shape() {
         let (expected, found) = (format!("{:?}", bbox.shape()), format!("{:?}", array.shape()));
-        return Err(ndarray_shm::Error::ShapeMismatch { location: location(), expected, found }.into());
+        return Err(ndarray_shm::ErrorKind::ShapeMismatch { expected, found }.at(location()).into());
     }
     write(sink, array, bbox, &units, options)
 }
@@ -201,7 +201,7 @@ fn open<T: Element>(
         let readers = OpenOptions::new().backend(backend.clone()).timeout(PATIENCE);
         let readers = readers.reinterpret(options.reinterpret);
         match readers.open_reader(location.clone(), IxDyn(&bbox.shape()).set_f(order == Order::F)) {
-            Err(ndarray_shm::Error::TimedOut { .. }) => {}
+            Err(ndarray_shm::Error { kind: ndarray_shm::ErrorKind::TimedOut { .. }, .. }) => {}
             other => return Ok(other?),
         }
     }

@@ -11,7 +11,7 @@ use zarrs::storage::store::MemoryStore;
 
 use crate::bbox::{ranges_text, to_usize};
 use crate::description::{Encoding, Lengths};
-use crate::error::{Cause, Error, ErrorKind, Result, StoreFailure};
+use crate::error::{Cause, Error, Result, SourceFailure, StoreFailure};
 use crate::gzip;
 use crate::scratch::Scratch;
 use crate::store::{self, Store};
@@ -87,14 +87,14 @@ impl ZarrArray {
         let metadata = document.metadata()?;
         let array = || Array::new_with_metadata(Arc::new(MemoryStore::new()), "/", metadata);
         let array = without_pool(array)?.map_err(|error| unreadable(kind_of(&error))(Box::new(error)))?;
-        check_extensions(&array).map_err(unreadable(ErrorKind::Unsupported))?;
+        check_extensions(&array).map_err(unreadable(SourceFailure::Unsupported))?;
         Self::with(store, document, array, dtype).map_err(|cause| {
             let is_unknown = matches!(cause.downcast_ref(), Some(PluginCreateError::Unsupported(_)))
                 || matches!(
                     cause.downcast_ref(),
                     Some(CodecError::UnsupportedDataType(..) | CodecError::UnsupportedDataTypeCodec(_))
                 );
-            unreadable(if is_unknown { ErrorKind::Unsupported } else { ErrorKind::Damaged })(cause)
+            unreadable(if is_unknown { SourceFailure::Unsupported } else { SourceFailure::Damaged })(cause)
         })
     }
 
@@ -379,7 +379,7 @@ impl fmt::Debug for ZarrArray {
 }
 
 /// Returns `Unsupported` for a valid document with unknown features, otherwise `Damaged`.
-fn kind_of(error: &ArrayCreateError) -> ErrorKind {
+fn kind_of(error: &ArrayCreateError) -> SourceFailure {
     match error {
         ArrayCreateError::AdditionalFieldUnsupportedError(_)
         | ArrayCreateError::UnsupportedZarrV2Array(_)
@@ -387,8 +387,10 @@ fn kind_of(error: &ArrayCreateError) -> ErrorKind {
         | ArrayCreateError::CodecsCreateError(PluginCreateError::Unsupported(_))
         | ArrayCreateError::StorageTransformersCreateError(PluginCreateError::Unsupported(_))
         | ArrayCreateError::ChunkGridCreateError(PluginCreateError::Unsupported(_))
-        | ArrayCreateError::ChunkKeyEncodingCreateError(PluginCreateError::Unsupported(_)) => ErrorKind::Unsupported,
-        _ => ErrorKind::Damaged,
+        | ArrayCreateError::ChunkKeyEncodingCreateError(PluginCreateError::Unsupported(_)) => {
+            SourceFailure::Unsupported
+        }
+        _ => SourceFailure::Damaged,
     }
 }
 

@@ -8,7 +8,7 @@ use ndarray_shm::DType;
 use serde_json::{Value, json};
 
 use crate::description::{Encoding, Lengths, NewVolume, dtype_name};
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result, SourceFailure};
 use crate::store::{self, Store};
 use crate::volume::{is_channels, is_time};
 use crate::zarr::array::ZarrArray;
@@ -46,7 +46,7 @@ pub(super) fn create(store: &Arc<dyn Store>, new: &NewVolume) -> Result<ZarrArra
     }
     match Document::read(store, "")? {
         Some(document) => ZarrArray::open(store, &document),
-        None => Err(Error::volume(ErrorKind::Absent, name, "it was made, but is already gone")),
+        None => Err(Error::volume(SourceFailure::Absent, name, "it was made, but is already gone")),
     }
 }
 
@@ -64,7 +64,7 @@ fn refuse_to_replace(store: &Arc<dyn Store>, name: &str) -> Result<()> {
 }
 
 fn taken(place: impl Display, reason: impl Into<String>) -> Error {
-    Error::volume(ErrorKind::AlreadyExists, place, reason)
+    Error::volume(SourceFailure::AlreadyExists, place, reason)
 }
 
 fn check(new: &NewVolume) -> Result<(), String> {

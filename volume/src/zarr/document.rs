@@ -9,7 +9,7 @@ use zarrs::convert::array_metadata_v2_to_v3;
 use zarrs::metadata::v3::MetadataV3;
 
 use crate::description::{Encoding, dtype_named};
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result, SourceFailure};
 use crate::gzip;
 use crate::store::{Object, Store};
 use crate::zarr::spelling::{self, CodecContext, CodecsV2, Refused};
@@ -78,7 +78,7 @@ impl Document {
                 (DocumentKind::ArrayV3, Some("group")) => DocumentKind::GroupV3,
                 (DocumentKind::ArrayV3, _) => {
                     let reason = "this describes neither an array nor a group";
-                    return Err(Error::volume(ErrorKind::Damaged, name, reason));
+                    return Err(Error::volume(SourceFailure::Damaged, name, reason));
                 }
                 (kind, _) => kind,
             };
@@ -143,7 +143,7 @@ impl Document {
         let written = self.dtype_written();
         let found = match (self.kind, written) {
             (_, Value::Null) => {
-                return Err(Error::volume(ErrorKind::Damaged, &self.name, "it names no element type"));
+                return Err(Error::volume(SourceFailure::Damaged, &self.name, "it names no element type"));
             }
             (DocumentKind::ArrayV2, Value::String(text)) => dtype_v2(text),
             (_, Value::String(text)) => dtype_v3(text),
@@ -170,7 +170,7 @@ impl Document {
 
     /// Returns the document in the form that zarrs accepts: version 3, with the codecs in its spelling.
     pub(super) fn metadata(&self) -> Result<ArrayMetadata> {
-        let damaged = |error| Error::volume(ErrorKind::Damaged, &self.name, UNREADABLE).because(error);
+        let damaged = |error| Error::volume(SourceFailure::Damaged, &self.name, UNREADABLE).because(error);
         let mut json = self.json.clone();
         let context = self.context()?;
         if let Some(fill) = json.get_mut("fill_value").filter(|_| self.is_bool()) {
@@ -204,7 +204,7 @@ impl Document {
             spelling::codecs_v2(&filters, &compressor, context).map_err(|refused| self.refused(refused))?;
         let document = serde_json::from_value(json).map_err(damaged)?;
         let mut document = array_metadata_v2_to_v3(&document)
-            .map_err(|error| Error::volume(ErrorKind::Unsupported, &self.name, UNREADABLE).because(error))?;
+            .map_err(|error| Error::volume(SourceFailure::Unsupported, &self.name, UNREADABLE).because(error))?;
         let spelled = |codecs: Vec<Value>| {
             let codecs: serde_json::Result<Vec<MetadataV3>> = codecs.into_iter().map(serde_json::from_value).collect();
             codecs.map_err(damaged)
@@ -306,12 +306,12 @@ pub(super) fn unwrapped(object: Object, limit: usize) -> Result<Vec<u8>, crate::
 fn unpacked(bytes: Vec<u8>, gzip: bool, name: &str) -> Result<Vec<u8>> {
     let object = Object { bytes, gzip, version: String::new() };
     unwrapped(object, MOST_BYTES)
-        .map_err(|cause| Error::volume(ErrorKind::Damaged, name, "it cannot be unpacked").because(cause))
+        .map_err(|cause| Error::volume(SourceFailure::Damaged, name, "it cannot be unpacked").because(cause))
 }
 
 fn parse(bytes: &[u8], name: &str) -> Result<Value> {
     serde_json::from_slice(bytes)
-        .map_err(|error| Error::volume(ErrorKind::Damaged, name, "this is no JSON document").because(error))
+        .map_err(|error| Error::volume(SourceFailure::Damaged, name, "this is no JSON document").because(error))
 }
 
 fn dtype_v2(text: &str) -> Option<DType> {

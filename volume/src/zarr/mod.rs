@@ -41,7 +41,7 @@ use self::document::Document;
 use self::multiscales::Multiscales;
 pub use self::prepare::prepare;
 use crate::description::{Lengths, NewVolume, ScaleInfo};
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result, SourceFailure};
 use crate::store::Store;
 use crate::volume::{ChunkSink, ChunkSource, VolumeKind};
 
@@ -112,7 +112,7 @@ fn root(store: &Arc<dyn Store>) -> Result<Document> {
     Document::read(store, "")?.ok_or_else(|| {
         let place = store.locate("");
         let place = place.trim_end_matches(['/', '\\']);
-        Error::volume(ErrorKind::Absent, place, "this is no Zarr array: it has neither zarr.json nor .zarray")
+        Error::volume(SourceFailure::Absent, place, "this is no Zarr array: it has neither zarr.json nor .zarray")
     })
 }
 

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use serde_json::Value;
 
 use crate::description::Lengths;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result, SourceFailure};
 use crate::store::Store;
 use crate::take_over::{nanometres, rounded};
 use crate::zarr::document::{Document, group, join};
@@ -54,13 +54,13 @@ impl Multiscales {
                 ),
                 None => group(store, document.prefix()),
             };
-            return Err(Error::volume(ErrorKind::NotAVolume, document.volume(), reason));
+            return Err(Error::volume(SourceFailure::NotAVolume, document.volume(), reason));
         };
         // Several images in one group are rare; viewers show the first.
         let picture = pictures.first().unwrap_or(&Value::Null);
         let damaged = |what: &str| {
             let reason = format!("its attributes describe scales, but {what}");
-            Error::volume(ErrorKind::Damaged, document.name(), reason)
+            Error::volume(SourceFailure::Damaged, document.name(), reason)
         };
         let datasets = picture["datasets"].as_array().filter(|datasets| !datasets.is_empty());
         let datasets = datasets.ok_or_else(|| damaged("name no datasets"))?;
@@ -109,7 +109,7 @@ impl Multiscales {
             Some(document) if document.is_array() => Ok(document),
             _ => {
                 let reason = format!("its attributes name the scale `{}`, but there is no such array", dataset.path);
-                Err(Error::volume(ErrorKind::Damaged, group.name(), reason))
+                Err(Error::volume(SourceFailure::Damaged, group.name(), reason))
             }
         }
     }

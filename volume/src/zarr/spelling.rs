@@ -6,7 +6,7 @@
 
 use serde_json::{Map, Value, json};
 
-use crate::error::ErrorKind;
+use crate::error::SourceFailure;
 use crate::zarr::configuration;
 
 /// Prefix of the names of v2 codecs in v3.
@@ -40,7 +40,7 @@ pub(super) struct CodecsV2 {
 /// The reason why a codec cannot be used.
 #[derive(Debug)]
 pub(super) struct Refused {
-    pub(super) kind: ErrorKind,
+    pub(super) kind: SourceFailure,
     pub(super) reason: String,
 }
 
@@ -243,7 +243,7 @@ fn built_in(feature: &str, is_built_in: bool, codec: &str) -> Result<(), Refused
         return Ok(());
     }
     let reason = format!("codec {codec} is not built in: build this program with the feature `{feature}`");
-    Err(Refused { kind: ErrorKind::NotBuiltIn, reason })
+    Err(Refused { kind: SourceFailure::NotBuiltIn, reason })
 }
 
 /// Refuses zfp, even if another crate compiles it into zarrs. Its decoder trusts the stream: it writes as many elements
@@ -308,11 +308,11 @@ fn parts_v2(codec: &Value) -> Option<(&str, Configuration)> {
 }
 
 fn unsupported(reason: String) -> Refused {
-    Refused { kind: ErrorKind::Unsupported, reason }
+    Refused { kind: SourceFailure::Unsupported, reason }
 }
 
 fn damaged(reason: String) -> Refused {
-    Refused { kind: ErrorKind::Damaged, reason }
+    Refused { kind: SourceFailure::Damaged, reason }
 }
 
 #[cfg(test)]
@@ -367,20 +367,23 @@ mod tests {
         assert_eq!(bytes[1]["name"], "numcodecs.zlib");
         let wrong = json!([{"id": "crc32"}, {"id": "delta", "dtype": "<u2"}]);
         let refused = codecs_v2(&wrong, &Value::Null, U16).expect_err("numbers of checksummed bytes");
-        assert!(refused.kind == ErrorKind::Unsupported && refused.reason.contains("delta"), "{refused:?}");
+        assert!(refused.kind == SourceFailure::Unsupported && refused.reason.contains("delta"), "{refused:?}");
         for unknown in ["categorize", "jenkins_lookup3", "quantize", "zfpy", ""] {
             let refused = codecs_v2(&Value::Null, &json!({"id": unknown}), U16).expect_err("unknown");
-            assert!(refused.kind == ErrorKind::Unsupported && refused.reason.contains(unknown), "{refused:?}");
+            assert!(refused.kind == SourceFailure::Unsupported && refused.reason.contains(unknown), "{refused:?}");
         }
         for wrong in [json!([7]), json!("delta"), json!({})] {
-            assert_eq!(codecs_v2(&wrong, &Value::Null, U16).expect_err("no filters").kind, ErrorKind::Damaged);
+            assert_eq!(codecs_v2(&wrong, &Value::Null, U16).expect_err("no filters").kind, SourceFailure::Damaged);
         }
     }
 
     #[test]
     fn private_codec_names_are_refused_in_documents() {
         let refused = codec_v3(&json!({"name": configuration::DELTA}), U16).expect_err("a private name");
-        assert!(refused.kind == ErrorKind::Unsupported && refused.reason.contains(configuration::DELTA), "{refused:?}");
+        assert!(
+            refused.kind == SourceFailure::Unsupported && refused.reason.contains(configuration::DELTA),
+            "{refused:?}"
+        );
     }
 
     #[cfg(not(feature = "codecs"))]
@@ -388,7 +391,7 @@ mod tests {
     fn missing_codec_names_its_feature() {
         for id in ["lz4", "lzma", "pcodec"] {
             let refused = codec_v3(&json!({"name": format!("numcodecs.{id}")}), U16).expect_err("not built in");
-            assert_eq!(refused.kind, ErrorKind::NotBuiltIn);
+            assert_eq!(refused.kind, SourceFailure::NotBuiltIn);
             assert!(refused.reason.contains(id) && refused.reason.contains("`codecs`"), "{}", refused.reason);
         }
     }

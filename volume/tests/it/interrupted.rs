@@ -131,7 +131,10 @@ fn different_work_under_the_same_name_is_a_mismatch() {
     begin(&place, &*volume, 3, Order::C, true);
     let refused = |source: &dyn ChunkSource, bbox: &str, options: &DownloadOptions<'_>| {
         let error = place.download(source, &bbox.parse().expect("a region"), options).expect_err("another work");
-        assert!(matches!(error, Error::Array(ndarray_shm::Error::Mismatch { .. })), "{error}");
+        assert!(
+            matches!(error, Error::Array(ndarray_shm::Error { kind: ndarray_shm::ErrorKind::Mismatch { .. }, .. })),
+            "{error}"
+        );
     };
     refused(&*volume, "0:40,0:39", &place.options());
     refused(&*volume, "0:40,0:40", &place.options().order(Order::F));
@@ -147,7 +150,10 @@ fn different_work_under_the_same_name_is_a_mismatch() {
     assert_ne!(anew.identity(), volume.identity());
     refused(&*anew, "0:40,0:40", &place.options());
     let error = ndarray_shm_volume::paint_as_worker(&*anew, place.backend.clone(), &place.location, &StopFlag::new());
-    assert!(matches!(error, Err(Error::Array(ndarray_shm::Error::Mismatch { .. }))));
+    assert!(matches!(
+        error,
+        Err(Error::Array(ndarray_shm::Error { kind: ndarray_shm::ErrorKind::Mismatch { .. }, .. }))
+    ));
 
     assert_eq!(place.left(), PARTIAL);
     let done = place.download(&*volume, &all(), &place.options()).expect("the first work is resumed");
@@ -166,11 +172,15 @@ fn abandoned_download_of_other_work_is_replaced() {
     let held =
         ndarray_shm::render::RenderOptions::new().backend(running).open::<u16, Ix2>(&place.location).expect("it");
     let error = place.download(&*volume, &half, &replace()).expect_err("another download is attached");
-    let Error::Array(ndarray_shm::Error::Mismatch { state, .. }) = error else { panic!("{error}") };
+    let Error::Array(ndarray_shm::Error { kind: ndarray_shm::ErrorKind::Mismatch { state, .. }, .. }) = error else {
+        panic!("{error}")
+    };
     assert_eq!(state, ndarray_shm::render::OtherWork::Attached);
     drop(held);
     let error = place.download(&*volume, &half, &place.options()).expect_err("another region");
-    let Error::Array(ndarray_shm::Error::Mismatch { state, .. }) = error else { panic!("{error}") };
+    let Error::Array(ndarray_shm::Error { kind: ndarray_shm::ErrorKind::Mismatch { state, .. }, .. }) = error else {
+        panic!("{error}")
+    };
     assert_eq!(state, ndarray_shm::render::OtherWork::Idle);
     let done = place.download(&*volume, &half, &replace()).expect("the other region");
     assert_eq!((done.resumed, done.shape.as_slice()), (0, &[20, 40][..]));
@@ -217,9 +227,12 @@ fn worker_needs_an_unfinished_download() {
         let backend = place.backend.clone();
         ndarray_shm_volume::paint_as_worker(&*volume, backend, &place.location, &StopFlag::new())
     };
-    assert!(matches!(join(), Err(Error::Array(ndarray_shm::Error::NotFound { .. }))));
+    assert!(matches!(join(), Err(Error::Array(ndarray_shm::Error { kind: ndarray_shm::ErrorKind::NotFound, .. }))));
     place.download(&*volume, &all(), &place.options()).expect("a download");
-    assert!(matches!(join(), Err(Error::Array(ndarray_shm::Error::NotFound { .. }))), "it is finished");
+    assert!(
+        matches!(join(), Err(Error::Array(ndarray_shm::Error { kind: ndarray_shm::ErrorKind::NotFound, .. }))),
+        "it is finished"
+    );
 }
 
 #[test]

@@ -91,7 +91,10 @@ fn two_different_backgrounds_are_never_mixed() {
     place.download(&*volume, &all(), &seven().stop(&stop).keep_partial(true)).expect_err("it was stopped");
     for other in [Missing::FillWith(FillValue::of(8i16)), Missing::Error] {
         let error = place.download(&*volume, &all(), &place.options().missing(other)).expect_err("another background");
-        assert!(matches!(error, Error::Array(ndarray_shm::Error::Mismatch { .. })), "{error}");
+        assert!(
+            matches!(error, Error::Array(ndarray_shm::Error { kind: ndarray_shm::ErrorKind::Mismatch { .. }, .. })),
+            "{error}"
+        );
     }
     // 7 is also the volume's own fill value, so the default options describe the same work.
     place.download(&*volume, &all(), &place.options()).expect("the same");

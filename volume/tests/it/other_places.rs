@@ -55,9 +55,15 @@ fn private_array_of_another_type_is_refused() {
     let place = Place::new();
     let volume = place.volume(&spec());
     let error = download::<i16, Ix2>(&*volume, &region(), &place.options()).expect_err("another type");
-    assert!(matches!(error, Error::Array(ndarray_shm::Error::DTypeMismatch { .. })), "{error}");
+    assert!(
+        matches!(error, Error::Array(ndarray_shm::Error { kind: ndarray_shm::ErrorKind::DTypeMismatch { .. }, .. })),
+        "{error}"
+    );
     let error = download::<u16, Ix1>(&*volume, &region(), &place.options()).expect_err("other axes");
-    assert!(matches!(error, Error::Array(ndarray_shm::Error::ShapeMismatch { .. })), "{error}");
+    assert!(
+        matches!(error, Error::Array(ndarray_shm::Error { kind: ndarray_shm::ErrorKind::ShapeMismatch { .. }, .. })),
+        "{error}"
+    );
 }
 
 #[test]
@@ -116,17 +122,38 @@ fn memory_of_this_process_alone_is_not_painted_by_processes_nor_with_another_typ
     let mut memory = Array2::<u16>::from_elem((39, 29), 7);
     for options in [place.options().workers(none()), DownloadOptions::new().workers(none())] {
         let error = download_into(&*volume, &region(), memory.view_mut().into_dyn(), &options).expect_err("processes");
-        assert!(matches!(error, Error::Array(ndarray_shm::Error::InvalidSetting { .. })), "{error}");
+        assert!(
+            matches!(
+                error,
+                Error::Array(ndarray_shm::Error { kind: ndarray_shm::ErrorKind::InvalidSetting { .. }, .. })
+            ),
+            "{error}"
+        );
         let error = download_counted::<u16, Ix2>(&*volume, &region(), &options).expect_err("processes");
-        assert!(matches!(error, Error::Array(ndarray_shm::Error::InvalidSetting { .. })), "{error}");
+        assert!(
+            matches!(
+                error,
+                Error::Array(ndarray_shm::Error { kind: ndarray_shm::ErrorKind::InvalidSetting { .. }, .. })
+            ),
+            "{error}"
+        );
     }
     let error = download_counted::<i16, Ix2>(&*volume, &region(), &place.options()).expect_err("another type");
-    assert!(matches!(error, Error::Array(ndarray_shm::Error::DTypeMismatch { .. })), "{error}");
+    assert!(
+        matches!(error, Error::Array(ndarray_shm::Error { kind: ndarray_shm::ErrorKind::DTypeMismatch { .. }, .. })),
+        "{error}"
+    );
     let error = download_counted::<u16, Ix1>(&*volume, &region(), &place.options()).expect_err("other axes");
-    assert!(matches!(error, Error::Array(ndarray_shm::Error::ShapeMismatch { .. })), "{error}");
+    assert!(
+        matches!(error, Error::Array(ndarray_shm::Error { kind: ndarray_shm::ErrorKind::ShapeMismatch { .. }, .. })),
+        "{error}"
+    );
     let other = "0:39,0:30".parse().expect("a region");
     let error = download_into(&*volume, &other, memory.view_mut().into_dyn(), &place.options()).expect_err("a shape");
-    assert!(matches!(error, Error::Array(ndarray_shm::Error::ShapeMismatch { .. })), "{error}");
+    assert!(
+        matches!(error, Error::Array(ndarray_shm::Error { kind: ndarray_shm::ErrorKind::ShapeMismatch { .. }, .. })),
+        "{error}"
+    );
     assert!(memory.iter().all(|element| *element == 7));
 }
 
@@ -168,11 +195,17 @@ fn file_contains_the_elements_and_nothing_else() {
     }
     let error = download_to_file(&*volume, &region(), &place.path("region.raw"), &DownloadOptions::new())
         .expect_err("it is there");
-    assert!(matches!(error, Error::Array(ndarray_shm::Error::AlreadyExists { .. })), "{error}");
+    assert!(
+        matches!(error, Error::Array(ndarray_shm::Error { kind: ndarray_shm::ErrorKind::AlreadyExists, .. })),
+        "{error}"
+    );
     // A backend in the options contradicts the file's path.
     let error =
         download_to_file(&*volume, &region(), &place.path("other.raw"), &place.options()).expect_err("two places");
-    assert!(matches!(error, Error::Array(ndarray_shm::Error::InvalidSetting { .. })), "{error}");
+    assert!(
+        matches!(error, Error::Array(ndarray_shm::Error { kind: ndarray_shm::ErrorKind::InvalidSetting { .. }, .. })),
+        "{error}"
+    );
 }
 
 #[test]
@@ -201,14 +234,26 @@ fn unusable_file_path_is_refused_with_a_reason() {
         |path: &Path| download_to_file(&*volume, &region(), path, &DownloadOptions::new()).expect_err("no such file");
     for path in ["/", "..", "a/.."] {
         let error = to(Path::new(path));
-        assert!(matches!(error, Error::Array(ndarray_shm::Error::InvalidLocation { .. })), "{path}: {error}");
+        assert!(
+            matches!(
+                error,
+                Error::Array(ndarray_shm::Error { kind: ndarray_shm::ErrorKind::InvalidLocation { .. }, .. })
+            ),
+            "{path}: {error}"
+        );
     }
     let error = to(&place.path("nowhere/region.raw"));
     assert!(matches!(&error, Error::Io { path, .. } if path.ends_with("nowhere")), "{error}");
     let error = to(&place.path(".ndshm-mine"));
-    assert!(matches!(error, Error::Array(ndarray_shm::Error::Reserved { .. })), "{error}");
+    assert!(
+        matches!(error, Error::Array(ndarray_shm::Error { kind: ndarray_shm::ErrorKind::Reserved { .. }, .. })),
+        "{error}"
+    );
     let error = to(&place.path(&"x".repeat(242)));
-    assert!(matches!(error, Error::Array(ndarray_shm::Error::InvalidLocation { .. })), "{error}");
+    assert!(
+        matches!(error, Error::Array(ndarray_shm::Error { kind: ndarray_shm::ErrorKind::InvalidLocation { .. }, .. })),
+        "{error}"
+    );
     std::fs::create_dir(place.path("directory")).expect("a directory");
     to(&place.path("directory"));
     assert!(place.path("directory").is_dir());

@@ -60,7 +60,13 @@ fn pool_of_another_backend_is_refused() {
     let elsewhere = Directory::new("elsewhere", place.path(""));
     let options = place.options().pool(&pool).backend(elsewhere);
     let refused = place.download(&*source, &Bbox::whole(&[10, 10]), &options);
-    assert!(matches!(refused, Err(Error::Array(ndarray_shm::Error::InvalidSetting { .. }))), "{refused:?}");
+    assert!(
+        matches!(
+            refused,
+            Err(Error::Array(ndarray_shm::Error { kind: ndarray_shm::ErrorKind::InvalidSetting { .. }, .. }))
+        ),
+        "{refused:?}"
+    );
     crate::place::corrupt(&place.path("volume/c/1/0"));
     let failed = place.download(&*source, &Bbox::whole(&[10, 10]), &place.options().pool(&pool));
     assert!(matches!(failed, Err(Error::Chunk { .. })), "{failed:?}");

@@ -7,7 +7,7 @@ use std::path::Path;
 use ndarray_shm::{DType, Order};
 use ndarray_shm_volume::demo::{self, Codec, DemoSpec, Format};
 use ndarray_shm_volume::{
-    Bbox, ChunkSource, Error, ErrorKind, Fetched, Result, Scratch, VolumeMeta, VolumeUrl, open_volume,
+    Bbox, ChunkSource, Error, Fetched, Result, Scratch, SourceFailure, VolumeMeta, VolumeUrl, open_volume,
 };
 use serde_json::{Value, json};
 
@@ -77,21 +77,33 @@ fn unsupported_element_types_are_named() {
 #[test]
 fn unsupported_codecs_and_grids_are_named() {
     let error = with_metadata(&v3(), |json| json["codecs"][1] = json!({"name": "squash", "configuration": {}}));
-    assert!(error.kind() == Some(ErrorKind::Unsupported) && chain(&error).contains("squash"), "{}", chain(&error));
+    assert!(
+        error.source_failure() == Some(SourceFailure::Unsupported) && chain(&error).contains("squash"),
+        "{}",
+        chain(&error)
+    );
     let error = with_metadata(&v2(), |json| json["compressor"] = json!({"id": "zfpy", "mode": 4}));
-    assert!(error.kind() == Some(ErrorKind::Unsupported) && chain(&error).contains("zfpy"), "{}", chain(&error));
+    assert!(
+        error.source_failure() == Some(SourceFailure::Unsupported) && chain(&error).contains("zfpy"),
+        "{}",
+        chain(&error)
+    );
     #[cfg(not(feature = "codecs"))]
     for codec in ["lz4", "lzma", "pcodec"] {
         let v2 = with_metadata(&v2(), |json| json["compressor"] = json!({"id": codec}));
         let v3 = with_metadata(&v3(), |json| json["codecs"][1] = json!({"name": format!("numcodecs.{codec}")}));
         for error in [v2, v3] {
-            assert_eq!(error.kind(), Some(ErrorKind::NotBuiltIn), "{error}");
+            assert_eq!(error.source_failure(), Some(SourceFailure::NotBuiltIn), "{error}");
             assert!(error.to_string().contains(codec) && error.to_string().contains("feature `codecs`"), "{error}");
         }
     }
     let grid = json!({"name": "rectangular", "configuration": {"chunk_shape": [[3, 5], 4]}});
     let error = with_metadata(&v3(), |json| json["chunk_grid"] = grid);
-    assert!(error.kind() == Some(ErrorKind::Unsupported) && chain(&error).contains("rectangular"), "{}", chain(&error));
+    assert!(
+        error.source_failure() == Some(SourceFailure::Unsupported) && chain(&error).contains("rectangular"),
+        "{}",
+        chain(&error)
+    );
 }
 
 #[test]
@@ -110,7 +122,7 @@ fn damaged_metadata_is_an_error() {
     ];
     for (number, change) in changes.into_iter().enumerate() {
         let error = with_metadata(&v3(), change);
-        assert_eq!(error.kind(), Some(ErrorKind::Damaged), "change {number}: {}", chain(&error));
+        assert_eq!(error.source_failure(), Some(SourceFailure::Damaged), "change {number}: {}", chain(&error));
         assert!(error.to_string().contains("is damaged: "), "change {number}: {error}");
     }
     let changes: [fn(&mut Value); 4] = [
@@ -121,7 +133,7 @@ fn damaged_metadata_is_an_error() {
     ];
     for (number, change) in changes.into_iter().enumerate() {
         let error = with_metadata(&v2(), change);
-        assert_eq!(error.kind(), Some(ErrorKind::Damaged), "change {number}: {}", chain(&error));
+        assert_eq!(error.source_failure(), Some(SourceFailure::Damaged), "change {number}: {}", chain(&error));
         assert!(error.to_string().contains("is damaged: "), "change {number}: {error}");
     }
     let place = Place::new();
@@ -135,22 +147,22 @@ fn damaged_metadata_is_an_error() {
 #[test]
 fn error_describes_a_path_without_a_volume() {
     let place = Place::new();
-    let message = |path: &Path, kind: ErrorKind| {
+    let message = |path: &Path, kind: SourceFailure| {
         let error = open_volume(VolumeUrl::local(path)).expect_err("no volume");
-        assert_eq!(error.kind(), Some(kind), "{}", chain(&error));
+        assert_eq!(error.source_failure(), Some(kind), "{}", chain(&error));
         error.to_string()
     };
-    assert!(message(&place.path("nowhere"), ErrorKind::Absent).contains("no such directory"));
+    assert!(message(&place.path("nowhere"), SourceFailure::Absent).contains("no such directory"));
 
     place.volume(&v3());
-    assert!(message(&place.path("volume/zarr.json"), ErrorKind::NotAVolume).contains("give the directory"));
-    assert!(message(&place.path("volume/c/0/0"), ErrorKind::NotAVolume).contains("a Zarr array is a directory"));
-    assert!(message(&place.path("volume/c"), ErrorKind::Absent).contains("neither zarr.json nor .zarray"));
+    assert!(message(&place.path("volume/zarr.json"), SourceFailure::NotAVolume).contains("give the directory"));
+    assert!(message(&place.path("volume/c/0/0"), SourceFailure::NotAVolume).contains("a Zarr array is a directory"));
+    assert!(message(&place.path("volume/c"), SourceFailure::Absent).contains("neither zarr.json nor .zarray"));
 
     let look_alike = place.path("look-alike");
     fs::create_dir(&look_alike).expect("a directory");
     fs::write(look_alike.join("info"), "{}").expect("a file");
-    let said = message(&look_alike, ErrorKind::Damaged);
+    let said = message(&look_alike, SourceFailure::Damaged);
     assert!(said.contains("info") && said.contains("damaged"), "{said}");
 
     for (name, text) in
@@ -160,16 +172,16 @@ fn error_describes_a_path_without_a_volume() {
         fs::create_dir(&group).expect("a directory");
         fs::write(group.join(name), text).expect("the group's metadata");
         assert!(
-            message(&group, ErrorKind::NotAVolume).contains("is a Zarr group, not an array: give the path"),
+            message(&group, SourceFailure::NotAVolume).contains("is a Zarr group, not an array: give the path"),
             "{name}"
         );
         demo::write_volume(&group.join("scale-1"), &v2()).expect("an array in the group");
         demo::write_volume(&group.join("scale-0"), &v3()).expect("an array in the group");
         fs::create_dir(group.join("notes")).expect("something else");
         assert!(
-            message(&group, ErrorKind::NotAVolume).ends_with("(scale-0, scale-1)"),
+            message(&group, SourceFailure::NotAVolume).ends_with("(scale-0, scale-1)"),
             "{}",
-            message(&group, ErrorKind::NotAVolume)
+            message(&group, SourceFailure::NotAVolume)
         );
     }
 }
@@ -210,7 +222,7 @@ fn error_for_a_container_names_its_first_image() {
         make("", document);
         let refused = || {
             let error = open_volume(VolumeUrl::local(place.path("container"))).expect_err("a container");
-            assert_eq!(error.kind(), Some(ErrorKind::NotAVolume), "{number}: {error}");
+            assert_eq!(error.source_failure(), Some(SourceFailure::NotAVolume), "{number}: {error}");
             chain(&error)
         };
         // The error does not suggest an image that does not exist.
@@ -279,13 +291,19 @@ fn volume_larger_than_free_space_is_refused_early() {
     let rows = place.backend.available().expect("the free space") / (8 << 12) * 2 + 1;
     let error = error_of("large", &[rows, 1 << 12], &[1 << 12, 1 << 12]);
     // Under Wine growing a file takes no space; a mapping larger than the memory fails instead.
-    let is_out_of_memory = cfg!(windows) && matches!(&error, Error::Array(ndarray_shm::Error::Os { .. }));
+    let is_out_of_memory = cfg!(windows)
+        && matches!(&error, Error::Array(ndarray_shm::Error { kind: ndarray_shm::ErrorKind::Os { .. }, .. }));
     // With 32 bits there may be more space than addresses.
-    let is_too_large = usize::BITS == 32 && matches!(&error, Error::Array(ndarray_shm::Error::TooLarge { .. }));
-    let is_refused = matches!(&error, Error::Array(ndarray_shm::Error::NoSpace { .. }));
+    let is_too_large = usize::BITS == 32
+        && matches!(&error, Error::Array(ndarray_shm::Error { kind: ndarray_shm::ErrorKind::TooLarge { .. }, .. }));
+    let is_refused =
+        matches!(&error, Error::Array(ndarray_shm::Error { kind: ndarray_shm::ErrorKind::NoSpace { .. }, .. }));
     assert!(is_refused || is_out_of_memory || is_too_large, "{error}");
     let error = error_of("huge", &[1 << 40, 1 << 40], &[1 << 12, 1 << 12]);
-    assert!(matches!(error, Error::Array(ndarray_shm::Error::TooLarge { .. })), "{error}");
+    assert!(
+        matches!(error, Error::Array(ndarray_shm::Error { kind: ndarray_shm::ErrorKind::TooLarge { .. }, .. })),
+        "{error}"
+    );
     assert_eq!(place.left(), []);
 }
 

@@ -91,7 +91,10 @@ fn existing_name_is_an_error_unless_replaced() {
     let first = place.download(&*source, &bbox, &options).expect("a download");
     let old = first.open::<u8, Ix2>().expect("the array");
     let error = place.download(&*source, &bbox, &options).expect_err("the name is taken");
-    assert!(matches!(error, Error::Array(ndarray_shm::Error::AlreadyExists { .. })), "{error}");
+    assert!(
+        matches!(error, Error::Array(ndarray_shm::Error { kind: ndarray_shm::ErrorKind::AlreadyExists, .. })),
+        "{error}"
+    );
 
     let smaller: Bbox = "0:2,0:2".parse().expect("a region");
     let second = place.download(&*source, &smaller, &options.replace(true)).expect("a download");
@@ -106,8 +109,14 @@ fn array_opens_only_with_its_type_and_shape() {
     let source = place.volume(&DemoSpec::new(&[6, 4], &[3, 3], DType::U16));
     let done = place.download(&*source, &Bbox::whole(&[6, 4]), &place.options().order(Order::F)).expect("a download");
     assert_eq!((done.shape.as_slice(), done.order, done.dtype), ([6, 4].as_slice(), Order::F, DType::U16));
-    assert!(matches!(done.open::<i16, Ix2>(), Err(Error::Array(ndarray_shm::Error::DTypeMismatch { .. }))));
-    assert!(matches!(done.open::<u16, Ix3>(), Err(Error::Array(ndarray_shm::Error::ShapeMismatch { .. }))));
+    assert!(matches!(
+        done.open::<i16, Ix2>(),
+        Err(Error::Array(ndarray_shm::Error { kind: ndarray_shm::ErrorKind::DTypeMismatch { .. }, .. }))
+    ));
+    assert!(matches!(
+        done.open::<u16, Ix3>(),
+        Err(Error::Array(ndarray_shm::Error { kind: ndarray_shm::ErrorKind::ShapeMismatch { .. }, .. }))
+    ));
     let array: SharedArray<u16, Ix2> = done.open().expect("the array with its own type and shape");
     assert_eq!(array.order(), Order::F);
 }

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use ndarray_shm_volume::{ErrorKind, VolumeUrl, open_volume};
+use ndarray_shm_volume::{SourceFailure, VolumeUrl, open_volume};
 use serde_json::{Value, json};
 
 use crate::matrix::Format;
@@ -61,8 +61,8 @@ pub(crate) fn check(world: &World, refused: Refused) -> Result<(), String> {
             let text = in_full(&error);
             let place = path.file_name().and_then(|name| name.to_str()).expect("a name");
             let is_clear = text.contains(refused.name) && text.contains(place);
-            if error.kind() != Some(ErrorKind::Unsupported) {
-                return Err(format!("{:?}: {text}", error.kind()));
+            if error.source_failure() != Some(SourceFailure::Unsupported) {
+                return Err(format!("{:?}: {text}", error.source_failure()));
             }
             if is_clear { Ok(()) } else { Err(format!("`{}` or the volume is not named: {text}", refused.name)) }
         }

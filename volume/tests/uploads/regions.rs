@@ -148,10 +148,22 @@ pub(crate) fn arrays_of_this_process_may_have_any_strides() {
     assert_eq!((done.stored, done.bytes), (12, 240));
     assert_eq!(raw.read_all::<u16>(&raw.meta.domain(), 0), view);
     let refused = upload_from_array(&raw, &raw.meta.domain(), &array.view(), &UploadOptions::new());
-    assert!(matches!(refused, Err(Error::Array(ndarray_shm::Error::ShapeMismatch { .. }))), "{refused:?}");
+    assert!(
+        matches!(
+            refused,
+            Err(Error::Array(ndarray_shm::Error { kind: ndarray_shm::ErrorKind::ShapeMismatch { .. }, .. }))
+        ),
+        "{refused:?}"
+    );
     let other = ArrayD::<i16>::zeros(IxDyn(&[10, 12]));
     let refused = upload_from_array(&raw, &raw.meta.domain(), &other.view(), &UploadOptions::new());
-    assert!(matches!(refused, Err(Error::Array(ndarray_shm::Error::DTypeMismatch { .. }))), "{refused:?}");
+    assert!(
+        matches!(
+            refused,
+            Err(Error::Array(ndarray_shm::Error { kind: ndarray_shm::ErrorKind::DTypeMismatch { .. }, .. }))
+        ),
+        "{refused:?}"
+    );
 }
 
 pub(crate) fn invalid_uploads_are_refused_before_anything_is_stored() {
@@ -162,7 +174,10 @@ pub(crate) fn invalid_uploads_are_refused_before_anything_is_stored() {
         (error.to_string(), error)
     };
     let (_, error) = message("-5:5,100:112", &options(&place));
-    assert!(matches!(error, Error::Array(ndarray_shm::Error::NotFound { .. })), "{error}");
+    assert!(
+        matches!(error, Error::Array(ndarray_shm::Error { kind: ndarray_shm::ErrorKind::NotFound, .. })),
+        "{error}"
+    );
     let shared = share(&place, &counted(&[10, 12], 1), Order::C);
 
     let (text, _) = message("-5:5,100:111", &options(&place).alignment(Alignment::ReadModifyWrite));
@@ -413,7 +428,10 @@ pub(crate) fn writers_wait_until_the_upload_ends() {
         while raw.stored.load(Ordering::SeqCst) == 0 {
             thread::sleep(Duration::from_millis(1));
         }
-        assert!(matches!(shared.try_write().err(), Some(ndarray_shm::Error::WouldBlock { .. })));
+        assert!(matches!(
+            shared.try_write().err(),
+            Some(ndarray_shm::Error { kind: ndarray_shm::ErrorKind::WouldBlock, .. })
+        ));
         go_on.stop();
         shared.write().expect("a guard, in the end").fill(0);
         uploading.join().expect("no panic").expect("an upload");

@@ -3,7 +3,7 @@
 use libtest_mimic::Trial;
 use ndarray::{Array, Ix1};
 use ndarray_shm::arena::{ArenaArray, ArenaHandle};
-use ndarray_shm::{Arena, Error, RefcountedArray, SharedArray};
+use ndarray_shm::{Arena, Error, ErrorKind, RefcountedArray, SharedArray};
 
 use super::{MIB, create, peer_of};
 use crate::support::child::{Child, hear, say};
@@ -44,7 +44,7 @@ fn a_killed_process_holds_nothing(place: &Place) {
     let collected = arena.reclaim().unwrap();
     assert_eq!((collected.members, collected.blocks), (1, 1));
     assert_eq!((ours.members(), both.members()), (1, 1));
-    assert!(arena.get::<u64, Ix1>(&theirs).unwrap_err().is_handle_spent());
+    assert!(arena.get::<u64, Ix1>(&theirs).unwrap_err().kind == ErrorKind::HandleSpent);
     assert_eq!((both.view().sum(), arena.stats().unwrap().members.len()), (4950, 1));
     assert_eq!(arena.reclaim().unwrap().members, 0);
 }
@@ -67,7 +67,10 @@ pub fn churn(arguments: &[String]) {
                 assert!(draft.view().iter().all(|value| *value == tag), "another member has it");
                 held.push(draft.share().unwrap());
             }
-            Err(error) => assert!(error.is_no_space() || matches!(error, Error::TimedOut { .. }), "{error}"),
+            Err(error) => assert!(
+                matches!(error.kind, ErrorKind::NoSpace { .. }) || matches!(error.kind, ErrorKind::TimedOut { .. }),
+                "{error}"
+            ),
         }
         if held.len() > 8 {
             let array = held.swap_remove(random() as usize % held.len());
@@ -132,7 +135,7 @@ fn forty_six_members_fit_and_dead_seats_are_reused(place: &Place) {
     child.expect("open");
     let mut others: Vec<Arena> = (2..46).map(|_| Arena::open_in(&place.backend, name.as_str()).unwrap()).collect();
     match Arena::open_in(&place.backend, name.as_str()) {
-        Err(error @ Error::TooManyProcesses { limit: 46, .. }) => {
+        Err(error @ Error { kind: ErrorKind::TooManyProcesses { limit: 46, .. }, .. }) => {
             assert!(error.to_string().contains("46 processes have it open already"), "{error}");
         }
         other => panic!("{other:?}"),
@@ -156,7 +159,10 @@ fn forty_six_members_fit_and_dead_seats_are_reused(place: &Place) {
 fn last_member_removes_the_name(place: &Place) {
     let name = place.location("last");
     let arena = create(place, &name, 1);
-    assert!(matches!(place.arena_options().create(name.as_str(), 1), Err(Error::AlreadyExists { .. })));
+    assert!(matches!(
+        place.arena_options().create(name.as_str(), 1),
+        Err(Error { kind: ErrorKind::AlreadyExists, .. })
+    ));
     let mut child = peer_of(place, &name);
     let draft = arena.draft::<u8, _>(10).unwrap();
     arena.close().unwrap();
@@ -205,15 +211,21 @@ fn arena_and_array_files_are_told_apart(place: &Place) {
     let name = place.location("kinds");
     let arena = create(place, &name, 1);
     let length = std::fs::metadata(place.path(&name)).unwrap().len() as usize;
-    assert!(place.open_options().open::<u8, Ix1>(name.as_str(), length).unwrap_err().is_reserved());
-    assert!(place.open_options().open_counted::<u8, Ix1>(name.as_str()).unwrap_err().is_reserved());
-    assert!(place.inspect(&name).unwrap_err().is_reserved());
+    assert!(matches!(
+        place.open_options().open::<u8, Ix1>(name.as_str(), length).unwrap_err().kind,
+        ErrorKind::Reserved { .. }
+    ));
+    assert!(matches!(
+        place.open_options().open_counted::<u8, Ix1>(name.as_str()).unwrap_err().kind,
+        ErrorKind::Reserved { .. }
+    ));
+    assert!(matches!(place.inspect(&name).unwrap_err().kind, ErrorKind::Reserved { .. }));
     arena.close().unwrap();
     let plain = place.options().create::<u8, Ix1>(name.as_str(), 10_000).unwrap();
-    assert!(Arena::open_in(&place.backend, name.as_str()).unwrap_err().is_not_counted());
+    assert!(Arena::open_in(&place.backend, name.as_str()).unwrap_err().kind == ErrorKind::NotCounted);
     place.backend.unlink(name.location()).unwrap();
     let _: SharedArray<u8, Ix1> = plain;
     let counted: RefcountedArray<u8, Ix1> = place.options().create_counted(name.as_str(), 10_000).unwrap();
-    assert!(Arena::open_in(&place.backend, name.as_str()).unwrap_err().is_reserved());
+    assert!(matches!(Arena::open_in(&place.backend, name.as_str()).unwrap_err().kind, ErrorKind::Reserved { .. }));
     drop(counted);
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use libtest_mimic::Trial;
 use ndarray::{Array, ArrayD, Ix1, Ix2, IxDyn, ShapeBuilder};
-use ndarray_shm::{Arena, DType, Error, Order, Pages};
+use ndarray_shm::{Arena, DType, Error, ErrorKind, Order, Pages};
 
 use super::{MIB, create};
 use crate::support::child::{Child, hear, say};
@@ -39,7 +39,7 @@ pub fn seeker(arguments: &[String]) {
     for _ in 0..rounds(10_000) {
         match arena.draft::<u8, _>(sizes[random.below(sizes.len())]) {
             Ok(_) => {} // dropped at once
-            Err(error) if error.is_no_space() => refused += 1,
+            Err(error) if matches!(error.kind, ErrorKind::NoSpace { .. }) => refused += 1,
             Err(error) => panic!("{error}"),
         }
     }
@@ -76,7 +76,7 @@ fn arrays_of_every_size_keep_their_elements(place: &Place) {
     let axes = IxDyn(&[1; 32]);
     let deep = arena.from_array(&ArrayD::from_elem(axes, 1.5f64)).unwrap();
     assert_eq!(arena.get::<f64, IxDyn>(&deep.handle()).unwrap().view().sum(), 1.5);
-    assert!(matches!(arena.draft::<u8, _>(IxDyn(&[1; 33])), Err(Error::InvalidSetting { .. })));
+    assert!(matches!(arena.draft::<u8, _>(IxDyn(&[1; 33])), Err(Error { kind: ErrorKind::InvalidSetting { .. }, .. })));
     let fortran = arena.from_array(&Array::from_shape_fn((3, 5).f(), |(i, j)| (i * 10 + j) as i16)).unwrap();
     let same = arena.get::<i16, Ix2>(&fortran.handle()).unwrap();
     assert_eq!((same.order(), same.view()[[2, 4]]), (Order::F, 24));
@@ -88,8 +88,8 @@ fn wrong_type_or_axes_are_refused(place: &Place) {
     let arena = create(place, &name, MIB);
     let array = arena.from_array(&Array::from_elem((2, 3), 1.0f32)).unwrap();
     let handle = array.handle();
-    assert!(matches!(arena.get::<u32, Ix2>(&handle), Err(Error::DTypeMismatch { .. })));
-    assert!(matches!(arena.get::<f32, Ix1>(&handle), Err(Error::ShapeMismatch { .. })));
+    assert!(matches!(arena.get::<u32, Ix2>(&handle), Err(Error { kind: ErrorKind::DTypeMismatch { .. }, .. })));
+    assert!(matches!(arena.get::<f32, Ix1>(&handle), Err(Error { kind: ErrorKind::ShapeMismatch { .. }, .. })));
     assert_eq!(array.members(), 1);
     assert_eq!(arena.get::<f32, IxDyn>(&handle).unwrap().shape(), [2, 3]);
     drop(array);
@@ -106,7 +106,7 @@ fn memory_is_used_again_for_other_sizes(place: &Place) {
             loop {
                 match arena.draft::<u8, _>(bytes) {
                     Ok(draft) => held.push(draft.share().unwrap()),
-                    Err(Error::NoSpace { needed, .. }) => {
+                    Err(Error { kind: ErrorKind::NoSpace { needed, .. }, .. }) => {
                         assert!(needed > bytes as u64);
                         break held;
                     }
@@ -131,18 +131,23 @@ fn full_arena_reports_no_space_and_recovers(place: &Place) {
     assert_eq!(arena.capacity(), 1 << 16);
     let all = arena.draft::<u8, _>((1 << 16) - 64).unwrap();
     match arena.draft::<u8, _>(0) {
-        Err(Error::NoSpace { needed: 64, available: 0, advice, .. }) => assert!(advice.contains("full"), "{advice}"),
+        Err(Error { kind: ErrorKind::NoSpace { needed: 64, available: 0, advice, .. }, .. }) => {
+            assert!(advice.contains("full"), "{advice}");
+        }
         other => panic!("{other:?}"),
     }
     drop(all);
     drop(arena.draft::<u8, _>(0).unwrap());
-    assert!(arena.draft::<u8, _>((1 << 16) - 63).unwrap_err().is_no_space());
+    assert!(matches!(arena.draft::<u8, _>((1 << 16) - 63).unwrap_err().kind, ErrorKind::NoSpace { .. }));
     assert!(arena.draft::<u8, _>((1 << 16) - 64).is_ok());
-    assert!(matches!(arena.draft::<u64, _>((usize::MAX, 2)), Err(Error::TooLarge { .. })));
-    assert!(matches!(place.arena_options().create("ndshm-it-never", u64::MAX), Err(Error::TooLarge { .. })));
+    assert!(matches!(arena.draft::<u64, _>((usize::MAX, 2)), Err(Error { kind: ErrorKind::TooLarge { .. }, .. })));
+    assert!(matches!(
+        place.arena_options().create("ndshm-it-never", u64::MAX),
+        Err(Error { kind: ErrorKind::TooLarge { .. }, .. })
+    ));
     assert!(matches!(
         place.arena_options().queue_capacity(0).create("ndshm-it-never", 1),
-        Err(Error::InvalidSetting { .. })
+        Err(Error { kind: ErrorKind::InvalidSetting { .. }, .. })
     ));
 }
 
@@ -180,7 +185,7 @@ fn sparse_arena_is_joined_only_by_choice(place: &Place) {
             as [&dyn Fn() -> ndarray_shm::Result<Arena>; 2]
     {
         let refused = open().unwrap_err();
-        assert!(matches!(refused, Error::Unsupported { .. }), "{refused}");
+        assert!(matches!(refused.kind, ErrorKind::Unsupported { .. }), "{refused}");
         assert!(refused.to_string().contains("ArenaOptions::pages(Pages::Sparse)"), "{refused}");
     }
     let handle = arena.from_array(&Array::from_elem(10, 1u8)).unwrap();

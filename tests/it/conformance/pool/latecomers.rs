@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use libtest_mimic::Trial;
 use ndarray::Ix1;
-use ndarray_shm::{Error, OpenOptions};
+use ndarray_shm::{Error, ErrorKind, OpenOptions};
 
 use super::{LENGTH, counts, pool, publish};
 use crate::support::child::Child;
@@ -135,7 +135,7 @@ fn failed_publish_returns_the_draft_unattached(place: &Place) {
     };
     let draft = pool.take::<u32, _>(LENGTH).unwrap();
     let refused = draft.publish(taken.location()).unwrap_err();
-    assert!(refused.error().is_already_exists());
+    assert!(refused.error().kind == ErrorKind::AlreadyExists);
     let mut draft = refused.into_inner();
     assert!(late.end().unwrap_err().is_not_found());
     draft.view_mut().fill(8);

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use libtest_mimic::Trial;
 use ndarray_shm::pool::PoolOptions;
-use ndarray_shm::{Error, Pool};
+use ndarray_shm::{ErrorKind, Pool};
 
 use super::{counts, one};
 use crate::support::Place;
@@ -62,13 +62,7 @@ fn allocation_evicts_idle_memory_when_room_is_short(place: &Place) {
             return Ok(());
         }
         counted.store(left - 1, Ordering::Relaxed);
-        Err(Error::NoSpace {
-            location: "here".into(),
-            needed: 1,
-            available: 0,
-            in_flight: 0,
-            advice: "make room".into(),
-        })
+        Err(ErrorKind::NoSpace { needed: 1, available: 0, in_flight: 0, advice: "make room".into() }.at("here"))
     });
     let pool = PoolOptions::new().backend(backend).create().unwrap();
     let drafts: Vec<_> = (0..4).map(|_| pool.take::<u8, _>(1000).unwrap()).collect();
@@ -79,6 +73,6 @@ fn allocation_evicts_idle_memory_when_room_is_short(place: &Place) {
         assert_eq!(counts(&pool), (2, 0, 0), "three of four were removed, and the new one was added");
     }
     refusals.store(100, Ordering::Relaxed);
-    assert!(pool.take::<u8, _>(50_000).unwrap_err().is_no_space());
+    assert!(matches!(pool.take::<u8, _>(50_000).unwrap_err().kind, ErrorKind::NoSpace { .. }));
     assert_eq!(counts(&pool), (0, 0, 0));
 }

@@ -3,7 +3,7 @@
 use libtest_mimic::Trial;
 use ndarray::Ix1;
 use ndarray_shm::counted::SharingStrategy;
-use ndarray_shm::{Access, Error, OpenOptions, SharedArray};
+use ndarray_shm::{Access, ErrorKind, OpenOptions, SharedArray};
 
 use super::{LENGTH, counts, expected, one, pool, publish, unlink_in};
 use crate::support::child::{Child, say};
@@ -74,13 +74,13 @@ fn refused_put_returns_the_array(place: &Place) {
     let array = place.options().create::<u32, _>(name.location(), LENGTH).unwrap();
     let refused = pool(&private).put(array).unwrap_err();
     if private.directory() != place.directory() {
-        assert!(matches!(refused.error(), Error::InvalidSetting { .. }), "{refused}");
+        assert!(matches!(refused.error().kind, ErrorKind::InvalidSetting { .. }), "{refused}");
     }
     let array = refused.into_inner();
     array.write().unwrap()[0] = 3;
     if cfg!(unix) && Place::RECYCLES {
         let refused = place.pool_options().permissions(0o640).create().unwrap().put(array).unwrap_err();
-        assert!(matches!(refused.error(), Error::PermissionDenied { .. }), "{refused}");
+        assert!(matches!(refused.error().kind, ErrorKind::PermissionDenied { .. }), "{refused}");
         let array = refused.into_inner();
         assert_eq!(array.read().unwrap()[0], 3);
         // As an adopted array it cannot be kept either, and its name is removed all the same.

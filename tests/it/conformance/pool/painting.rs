@@ -6,7 +6,7 @@ use std::time::Duration;
 use libtest_mimic::Trial;
 use ndarray::{Ix1, Ix2};
 use ndarray_shm::render::{self, RenderOptions};
-use ndarray_shm::{Error, Location, NextClaim, Pool, SharedArray};
+use ndarray_shm::{Error, ErrorKind, Location, NextClaim, Pool, SharedArray};
 
 use super::{counts, expected, one, pool, unlink_in};
 use crate::support::child::{Child, hear, say};
@@ -54,13 +54,13 @@ fn buffer_uses_the_memory_of_the_last_one(place: &Place) {
     // A taken name is refused. A discarded buffer leaves nothing in the pool.
     let taken = place.options().create::<u8, _>(name.location(), 1).unwrap();
     let begin = || RenderOptions::new().pool(&pool).create::<u32, Ix2>(name.location(), (60, 50), (16, 16), "x");
-    assert!(begin().unwrap_err().is_already_exists());
+    assert!(begin().unwrap_err().kind == ErrorKind::AlreadyExists);
     unlink_in(place, &name);
     drop(taken);
     begin().unwrap().discard().unwrap();
     assert_eq!(counts(&pool), (0, 0, 0));
     let other = RenderOptions::new().pool(&pool).permissions(0o644).create::<u8, Ix1>(name.location(), 9, 3, "x");
-    assert!(matches!(other, Err(Error::InvalidSetting { .. })));
+    assert!(matches!(other, Err(Error { kind: ErrorKind::InvalidSetting { .. }, .. })));
 }
 
 /// A child that joins a buffer, paints nothing, and stays.

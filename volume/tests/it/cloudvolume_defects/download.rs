@@ -38,7 +38,10 @@ fn existing_array_is_neither_resized_nor_cleared() {
         let volume = place.volume(&spec());
         let before = taken(&place);
         let error = place.download(&*volume, &region(), &place.options()).expect_err("the name is taken");
-        assert!(matches!(error, Error::Array(ndarray_shm::Error::AlreadyExists { .. })), "{error}");
+        assert!(
+            matches!(error, Error::Array(ndarray_shm::Error { kind: ndarray_shm::ErrorKind::AlreadyExists, .. })),
+            "{error}"
+        );
         assert!(before.read().expect("a guard").iter().all(|element| *element == 5));
         assert_eq!(place.left(), [EntryKind::Array]);
 
@@ -61,7 +64,10 @@ fn array_opened_for_reading_cannot_be_written() {
     let options = OpenOptions::new().backend(place.backend.clone());
     let array = options.access(Access::Read).open::<u8, Ix3>(&place.location, (17, 17, 10)).expect("the array");
     assert!(array.is_readonly() && array.raw_view_mut().is_none());
-    assert!(matches!(array.write(), Err(ndarray_shm::Error::PermissionDenied { .. })));
+    assert!(matches!(
+        array.write(),
+        Err(ndarray_shm::Error { kind: ndarray_shm::ErrorKind::PermissionDenied { .. }, .. })
+    ));
 }
 
 // 4: an empty region creates a file that cannot be mapped, and leaves it behind.
@@ -131,11 +137,13 @@ fn download_that_does_not_fit_is_refused_early() {
         let bbox = source.meta().domain();
         let error = place.download(&source, &bbox, &place.options()).expect_err("16 TiB");
         match &error {
-            Error::Array(ndarray_shm::Error::NoSpace { .. }) => {}
-            Error::Array(ndarray_shm::Error::TooLarge { .. }) if usize::BITS == 32 => {}
+            Error::Array(ndarray_shm::Error { kind: ndarray_shm::ErrorKind::NoSpace { .. }, .. }) => {}
+            Error::Array(ndarray_shm::Error { kind: ndarray_shm::ErrorKind::TooLarge { .. }, .. })
+                if usize::BITS == 32 => {}
             // Under Wine growing a file takes no space; the length or the mapping is refused first.
-            Error::Array(ndarray_shm::Error::Os { source, .. })
-                if cfg!(windows) && source.kind() != ErrorKind::PermissionDenied => {}
+            Error::Array(ndarray_shm::Error {
+                kind: ndarray_shm::ErrorKind::Os { .. }, source: Some(source), ..
+            }) if cfg!(windows) && source.kind() != ErrorKind::PermissionDenied => {}
             _ => panic!("{error:?}"),
         }
         assert_eq!(place.left(), []);

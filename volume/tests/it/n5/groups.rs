@@ -4,7 +4,7 @@ use std::path::Path;
 
 use ndarray_shm::DType;
 use ndarray_shm_volume::{
-    ChunkSource as _, Error, ErrorKind, NewVolume, Result, ScaleInfo, VolumeFormat, VolumeOptions, VolumeUrl,
+    ChunkSource as _, Error, NewVolume, Result, ScaleInfo, SourceFailure, VolumeFormat, VolumeOptions, VolumeUrl,
     create_volume,
 };
 use serde_json::{Value, json};
@@ -107,7 +107,7 @@ fn error_for_a_container_names_its_datasets() {
     attributes(&path.join("empty"), &json!({}));
     for found in [open(&path).map(drop), scales(&path).map(drop)] {
         let error = found.expect_err("a container");
-        assert_eq!(error.kind(), Some(ErrorKind::NotAVolume));
+        assert_eq!(error.source_failure(), Some(SourceFailure::NotAVolume));
         assert!(error.to_string().contains("(setup3/timepoint7, volumes/raw)"), "{error}");
     }
     let dataset = open(&path.join("volumes/raw")).expect("a dataset");
@@ -127,7 +127,7 @@ fn n5_volumes_are_never_written() {
     let path = place.path("volume");
     attributes(&path, &dataset(&[4], &[4], &json!({"type": "raw"})));
     let error = VolumeOptions::new().open_writable(VolumeUrl::local(&path)).expect_err("only read");
-    assert_eq!(error.kind(), Some(ErrorKind::Unsupported));
+    assert_eq!(error.source_failure(), Some(SourceFailure::Unsupported));
     assert!(error.to_string().contains("read, but not written"), "{error}");
     let new = |format| NewVolume::new(format, &[4, 4, 4], &[4, 4, 4], DType::U8);
     let elsewhere = VolumeUrl::local(place.path("new"));
@@ -136,7 +136,7 @@ fn n5_volumes_are_never_written() {
     assert!(!place.path("new").exists());
     for format in [VolumeFormat::Zarr, VolumeFormat::Precomputed] {
         let error = create_volume(VolumeUrl::local(&path), &new(format)).expect_err("something is there");
-        assert_eq!(error.kind(), Some(ErrorKind::AlreadyExists), "{error}");
+        assert_eq!(error.source_failure(), Some(SourceFailure::AlreadyExists), "{error}");
     }
 }
 
@@ -148,7 +148,7 @@ fn scale_path_out_of_its_group_is_refused() {
     for outside in ["../s0", "/s0", "a/../../s0", "", "..", r"..\s0"] {
         attributes(&path, &json!({"multiscales": [{"datasets": [{"path": outside}]}]}));
         let error = open(&path).expect_err(outside);
-        assert_eq!(error.kind(), Some(ErrorKind::Damaged));
+        assert_eq!(error.source_failure(), Some(SourceFailure::Damaged));
         assert!(error.to_string().contains("leads to no dataset"), "{error}");
     }
     attributes(&path, &json!({"multiscales": [{"datasets": [{"path": "s7"}]}]}));

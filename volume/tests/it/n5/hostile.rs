@@ -4,7 +4,7 @@
 use std::fs;
 use std::path::Path;
 
-use ndarray_shm_volume::{Error, ErrorKind, Result, Scratch};
+use ndarray_shm_volume::{Error, Result, Scratch, SourceFailure};
 use serde_json::{Value, json};
 
 use super::{attributes, block, dataset, elements, header, open, packings};
@@ -85,39 +85,39 @@ fn error_for_invalid_attributes_names_their_file() {
         json.to_string()
     };
     for (text, kind, said) in [
-        (String::new(), ErrorKind::Damaged, "no JSON document"),
-        ("[]".to_owned(), ErrorKind::Damaged, "no JSON object"),
-        (good.to_string()[..40].to_owned(), ErrorKind::Damaged, "no JSON document"),
-        (changed("dimensions", json!([])), ErrorKind::Damaged, "`dimensions`"),
-        (changed("dimensions", json!([8])), ErrorKind::Damaged, "`blockSize` has 2"),
-        (changed("dimensions", json!([8, -1])), ErrorKind::Damaged, "`dimensions`"),
-        (changed("dimensions", json!([8, u64::MAX])), ErrorKind::Damaged, "`dimensions`"),
-        (changed("dimensions", json!("8")), ErrorKind::Damaged, "`dimensions`"),
-        (changed("blockSize", json!([4, 0])), ErrorKind::Damaged, "`blockSize`"),
-        (changed("blockSize", json!([4, 1.5])), ErrorKind::Damaged, "`blockSize`"),
-        (changed("blockSize", json!(null)), ErrorKind::Damaged, "`blockSize`"),
-        (changed("dataType", json!(null)), ErrorKind::Damaged, "`dataType`"),
-        (changed("dataType", json!("string")), ErrorKind::Unsupported, "string"),
-        (changed("dataType", json!("complex64")), ErrorKind::Unsupported, "complex64"),
-        (changed("compression", json!(null)), ErrorKind::Damaged, "`compression`"),
-        (changed("compression", json!({})), ErrorKind::Damaged, "`compression`"),
-        (changed("compression", json!({"type": "jpeg"})), ErrorKind::Unsupported, "`jpeg`"),
-        (changed("isLabelMultiset", json!(true)), ErrorKind::Unsupported, "label multisets"),
+        (String::new(), SourceFailure::Damaged, "no JSON document"),
+        ("[]".to_owned(), SourceFailure::Damaged, "no JSON object"),
+        (good.to_string()[..40].to_owned(), SourceFailure::Damaged, "no JSON document"),
+        (changed("dimensions", json!([])), SourceFailure::Damaged, "`dimensions`"),
+        (changed("dimensions", json!([8])), SourceFailure::Damaged, "`blockSize` has 2"),
+        (changed("dimensions", json!([8, -1])), SourceFailure::Damaged, "`dimensions`"),
+        (changed("dimensions", json!([8, u64::MAX])), SourceFailure::Damaged, "`dimensions`"),
+        (changed("dimensions", json!("8")), SourceFailure::Damaged, "`dimensions`"),
+        (changed("blockSize", json!([4, 0])), SourceFailure::Damaged, "`blockSize`"),
+        (changed("blockSize", json!([4, 1.5])), SourceFailure::Damaged, "`blockSize`"),
+        (changed("blockSize", json!(null)), SourceFailure::Damaged, "`blockSize`"),
+        (changed("dataType", json!(null)), SourceFailure::Damaged, "`dataType`"),
+        (changed("dataType", json!("string")), SourceFailure::Unsupported, "string"),
+        (changed("dataType", json!("complex64")), SourceFailure::Unsupported, "complex64"),
+        (changed("compression", json!(null)), SourceFailure::Damaged, "`compression`"),
+        (changed("compression", json!({})), SourceFailure::Damaged, "`compression`"),
+        (changed("compression", json!({"type": "jpeg"})), SourceFailure::Unsupported, "`jpeg`"),
+        (changed("isLabelMultiset", json!(true)), SourceFailure::Unsupported, "label multisets"),
         (
             json!({"dimensions": vec![1; 99], "blockSize": vec![1; 99], "dataType": "uint8"}).to_string(),
-            ErrorKind::Unsupported,
+            SourceFailure::Unsupported,
             "99 axes",
         ),
         (
             dataset(&[1 << 40, 1 << 40], &[1 << 20, 1 << 20], &json!({"type": "raw"})).to_string(),
-            ErrorKind::Unsupported,
+            SourceFailure::Unsupported,
             "`blockSize`",
         ),
     ] {
         fs::create_dir_all(&path).expect("a directory");
         fs::write(path.join("attributes.json"), &text).expect("the attributes");
         let error = open(&path).expect_err(&text);
-        assert_eq!(error.kind(), Some(kind), "{text}: {}", chain(&error));
+        assert_eq!(error.source_failure(), Some(kind), "{text}: {}", chain(&error));
         assert!(chain(&error).contains(said) && chain(&error).contains("volume"), "{text}: {}", chain(&error));
     }
     // A block size larger than the volume is valid: one block then holds the whole volume.

@@ -2,7 +2,7 @@
 
 use ndarray::{ArrayD, IxDyn};
 use ndarray_shm::Order;
-use ndarray_shm_volume::{ChunkSource, ErrorKind, Missing, Workers};
+use ndarray_shm_volume::{ChunkSource, Missing, SourceFailure, Workers};
 use serde_json::json;
 
 use super::{attributes, block, dataset, element, elements, header, open, packings};
@@ -157,7 +157,7 @@ fn lz4_needs_the_codecs_feature() {
         for name in ["lz4", "xz"] {
             attributes(&path, &dataset(&[51], &[51], &json!({"type": name})));
             let error = open(&path).expect_err("not built in");
-            assert_eq!(error.kind(), Some(ErrorKind::Unsupported));
+            assert_eq!(error.source_failure(), Some(SourceFailure::Unsupported));
             let text = error.to_string();
             assert!(text.contains(&format!("`{name}`")) && text.contains("feature `codecs`"), "{text}");
         }

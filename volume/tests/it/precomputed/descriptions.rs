@@ -3,7 +3,9 @@
 use std::fs;
 
 use ndarray_shm::DType;
-use ndarray_shm_volume::{Encoding, Error, ErrorKind, NewVolume, VolumeOptions, VolumeUrl, create_volume, open_volume};
+use ndarray_shm_volume::{
+    Encoding, Error, NewVolume, SourceFailure, VolumeOptions, VolumeUrl, create_volume, open_volume,
+};
 use serde_json::{Value, json};
 
 use super::hostile::{Runs, new, open};
@@ -132,20 +134,20 @@ fn error_names_the_fault_of_a_description() {
     for text in [&b""[..], b"{", b"\xff\xfe", b"null", &[0x1f, 0x8b, 8, 0, 0]] {
         fs::write(path.join("info"), text).expect("a description");
         let error = open(&path).expect_err("damaged");
-        assert_eq!(error.kind(), Some(ErrorKind::Damaged), "{error}");
+        assert_eq!(error.source_failure(), Some(SourceFailure::Damaged), "{error}");
         assert!(error.to_string().contains("info` is damaged: "), "{error}");
     }
     for (kind, document) in [
-        (ErrorKind::NotAVolume, json!({"@type": "neuroglancer_skeletons"})),
-        (ErrorKind::Unsupported, json!({"data_type": "string", "scales": []})),
-        (ErrorKind::Damaged, json!({"data_type": "uint8", "scales": []})),
+        (SourceFailure::NotAVolume, json!({"@type": "neuroglancer_skeletons"})),
+        (SourceFailure::Unsupported, json!({"data_type": "string", "scales": []})),
+        (SourceFailure::Damaged, json!({"data_type": "uint8", "scales": []})),
     ] {
         fs::write(path.join("info"), document.to_string()).expect("a description");
-        assert_eq!(open(&path).expect_err("no volume").kind(), Some(kind), "{document}");
+        assert_eq!(open(&path).expect_err("no volume").source_failure(), Some(kind), "{document}");
     }
     fs::remove_file(path.join("info")).expect("the description");
     let url: VolumeUrl = format!("precomputed://{}", path.display()).parse().expect("a URL");
-    assert_eq!(VolumeOptions::new().open(&url).expect_err("nothing").kind(), Some(ErrorKind::Absent));
+    assert_eq!(VolumeOptions::new().open(&url).expect_err("nothing").source_failure(), Some(SourceFailure::Absent));
     changed(&place, |_| {});
     let error = VolumeOptions::new().mip(3).open(VolumeUrl::local(&path)).expect_err("no such scale");
     assert!(chain(&error).contains("no scale 3: it has 1 (1_1_1)"), "{error}");

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use ndarray_shm::DType;
-use ndarray_shm_volume::{ChunkSource, Encoding, Error, ErrorKind, VolumeOptions, VolumeUrl, open_volume};
+use ndarray_shm_volume::{ChunkSource, Encoding, Error, SourceFailure, VolumeOptions, VolumeUrl, open_volume};
 use serde_json::{Value, json};
 
 use super::hostile::{change, random, volume};
@@ -160,29 +160,29 @@ fn invalid_codecs_are_refused_with_their_error_kind() {
         let error = open_volume(VolumeUrl::local(&path)).expect_err("invalid codecs");
         let text = chain(&error);
         assert!(text.contains(".zarray") && text.len() < 1000, "{}", text.chars().take(2000).collect::<String>());
-        error.kind()
+        error.source_failure()
     };
     for (filter, expected) in [
-        (json!({"id": "delta", "dtype": "<u4"}), ErrorKind::Unsupported),
-        (json!({"id": "delta", "dtype": "<M8[ns]"}), ErrorKind::Unsupported),
-        (json!({"id": "delta", "dtype": ">u2"}), ErrorKind::Unsupported),
-        (json!({"id": "delta"}), ErrorKind::Damaged),
-        (json!({"id": "crc32", "location": "middle"}), ErrorKind::Damaged),
-        (json!({"id": "shuffle", "elementsize": 0}), ErrorKind::Damaged),
-        (json!({"id": "jenkins_lookup3"}), ErrorKind::Unsupported),
-        (json!({"id": "x".repeat(1 << 20)}), ErrorKind::Unsupported),
-        (json!({"name": "x".repeat(1 << 20)}), ErrorKind::Damaged),
-        (json!({"id": "delta", "dtype": "x".repeat(1 << 20)}), ErrorKind::Unsupported),
-        (json!({"id": 7}), ErrorKind::Damaged),
-        (json!("delta"), ErrorKind::Damaged),
+        (json!({"id": "delta", "dtype": "<u4"}), SourceFailure::Unsupported),
+        (json!({"id": "delta", "dtype": "<M8[ns]"}), SourceFailure::Unsupported),
+        (json!({"id": "delta", "dtype": ">u2"}), SourceFailure::Unsupported),
+        (json!({"id": "delta"}), SourceFailure::Damaged),
+        (json!({"id": "crc32", "location": "middle"}), SourceFailure::Damaged),
+        (json!({"id": "shuffle", "elementsize": 0}), SourceFailure::Damaged),
+        (json!({"id": "jenkins_lookup3"}), SourceFailure::Unsupported),
+        (json!({"id": "x".repeat(1 << 20)}), SourceFailure::Unsupported),
+        (json!({"name": "x".repeat(1 << 20)}), SourceFailure::Damaged),
+        (json!({"id": "delta", "dtype": "x".repeat(1 << 20)}), SourceFailure::Unsupported),
+        (json!({"id": 7}), SourceFailure::Damaged),
+        (json!("delta"), SourceFailure::Damaged),
     ] {
         assert_eq!(kind(json!([&filter]), Value::Null), Some(expected), "{filter}");
     }
     #[cfg(feature = "codecs")]
     for (compressor, expected) in [
-        (json!({"id": "lzma", "format": 9}), ErrorKind::Damaged),
-        (json!({"id": "lzma", "format": 3, "filters": [{"id": 4}]}), ErrorKind::Unsupported),
-        (json!({"id": "pcodec", "level": 99}), ErrorKind::Damaged),
+        (json!({"id": "lzma", "format": 9}), SourceFailure::Damaged),
+        (json!({"id": "lzma", "format": 3, "filters": [{"id": 4}]}), SourceFailure::Unsupported),
+        (json!({"id": "pcodec", "level": 99}), SourceFailure::Damaged),
     ] {
         assert_eq!(kind(Value::Null, compressor.clone()), Some(expected), "{compressor}");
     }
