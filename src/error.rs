@@ -615,7 +615,7 @@ mod tests {
         }
     }
 
-    /// Compares what a user reads with `src/error/examples.txt`; with `WRITE_MESSAGES=1` writes it there.
+    /// Compares what a user reads with `src/error/examples.txt`; with `NDSHM_TEST_WRITE_MESSAGES=1` writes it there.
     #[test]
     fn messages_of_all_kinds_are_as_written_down() {
         let file = concat!(env!("CARGO_MANIFEST_DIR"), "/src/error/examples.txt");
@@ -624,7 +624,7 @@ mod tests {
             format!("{text}\n  io::ErrorKind::{:?}\n", io::Error::from(error).kind())
         };
         let messages = one_error_of_each_kind().into_iter().map(shown).collect::<String>();
-        if std::env::var_os("WRITE_MESSAGES").is_some() {
+        if std::env::var_os("NDSHM_TEST_WRITE_MESSAGES").is_some() {
             std::fs::write(file, &messages).expect("the file can be written");
         }
         assert_eq!(messages, std::fs::read_to_string(file).expect("the file is there"));

@@ -304,7 +304,7 @@ impl From<io::Error> for Failure {
 mod tests {
     use super::*;
 
-    /// Compares what a user reads with `cli/src/errors.txt`; with `WRITE_MESSAGES=1` writes it there.
+    /// Compares what a user reads with `cli/src/errors.txt`; with `NDSHM_TEST_WRITE_MESSAGES=1` writes it there.
     #[test]
     fn messages_of_all_kinds_are_as_written_down() {
         let file = concat!(env!("CARGO_MANIFEST_DIR"), "/src/errors.txt");
@@ -314,7 +314,7 @@ mod tests {
             failure.print(&mut messages);
             writeln!(messages, "exit code {}", failure.exit().code()).expect("memory takes it");
         }
-        if std::env::var_os("WRITE_MESSAGES").is_some() {
+        if std::env::var_os("NDSHM_TEST_WRITE_MESSAGES").is_some() {
             std::fs::write(file, &messages).expect("the file can be written");
         }
         assert_eq!(String::from_utf8_lossy(&messages), std::fs::read_to_string(file).expect("the file is there"));

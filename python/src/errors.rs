@@ -119,6 +119,7 @@ fn class_of_volume_error(error: &volume::Error) -> &'static str {
             SourceFailure::Unsupported | SourceFailure::NotBuiltIn => "Unsupported",
             _ => "NotAVolume",
         },
+        Error::Array(error) => class_of(&error.kind),
         Error::UnsupportedDType { .. } => "Unsupported",
         Error::Scale { .. }
         | Error::OtherScale { .. }
