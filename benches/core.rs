@@ -14,7 +14,7 @@ use criterion::{BatchSize, BenchmarkId, Criterion, Throughput, criterion_group, 
 use ndarray::{Array3, Ix1};
 use ndarray_shm::render::Claim;
 use ndarray_shm::{
-    CreateOptions, Directory, Draft, OpenOptions, RefcountedArray, RenderBuffer, SharedArray, default_backend, unlink,
+    CreateOptions, Directory, Draft, OpenOptions, RefcountedArray, RenderBuffer, SharedArray, default_directory, unlink,
 };
 #[cfg(target_os = "linux")]
 use yardstick::calls;
@@ -64,7 +64,7 @@ fn attach(c: &mut Criterion) {
 /// Creating and attaching an array with and without a description. The array is a plane of a volume, with two axes.
 fn describe(c: &mut Criterion) {
     let mut group = c.benchmark_group("descriptions, 64 x 64");
-    let described = default_backend().unwrap();
+    let described = default_directory().unwrap();
     let without = undescribed::directory(described.clone());
     #[cfg(target_os = "linux")]
     {
@@ -80,7 +80,7 @@ fn describe(c: &mut Criterion) {
         });
     }
     for (name, directory) in [("without", &without), ("described", &described)] {
-        let options = CreateOptions::new().backend(directory.clone());
+        let options = CreateOptions::new().directory(directory.clone());
         group.bench_function(format!("{name}: create, unlink"), |b| {
             b.iter(|| {
                 let array = options.create::<u8, _>("bench-describe", (64, 64)).unwrap();
@@ -89,7 +89,7 @@ fn describe(c: &mut Criterion) {
             });
         });
         let _array = options.create::<u8, _>("bench-describe", (64, 64)).unwrap();
-        let options = OpenOptions::new().backend(directory.clone());
+        let options = OpenOptions::new().directory(directory.clone());
         group.bench_function(format!("{name}: open"), |b| {
             b.iter(|| options.open::<u8, _>("bench-describe", (64, 64)).unwrap());
         });

@@ -20,7 +20,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 
     let name = format!("emulated-example-{}", std::process::id());
     let directory = Directory::emulated()?;
-    let options = CreateOptions::new().backend(directory.clone());
+    let options = CreateOptions::new().directory(directory.clone());
     let array = options.create::<u8, _>(name.as_str(), SHAPE)?;
     let file = directory.path().join(&name);
     assert_eq!(file.metadata()?.len(), 100 * 100); // the elements and nothing else
@@ -37,7 +37,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 
 /// Runs in the child process, which uses the same directory.
 fn fill(context: &Context) -> Result<(), Box<dyn Error>> {
-    let options = OpenOptions::new().backend(Directory::emulated()?);
+    let options = OpenOptions::new().directory(Directory::emulated()?);
     options.open::<u8, _>(context.arguments()[0].as_str(), SHAPE)?.write()?.fill(7);
     Ok(())
 }

@@ -33,7 +33,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let array = SharedArray::<i32, _>::create_with(name, (3, 4), |mut view| view.fill(4))?;
 
     // An array is a file (in /dev/shm on Linux) that holds the elements and nothing else.
-    let path = array.backend().path().join(array.location().as_str());
+    let path = array.directory().path().join(array.location().as_str());
     // numpy takes no locks. So this process holds no guard while Python runs, and reads after Python has ended.
     let status = Command::new(&python).args(["-c", PYTHON]).arg(&path).arg(array.dtype().as_str()).status();
     let row = array.read()?.row(2).to_vec();

@@ -57,7 +57,7 @@ pub enum ErrorKind {
     #[error("no array has this name (create it first, or check the spelling and EMULATE_SHM)")]
     NotFound,
     /// Nothing has this name in the place that was searched, but an array in the other of the two usual places has it.
-    /// A kind of [`NotFound`](Self::NotFound): [`is_not_found`](Self::is_not_found) is true for it.
+    /// A kind of [`NotFound`](Self::NotFound): [`is_not_found`](Error::is_not_found) is true for it.
     ///
     /// Whatever opens an array by its name in `/dev/shm` or in the emulated directory reports this, and so does
     /// [`unlink`](crate::unlink()).

@@ -116,7 +116,7 @@ pub use crate::array::{
     ReadGuard, SharedArray, WriteGuard,
 };
 #[doc(inline)]
-pub use crate::backend::{Access, Directory, IntoLocation, Location, Pages, default_backend, set_emulate_shm};
+pub use crate::backend::{Access, Directory, IntoLocation, Location, Pages, default_directory, set_emulate_shm};
 #[doc(inline)]
 pub use crate::counted::RefcountedArray;
 pub use crate::error::{Error, ErrorKind, IntoError, Result};
@@ -127,7 +127,7 @@ pub use crate::pool::Pool;
 #[doc(inline)]
 pub use crate::render::{NextClaim, RenderBuffer};
 
-/// Removes the name of an array in the default backend.
+/// Removes the name of an array in the default directory.
 ///
 /// Attached processes keep the bytes. The memory is freed when the last of them detaches. Returns `Ok(false)` if the
 /// name exists neither here nor in the other of the two usual places, `/dev/shm` and the emulated directory.
@@ -138,25 +138,25 @@ pub use crate::render::{NextClaim, RenderBuffer};
 /// - [`Elsewhere`](ErrorKind::Elsewhere): the name exists only in the other usual place. It is not removed, and
 ///   [`Error::is_not_found`] returns `true` for this error.
 /// - [`PermissionDenied`](ErrorKind::PermissionDenied), [`NotAnArray`](ErrorKind::NotAnArray), and the errors of
-///   [`default_backend`].
+///   [`default_directory`].
 pub fn unlink(location: impl IntoLocation) -> Result<bool> {
-    let (backend, location) = (default_backend()?, location.into_location()?);
+    let (backend, location) = (default_directory()?, location.into_location()?);
     if backend.unlink(&location)? {
         return Ok(true);
     }
     backend::found_elsewhere(&backend, &location).map_or(Ok(false), Err)
 }
 
-/// Returns whether any process is attached to the array of this name in the default backend.
+/// Returns whether any process is attached to the array of this name in the default directory.
 ///
 /// The answer comes from the kernel's lock table, so killed processes do not count. Asking delays no process.
 /// [`Directory::attached`] asks in any directory.
 ///
 /// # Errors
 ///
-/// [`NotFound`](ErrorKind::NotFound), and the errors of [`default_backend`].
+/// [`NotFound`](ErrorKind::NotFound), and the errors of [`default_directory`].
 pub fn attached(location: impl IntoLocation) -> Result<bool> {
-    default_backend()?.attached(location)
+    default_directory()?.attached(location)
 }
 
 /// The programs of the README and of the guides, as tests.

@@ -143,16 +143,16 @@ macro_rules! nameless {
 }
 
 raw! {
-    SharedArray: |array| path(array.backend().path(), array.location().as_str());
-    PooledArray: |array| path(array.backend().path(), array.location().as_str());
+    SharedArray: |array| path(array.directory().path(), array.location().as_str());
+    PooledArray: |array| path(array.directory().path(), array.location().as_str());
     RefcountedArray: |array| {
-        path(array.backend().path(), array.location().map_or(NAMELESS, |location| location.as_str()))
+        path(array.directory().path(), array.location().map_or(NAMELESS, |location| location.as_str()))
     };
 }
 
 viewed! {
-    Draft: true, |draft| path(draft.backend().path(), NAMELESS);
-    PooledDraft: true, |draft| path(draft.backend().path(), NAMELESS);
+    Draft: true, |draft| path(draft.directory().path(), NAMELESS);
+    PooledDraft: true, |draft| path(draft.directory().path(), NAMELESS);
     SealableDraft: true, |_| NAMELESS.to_owned();
     FrozenArray: false, |_| NAMELESS.to_owned();
     ArrayReader: false, |array| array.location().to_string();

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use ndarray_shm::array::{ArrayLock, Description};
-use ndarray_shm::{Access, CreationMode, DType, Directory, Error, Location, Order, Result, default_backend};
+use ndarray_shm::{Access, CreationMode, DType, Directory, Error, Location, Order, Result, default_directory};
 use ndarray_shm::{ErrorKind, render};
 use ndarray_shm_volume::VolumeNotes;
 use pyo3::buffer::PyBuffer;
@@ -643,7 +643,7 @@ pub(crate) fn checked_name(py: Python<'_>, name: Name) -> PyResult<String> {
 /// Returns whether arrays are created in emulated shared memory by default, and the path of its directory.
 #[pyfunction]
 pub(crate) fn emulation(py: Python<'_>) -> PyResult<(bool, PathBuf)> {
-    let find = || Ok((default_backend()?.name() == "emulated", Directory::emulated_path()?));
+    let find = || Ok((default_directory()?.name() == "emulated", Directory::emulated_path()?));
     py.detach(find).map_err(|error: Error| exception(py, &error))
 }
 
@@ -687,7 +687,7 @@ pub(crate) fn open_bytes(py: Python<'_>, name: Name) -> PyResult<Attachment> {
 pub(crate) fn unlink(py: Python<'_>, name: Name, partial: bool) -> PyResult<bool> {
     interruptibly(py, || {
         if partial {
-            return Ok(render::discard(&default_backend()?, &Location::new(&name)?)?);
+            return Ok(render::discard(&default_directory()?, &Location::new(&name)?)?);
         }
         Ok(ndarray_shm::unlink(&*name)?)
     })

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use ndarray_shm::backend::{DirectoryEntry, EntryKind};
 use ndarray_shm::counted::Reclaim;
 use ndarray_shm::render::{self, Ledger};
-use ndarray_shm::{Error, ErrorKind, Location, Result, default_backend};
+use ndarray_shm::{Error, ErrorKind, Location, Result, default_directory};
 use ndarray_shm_volume::is_lock;
 use pyo3::prelude::*;
 
@@ -20,7 +20,7 @@ pub(crate) fn listing(
     py: Python<'_>,
 ) -> PyResult<Vec<(String, u64, Option<&'static str>, Option<Vec<usize>>, Option<&'static str>)>> {
     let rows = || {
-        let directory = default_backend()?;
+        let directory = default_directory()?;
         let mut rows = Vec::new();
         for entry in directory.list()? {
             // The parts of a renderbuffer have its name for a location, and with it the description of the array that
@@ -59,7 +59,7 @@ pub(crate) fn listing(
 #[pyfunction]
 pub(crate) fn partial_listing(py: Python<'_>) -> PyResult<Vec<PartialRow>> {
     let rows = || {
-        let directory = default_backend()?;
+        let directory = default_directory()?;
         let mut sizes = BTreeMap::new();
         for entry in directory.list()? {
             if let (EntryKind::Partial | EntryKind::Ledger, Some(location)) = (entry.kind, entry.location()) {
@@ -98,7 +98,7 @@ fn is_semaphore(entry: &DirectoryEntry) -> bool {
 pub(crate) fn reclaim(py: Python<'_>, dry_run: bool, in_flight: bool) -> PyResult<Vec<String>> {
     let run = || {
         let found =
-            ndarray_shm_volume::reclaim(Reclaim::new().dry_run(dry_run).in_flight(in_flight), &default_backend()?)?;
+            ndarray_shm_volume::reclaim(Reclaim::new().dry_run(dry_run).in_flight(in_flight), &default_directory()?)?;
         let removed = found.reclaimed.removed.into_iter().map(|removed| removed.name);
         Ok(removed.chain(found.leftovers.into_iter().map(|leftover| leftover.name)).collect())
     };

@@ -13,7 +13,7 @@ use ndarray_shm::backend::FileId;
 use ndarray_shm::counted::{Handle, HandleOptions};
 use ndarray_shm::{
     Access, CreateOptions, CreationMode, DType, Directory, Element, Error, ErrorKind, OpenOptions, Order, Pages,
-    Result, SharedArray, default_backend,
+    Result, SharedArray, default_directory,
 };
 
 /// What an attached array of any kind can do, whatever its element type. Every method is that of [`SharedArray`].
@@ -95,7 +95,7 @@ impl<T: Element, D: Dimension> Attached for SharedArray<T, D> {
     }
 
     fn directory(&self) -> &Directory {
-        self.backend()
+        self.directory()
     }
 
     fn is_readonly(&self) -> bool {
@@ -307,7 +307,7 @@ pub(crate) fn create<E: From<Error>>(
             .permissions(how.permissions)
             .keep_fd(how.keep_fd);
         if let Some(directory) = &how.directory {
-            options = options.backend(directory.clone());
+            options = options.directory(directory.clone());
         }
         if shape.element.is_bool {
             options = options.note(BOOL_NOTE.0, BOOL_NOTE.1);
@@ -332,7 +332,7 @@ pub(crate) struct Opening {
 
 impl Opening {
     fn options(&self, directory: Directory) -> OpenOptions {
-        let options = OpenOptions::new().backend(directory).reinterpret(self.reinterpret);
+        let options = OpenOptions::new().directory(directory).reinterpret(self.reinterpret);
         let options = if self.readonly { options.copy_on_write() } else { options };
         options.keep_fd(self.keep_fd)
     }
@@ -353,7 +353,7 @@ pub(crate) fn open(
 ) -> Result<(Arc<dyn Memory>, Shape, Option<Description>)> {
     let directory = match directory {
         Some(directory) => directory,
-        None => default_backend()?,
+        None => default_directory()?,
     };
     if element.is_none() && lengths.is_none() && order.is_none() {
         let (array, description) = how.options(directory).reinterpret(false).open_bytes(name)?;
@@ -386,7 +386,7 @@ fn description_of(memory: &(dyn Memory + 'static)) -> Option<Description> {
     let directory = memory.directory();
     directory.description(memory.name()).ok().flatten()?;
     // A file keeps its number as long as it is attached, so that this is the description of the same file.
-    let options = OpenOptions::new().backend(directory.clone());
+    let options = OpenOptions::new().directory(directory.clone());
     let (bytes, description) = options.access(Access::Read).leave_holes(true).open_bytes(memory.name()).ok()?;
     description.filter(|_| bytes.file_id() == memory.file_id())
 }

@@ -10,7 +10,7 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use ndarray_shm::counted::{Handle, HandleOptions, Reclaim, give_up, inspect_in, on_no_space};
-use ndarray_shm::{Directory, Result, default_backend};
+use ndarray_shm::{Directory, Result, default_directory};
 
 use crate::memory::Counted;
 use crate::recycle::Shelf;
@@ -102,7 +102,7 @@ fn make_room(directory: &Directory, bytes: u64) -> bool {
 /// Returns how many bytes of arrays in the default directory are kept by handles of this process, while no process is
 /// attached to them. 0 if `place` is the path of another directory.
 pub(crate) fn kept(place: &Path) -> u64 {
-    let usual = default_backend().ok().filter(|usual| place.is_relative() || usual.path() == place);
+    let usual = default_directory().ok().filter(|usual| place.is_relative() || usual.path() == place);
     let Some(directory) = usual else { return 0 };
     let mut handles = current().with(|notes| notes.handles_in(&directory, |_| true));
     // An array can have a handle of either kind.

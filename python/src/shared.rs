@@ -24,7 +24,7 @@ use crate::signals::interruptibly;
 /// Attaches to a counted array and leaves it: the last handle to leave removes an array that no process has.
 fn settle<T: Element>(directory: &Directory, location: &Location, id: u128) -> Result<bool> {
     let gone = |error: &Error| error.is_not_found() || error.kind == ErrorKind::NotCounted;
-    match OpenOptions::new().backend(directory.clone()).open_counted::<T, IxDyn>(location.clone()) {
+    match OpenOptions::new().directory(directory.clone()).open_counted::<T, IxDyn>(location.clone()) {
         Ok(same) if same.id() == id => drop(same),
         Ok(_) => return Ok(true), // another array has the name by now
         Err(error) if gone(&error) => return Ok(true),
@@ -120,7 +120,7 @@ impl<T: Element> Counted for RefcountedArray<T, IxDyn> {
         }
         let gone = || ErrorKind::Unlinked.at(self.name());
         let location = self.location().ok_or_else(gone)?;
-        let options = OpenOptions::new().backend(self.backend().clone()).copy_on_write();
+        let options = OpenOptions::new().directory(self.directory().clone()).copy_on_write();
         match options.open_counted::<T, IxDyn>(location.clone()) {
             Ok(same) if same.id() == self.id() => Ok(Arc::new(same)),
             Err(error) if !error.is_not_found() => Err(error),
@@ -130,7 +130,7 @@ impl<T: Element> Counted for RefcountedArray<T, IxDyn> {
 
     fn loan(&self) -> Settle {
         // Also of an array without a name: it may get one while it is lent.
-        let (directory, location, id) = (self.backend().clone(), self.name_if_published().clone(), self.id());
+        let (directory, location, id) = (self.directory().clone(), self.name_if_published().clone(), self.id());
         Box::new(move || settle::<T>(&directory, &location, id))
     }
 }
@@ -201,7 +201,7 @@ pub(crate) fn open_counted(py: Python<'_>, name: &str, directory: PathBuf, dtype
     let opened = || -> Result<Attachment> {
         let element = ElementType::parse(dtype)?;
         with_element!(element.dtype, T => {
-            let array = OpenOptions::new().backend(directory).open_counted::<T, IxDyn>(name)?;
+            let array = OpenOptions::new().directory(directory).open_counted::<T, IxDyn>(name)?;
             let shape = Shape { element, lengths: array.shape().to_vec(), order: array.order() };
             Ok(Attachment::new(Arc::new(array), shape))
         }, else => unreachable!("all features of elements are enabled"))

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use ndarray::{ArrayView, ArrayViewD, ArrayViewMut, ArrayViewMutD, IxDyn, ShapeBuilder};
 use ndarray_shm::array::{ArrayLock, Description, with_element};
-use ndarray_shm::{Access, Directory, Location, Order, default_backend};
+use ndarray_shm::{Access, Directory, Location, Order, default_directory};
 use ndarray_shm_volume::{
     Alignment, Bbox, ChunkSink, ChunkSource, DownloadOptions, Downloaded, Encoding, Error, FillValue, Missing, Painted,
     ProcessWorkers, Result, UploadOptions, Uploaded, VolumeMeta, VolumeNotes, Workers, download_counted, download_into,
@@ -141,7 +141,7 @@ impl DownloadRequest {
         let Some(program) = self.program.clone() else { return Ok(Workers::Threads(self.workers)) };
         let backend = match &self.destination {
             Destination::File(path) => file_location(path)?.0,
-            _ => default_backend()?,
+            _ => default_directory()?,
         };
         let target = Arc::clone(&self.target);
         let command = move |location: &Location| worker(&program, &target, &backend, location);

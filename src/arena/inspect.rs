@@ -44,7 +44,7 @@ impl ArenaInspection {
     }
 }
 
-/// Inspects an arena, or counters, in the default backend, without joining it.
+/// Inspects an arena, or counters, in the default directory, without joining it.
 ///
 /// # Examples
 ///

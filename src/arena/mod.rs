@@ -63,7 +63,7 @@ pub use self::queues::{ArenaMessage, Queue, ReceiveError, Sendable, Sender};
 use self::tables::slots::SEATS;
 use crate::array::Element;
 use crate::array::layout::{Layout, shape_like};
-use crate::backend::{Directory, IntoLocation, Location, default_backend};
+use crate::backend::{Directory, IntoLocation, Location, default_directory};
 use crate::backoff::Deadline;
 #[cfg(doc)]
 use crate::error::Error;
@@ -152,19 +152,21 @@ impl Arena {
     ///
     /// # Errors
     ///
-    /// - [`Unsupported`](ErrorKind::Unsupported): it was created with `Pages::Sparse`.
-    /// - [`NoSpace`](ErrorKind::NoSpace): it has holes for another reason, and there is not enough memory to fill them.
-    /// - [`NotFound`](ErrorKind::NotFound), or [`Elsewhere`](ErrorKind::Elsewhere) if the other usual place has it: no
-    ///   arena has the name, or its last member is just leaving.
-    /// - [`TooManyProcesses`](ErrorKind::TooManyProcesses): 46 processes are members already.
-    /// - [`TimedOut`](ErrorKind::TimedOut): a process was stopped while it reclaimed a dead member, or a thread of this
-    ///   process while it forked.
-    /// - [`Reserved`](ErrorKind::Reserved), [`NotCounted`](ErrorKind::NotCounted): the file is not an arena.
-    /// - [`Trailer`](ErrorKind::Trailer): its trailer is damaged.
-    /// - [`PermissionDenied`](ErrorKind::PermissionDenied): every member needs permission to write, because it counts
-    ///   its holds in the file.
+    /// - [`Unsupported`](crate::ErrorKind::Unsupported): it was created with `Pages::Sparse`.
+    /// - [`NoSpace`](crate::ErrorKind::NoSpace): it has holes for another reason, and there is not enough memory to
+    ///   fill them.
+    /// - [`NotFound`](crate::ErrorKind::NotFound), or [`Elsewhere`](crate::ErrorKind::Elsewhere) if the other usual
+    ///   place has it: no arena has the name, or its last member is just leaving.
+    /// - [`TooManyProcesses`](crate::ErrorKind::TooManyProcesses): 46 processes are members already.
+    /// - [`TimedOut`](crate::ErrorKind::TimedOut): a process was stopped while it reclaimed a dead member, or a thread
+    ///   of this process while it forked.
+    /// - [`Reserved`](crate::ErrorKind::Reserved), [`NotCounted`](crate::ErrorKind::NotCounted): the file is not an
+    ///   arena.
+    /// - [`Trailer`](crate::ErrorKind::Trailer): its trailer is damaged.
+    /// - [`PermissionDenied`](crate::ErrorKind::PermissionDenied): every member needs permission to write, because it
+    ///   counts its holds in the file.
     pub fn open(location: impl IntoLocation) -> Result<Self> {
-        Self::open_in(&default_backend()?, location)
+        Self::open_in(&default_directory()?, location)
     }
 
     /// Opens an existing arena in a given directory.
@@ -173,7 +175,7 @@ impl Arena {
     ///
     /// As [`open`](Self::open).
     pub fn open_in(backend: &Directory, location: impl IntoLocation) -> Result<Self> {
-        ArenaOptions::new().backend(backend.clone()).open(location)
+        ArenaOptions::new().directory(backend.clone()).open(location)
     }
 
     #[allow(clippy::unnecessary_wraps)] // ends a chain of results
@@ -186,11 +188,13 @@ impl Arena {
     ///
     /// # Errors
     ///
-    /// - [`NoSpace`](ErrorKind::NoSpace): no memory is free, not even after reclaiming the holds of dead members.
-    /// - [`TimedOut`](ErrorKind::TimedOut): none was found, and for 10 seconds another process was stopped while it
-    ///   reclaimed, or while it made or freed room for large arrays.
-    /// - [`TooLarge`](ErrorKind::TooLarge); [`InvalidSetting`](ErrorKind::InvalidSetting): more than 32 axes.
-    /// - [`Unsupported`](ErrorKind::Unsupported): this is a forked child.
+    /// - [`NoSpace`](crate::ErrorKind::NoSpace): no memory is free, not even after reclaiming the holds of dead
+    ///   members.
+    /// - [`TimedOut`](crate::ErrorKind::TimedOut): none was found, and for 10 seconds another process was stopped while
+    ///   it reclaimed, or while it made or freed room for large arrays.
+    /// - [`TooLarge`](crate::ErrorKind::TooLarge); [`InvalidSetting`](crate::ErrorKind::InvalidSetting): more than 32
+    ///   axes.
+    /// - [`Unsupported`](crate::ErrorKind::Unsupported): this is a forked child.
     pub fn draft<T: Element, D: Dimension>(&self, shape: impl ShapeBuilder<Dim = D>) -> Result<ArenaDraft<T, D>> {
         let layout = Layout::<T, _>::named(shape, self.header.name())?;
         ArenaDraft::new(&self.header, layout, None)
@@ -204,8 +208,8 @@ impl Arena {
     ///
     /// # Errors
     ///
-    /// - [`TimedOut`](ErrorKind::TimedOut): no memory became free.
-    /// - [`NoSpace`](ErrorKind::NoSpace), at once: the arena is smaller than the array.
+    /// - [`TimedOut`](crate::ErrorKind::TimedOut): no memory became free.
+    /// - [`NoSpace`](crate::ErrorKind::NoSpace), at once: the arena is smaller than the array.
     /// - As [`draft`](Self::draft).
     ///
     /// # Examples
@@ -259,11 +263,11 @@ impl Arena {
     ///
     /// # Errors
     ///
-    /// - [`HandleSpent`](ErrorKind::HandleSpent): no process holds the array any more.
-    /// - [`DTypeMismatch`](ErrorKind::DTypeMismatch), [`ShapeMismatch`](ErrorKind::ShapeMismatch): it has another
-    ///   element type or another number of axes.
-    /// - [`InvalidSetting`](ErrorKind::InvalidSetting): the handle is of another arena.
-    /// - [`Unsupported`](ErrorKind::Unsupported): this is a forked child.
+    /// - [`HandleSpent`](crate::ErrorKind::HandleSpent): no process holds the array any more.
+    /// - [`DTypeMismatch`](crate::ErrorKind::DTypeMismatch), [`ShapeMismatch`](crate::ErrorKind::ShapeMismatch): it has
+    ///   another element type or another number of axes.
+    /// - [`InvalidSetting`](crate::ErrorKind::InvalidSetting): the handle is of another arena.
+    /// - [`Unsupported`](crate::ErrorKind::Unsupported): this is a forked child.
     pub fn get<T: Element, D: Dimension>(&self, handle: &ArenaHandle) -> Result<ArenaArray<T, D>> {
         let expected = "a handle of this arena: this is one of another arena, or of an earlier one with the same name";
         self.header.check_handle(handle.owner, handle, expected)?;
@@ -280,8 +284,8 @@ impl Arena {
     ///
     /// # Errors
     ///
-    /// [`TimedOut`](ErrorKind::TimedOut): another process was stopped while it reclaimed.
-    /// [`Unsupported`](ErrorKind::Unsupported): this is a forked child.
+    /// [`TimedOut`](crate::ErrorKind::TimedOut): another process was stopped while it reclaimed.
+    /// [`Unsupported`](crate::ErrorKind::Unsupported): this is a forked child.
     pub fn reclaim(&self) -> Result<ReclaimedBlocks> {
         self.header.end_sent();
         self.header.reclaim_dead(Deadline::after(TURN_WAIT))
@@ -291,8 +295,8 @@ impl Arena {
     ///
     /// # Errors
     ///
-    /// The kernel's error, if it cannot tell which members are alive. [`Unsupported`](ErrorKind::Unsupported): this is
-    /// a forked child.
+    /// The kernel's error, if it cannot tell which members are alive. [`Unsupported`](crate::ErrorKind::Unsupported):
+    /// this is a forked child.
     pub fn stats(&self) -> Result<ArenaStats> {
         self.header.check_process()?;
         self.header.stats()
@@ -312,7 +316,7 @@ impl Arena {
     ///
     /// # Errors
     ///
-    /// [`PermissionDenied`](ErrorKind::PermissionDenied).
+    /// [`PermissionDenied`](crate::ErrorKind::PermissionDenied).
     pub fn unlink(&self) -> Result<bool> {
         self.header.home.unlink(self.header.segment()?.id())
     }
@@ -322,8 +326,8 @@ impl Arena {
     ///
     /// # Errors
     ///
-    /// [`PermissionDenied`](ErrorKind::PermissionDenied): this process was the last one and is not permitted to remove
-    /// the name.
+    /// [`PermissionDenied`](crate::ErrorKind::PermissionDenied): this process was the last one and is not permitted to
+    /// remove the name.
     pub fn close(self) -> Result<()> {
         Arc::into_inner(self.header).map_or(Ok(()), ArenaHeader::close)
     }

@@ -35,14 +35,14 @@ impl Default for ArenaOptions {
 }
 
 impl ArenaOptions {
-    /// Returns the defaults: the default backend, mode 0600, 8 queues of 1024 messages, all memory reserved at
+    /// Returns the defaults: the default directory, mode 0600, 8 queues of 1024 messages, all memory reserved at
     /// creation.
     pub fn new() -> Self {
         Self { backend: None, draft: DraftOptions::default(), keep: false, queues: 8, cells: 1024 }
     }
 
-    /// Uses this directory instead of the [default](crate::default_backend).
-    pub fn backend(mut self, directory: Directory) -> Self {
+    /// Uses this directory instead of the [default](crate::default_directory).
+    pub fn directory(mut self, directory: Directory) -> Self {
         self.backend = Some(directory);
         self
     }

@@ -15,9 +15,9 @@ use crate::segment::locks::{KeepWaiting, Wait};
 impl<T: Element, D: Dimension> SharedArray<T, D> {
     /// Returns the directory of the array's file.
     ///
-    /// Other programs map `array.backend().path().join(location.as_str())`, where `location` is the array's
+    /// Other programs map `array.directory().path().join(location.as_str())`, where `location` is the array's
     /// location.
-    pub fn backend(&self) -> &Directory {
+    pub fn directory(&self) -> &Directory {
         &self.segment().home().backend
     }
 

@@ -3,7 +3,7 @@
 use ndarray::{ArrayViewMut, Dimension, ShapeBuilder};
 
 use super::{Description, Draft, Element, Layout, SharedArray, description};
-use crate::backend::{Access, Directory, DraftOptions, IntoLocation, Pages, Publish, default_backend};
+use crate::backend::{Access, Directory, DraftOptions, IntoLocation, Pages, Publish, default_directory};
 use crate::error::{Error, ErrorKind, IntoError, Result};
 use crate::segment::{Attach, Home, Segment};
 
@@ -50,7 +50,7 @@ pub(crate) trait Creatable<T: Element, D: Dimension>: Sized {
 ///
 /// | setting | `create` | `create_counted` | `share` |
 /// |---|---|---|---|
-/// | [`backend`](Self::backend), [`permissions`](Self::permissions), [`pages`](Self::pages), [`keep_fd`](Self::keep_fd) | yes | yes | yes |
+/// | [`directory`](Self::directory), [`permissions`](Self::permissions), [`pages`](Self::pages), [`keep_fd`](Self::keep_fd) | yes | yes | yes |
 /// | [`mode`](Self::mode) | yes | yes | only [`CreateNew`](CreationMode::CreateNew) |
 /// | [`note`](Self::note) | yes | | |
 ///
@@ -77,13 +77,14 @@ pub struct CreateOptions {
 }
 
 impl CreateOptions {
-    /// Begins with the defaults: the default backend, mode 0600, all memory reserved at once, a name that must be free.
+    /// Begins with the defaults: the default directory, mode 0600, all memory reserved at once, a name that must be
+    /// free.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Uses this directory instead of the [default](crate::default_backend).
-    pub fn backend(mut self, directory: Directory) -> Self {
+    /// Uses this directory instead of the [default](crate::default_directory).
+    pub fn directory(mut self, directory: Directory) -> Self {
         self.backend = Some(directory);
         self
     }
@@ -248,7 +249,7 @@ impl CreateOptions {
             return Err(Error::from(ErrorKind::InvalidSetting { setting, value, expected }).into());
         }
         self.refuse_notes()?;
-        let backend = self.backend.clone().map_or_else(default_backend, Ok)?;
+        let backend = self.backend.clone().map_or_else(default_directory, Ok)?;
         let mut draft = self.draft_in(&backend, Layout::new(shape)?, true)?;
         fill(draft.view_mut())?;
         Ok(draft)

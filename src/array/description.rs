@@ -43,11 +43,11 @@ const LONGEST_KEY: usize = 64;
 ///
 /// ```
 /// use ndarray_shm::array::Description;
-/// use ndarray_shm::{DType, Order, SharedArray, default_backend, unlink};
+/// use ndarray_shm::{DType, Order, SharedArray, default_directory, unlink};
 ///
 /// SharedArray::<u16, _>::create("description-example", (4, 5))?;
 ///
-/// let directory = default_backend()?;
+/// let directory = default_directory()?;
 /// if let Some(found) = directory.description("description-example")? {
 ///     assert_eq!((found.dtype(), found.shape(), found.order()), (DType::U16, &[4, 5][..], Order::C));
 ///     let noted = found.with_note("resolution", "8 8 40")?;
@@ -380,11 +380,11 @@ impl Directory {
     /// # Examples
     ///
     /// ```
-    /// use ndarray_shm::{SharedArray, default_backend, unlink};
+    /// use ndarray_shm::{SharedArray, default_directory, unlink};
     ///
     /// SharedArray::<u16, _>::create("seen-example", (4, 5))?;
     ///
-    /// let directory = default_backend()?;
+    /// let directory = default_directory()?;
     /// let seen = directory.see_description("seen-example")?;
     /// if let Some(found) = seen.description() {
     ///     // Fails with `Changed` if another process has replaced the array or its description since.

@@ -5,7 +5,7 @@ use std::ops::Deref;
 use ndarray::{ArrayView, ArrayViewMut, Dimension, ShapeBuilder};
 
 use super::{Element, Layout, SealableDraft, SharedArray, description, view};
-use crate::backend::{Directory, DraftOptions, IntoLocation, Location, PageUse, Publish, default_backend};
+use crate::backend::{Directory, DraftOptions, IntoLocation, Location, PageUse, Publish, default_directory};
 use crate::error::{IntoError, Result};
 use crate::segment::DraftSegment;
 
@@ -41,15 +41,15 @@ pub struct Draft<T, D> {
 }
 
 impl<T: Element, D: Dimension> Draft<T, D> {
-    /// Creates a draft of zeros in the default backend.
+    /// Creates a draft of zeros in the default directory.
     ///
     /// # Errors
     ///
     /// [`NoSpace`](crate::ErrorKind::NoSpace), [`TooLarge`](crate::ErrorKind::TooLarge), and those of
-    /// [`default_backend`].
+    /// [`default_directory`].
     pub fn new(shape: impl ShapeBuilder<Dim = D>) -> Result<Self> {
         let layout = Layout::new(shape)?;
-        Self::in_backend(default_backend()?, layout, false, DraftOptions::default(), false)
+        Self::in_backend(default_directory()?, layout, false, DraftOptions::default(), false)
     }
 
     /// Creates a draft of zeros that can be frozen instead of published. It is a type of its own because the kernel
@@ -129,8 +129,8 @@ impl<T: Element, D: Dimension> Draft<T, D> {
     }
 
     /// Returns the directory that the draft is in and will be published in.
-    pub fn backend(&self) -> &Directory {
-        self.memory.backend()
+    pub fn directory(&self) -> &Directory {
+        self.memory.directory()
     }
 
     /// Returns the parts: memory, layout, and whether to keep the descriptor.

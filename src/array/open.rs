@@ -17,7 +17,7 @@ use crate::segment::{Attach, CellWait, Home, Segment};
 ///
 /// | setting | [`open`](Self::open) | `open_dyn`, `open_bytes`, `open_counted`, `attach` | `open_reader`, `open_writer` | `open_reader_dyn`, `open_writer_dyn`, `open_counted_reader`, `attach_reader` |
 /// |---|---|---|---|---|
-/// | [`backend`](Self::backend), [`leave_holes`](Self::leave_holes) | yes | yes | yes | yes |
+/// | [`directory`](Self::directory), [`leave_holes`](Self::leave_holes) | yes | yes | yes | yes |
 /// | [`access`](Self::access), [`copy_on_write`](Self::copy_on_write), [`keep_fd`](Self::keep_fd) | yes | yes | | |
 /// | [`reinterpret`](Self::reinterpret) | yes | | yes | |
 /// | [`timeout`](Self::timeout) | | | yes | yes |
@@ -54,13 +54,14 @@ enum GivenShape {
 }
 
 impl OpenOptions {
-    /// Begins with the defaults: the default backend, for reading and writing, holes filled.
+    /// Begins with the defaults: the default directory, for reading and writing, holes filled.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Uses this directory instead of the [default](crate::default_backend), or instead of the one that a handle names.
-    pub fn backend(mut self, directory: Directory) -> Self {
+    /// Uses this directory instead of the [default](crate::default_directory), or instead of the one that a handle
+    /// names.
+    pub fn directory(mut self, directory: Directory) -> Self {
         self.backend = Some(directory);
         self
     }

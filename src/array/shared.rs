@@ -61,7 +61,7 @@ impl<T: Element, D: Dimension> SharedArray<T, D> {
     /// - [`InvalidLocation`](crate::ErrorKind::InvalidLocation), [`Reserved`](crate::ErrorKind::Reserved): the location
     ///   is not a valid name.
     /// - [`TooLarge`](crate::ErrorKind::TooLarge): the array fits no address space.
-    /// - those of [`default_backend`](crate::default_backend).
+    /// - those of [`default_directory`](crate::default_directory).
     pub fn create(location: impl IntoLocation, shape: impl ShapeBuilder<Dim = D>) -> Result<Self> {
         CreateOptions::new().create(location, shape)
     }

@@ -14,7 +14,7 @@ use crate::os::{self, FileId};
 
 /// A directory in which arrays live: real shared memory, its emulation by files, or any other directory.
 ///
-/// All options take one (`backend`), and every array returns its own. [`default_backend`](crate::default_backend)
+/// All options take one (`directory`), and every array returns its own. [`default_directory`](crate::default_directory)
 /// returns the one that is used otherwise. Cloning is cheap.
 ///
 /// A program may choose a directory on tmpfs with huge pages, or on a fast disk. The semantics are the same everywhere,
@@ -29,9 +29,9 @@ use crate::os::{self, FileId};
 /// std::fs::create_dir_all(&scratch)?;
 /// let directory = Directory::new("scratch", &scratch);
 ///
-/// let options = CreateOptions::new().backend(directory.clone());
+/// let options = CreateOptions::new().directory(directory.clone());
 /// let array = options.create::<u8, _>("example", (2, 3))?;
-/// assert_eq!(array.backend().path(), scratch);
+/// assert_eq!(array.directory().path(), scratch);
 ///
 /// directory.unlink("example")?;
 /// std::fs::remove_dir(&scratch)?;
@@ -41,11 +41,11 @@ use crate::os::{self, FileId};
 pub struct Directory(Arc<dyn Backend>);
 
 impl Directory {
-    /// Uses the directory at `path`, which must exist when the first array is made, as a backend called `name`.
+    /// Uses the directory at `path`, which must exist when the first array is made, and calls it `name`.
     ///
     /// Nothing is checked here: making an array in a directory that is missing fails with
-    /// [`NoDirectory`](ErrorKind::NoDirectory). Every process that can write to the directory can replace what is in
-    /// it.
+    /// [`NoDirectory`](crate::ErrorKind::NoDirectory). Every process that can write to the directory can replace what
+    /// is in it.
     pub fn new(name: impl Into<String>, path: impl Into<PathBuf>) -> Self {
         Self(Arc::new(Files::new(name.into(), path.into())))
     }
@@ -105,8 +105,8 @@ impl Directory {
     ///
     /// # Errors
     ///
-    /// [`PermissionDenied`](ErrorKind::PermissionDenied), [`NotAnArray`](ErrorKind::NotAnArray), and those of the
-    /// location.
+    /// [`PermissionDenied`](crate::ErrorKind::PermissionDenied), [`NotAnArray`](crate::ErrorKind::NotAnArray), and
+    /// those of the location.
     pub fn unlink(&self, location: impl IntoLocation) -> Result<bool> {
         self.0.unlink(&location.into_location()?, None)
     }

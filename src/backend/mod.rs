@@ -1,14 +1,14 @@
 //! Where arrays live, and how they get, keep and lose their names.
 //!
-//! [`default_backend`] returns where arrays are made by default: in `/dev/shm` on Linux, and as files elsewhere. A
+//! [`default_directory`] returns where arrays are made by default: in `/dev/shm` on Linux, and as files elsewhere. A
 //! [`Directory`] chooses another place.
 //!
 //! ```
 //! use ndarray_shm::{CreateOptions, Directory, SharedArray};
 //!
 //! let emulated = Directory::emulated()?; // files with the same semantics, on every platform
-//! let array = CreateOptions::new().backend(emulated.clone()).create::<f32, _>("backend-example", 100)?;
-//! assert_eq!(array.backend().name(), "emulated");
+//! let array = CreateOptions::new().directory(emulated.clone()).create::<f32, _>("backend-example", 100)?;
+//! assert_eq!(array.directory().name(), "emulated");
 //! emulated.unlink("backend-example")?;
 //! # Ok::<(), ndarray_shm::Error>(())
 //! ```
@@ -50,7 +50,7 @@ pub use self::options::DraftOptions;
 pub use self::pages::{PageUse, Pages};
 pub(crate) use self::reserve::reserve;
 pub(crate) use self::selection::{chosen_variable, found_elsewhere, remembered};
-pub use self::selection::{default_backend, set_emulate_shm};
+pub use self::selection::{default_directory, set_emulate_shm};
 pub(crate) use self::turn::Turn;
 use crate::error::{Error, Result};
 pub use crate::interrupt::interruptible;
@@ -348,5 +348,6 @@ impl DirectoryEntry {
 /// Whether processes can share anything on this platform, in real shared memory or in files.
 ///
 /// Where it is `false`, this crate compiles, and making or attaching to an array fails with
-/// [`Unsupported`](ErrorKind::Unsupported). Where it is `true`, a directory or file system may still be unable to.
+/// [`Unsupported`](crate::ErrorKind::Unsupported). Where it is `true`, a directory or file system may still be unable
+/// to.
 pub const SUPPORTED: bool = os::SUPPORTED;

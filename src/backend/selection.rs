@@ -1,4 +1,4 @@
-//! The default backend: chosen by the program, by the environment, or by what the machine has.
+//! The default directory: chosen by the program, by the environment, or by what the machine has.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -26,10 +26,10 @@ static CHOICE: AtomicU8 = AtomicU8::new(0);
 /// # Examples
 ///
 /// ```standalone_crate
-/// use ndarray_shm::{default_backend, set_emulate_shm};
+/// use ndarray_shm::{default_directory, set_emulate_shm};
 ///
 /// set_emulate_shm(Some(true)); // as EMULATE_SHM=1
-/// assert_eq!(default_backend()?.name(), "emulated");
+/// assert_eq!(default_directory()?.name(), "emulated");
 /// # Ok::<(), ndarray_shm::Error>(())
 /// ```
 pub fn set_emulate_shm(emulate: Option<bool>) {
@@ -44,7 +44,7 @@ pub(crate) fn chosen_variable() -> Option<(&'static str, &'static str)> {
     }
 }
 
-/// Returns the backend that is used when none is given.
+/// Returns the directory that is used when none is given.
 ///
 /// The first of these that applies: the choice of [`set_emulate_shm`]; the environment variable `EMULATE_SHM` (1, true,
 /// yes or 0, false, no); real shared memory if this process can write to it, which is checked until it can; emulation
@@ -53,9 +53,9 @@ pub(crate) fn chosen_variable() -> Option<(&'static str, &'static str)> {
 /// # Examples
 ///
 /// ```
-/// use ndarray_shm::default_backend;
+/// use ndarray_shm::default_directory;
 ///
-/// let directory = default_backend()?;
+/// let directory = default_directory()?;
 /// println!("arrays are files in {}: {} bytes are free", directory.path().display(), directory.available()?);
 /// # Ok::<(), ndarray_shm::Error>(())
 /// ```
@@ -66,7 +66,7 @@ pub(crate) fn chosen_variable() -> Option<(&'static str, &'static str)> {
 /// - [`Unsupported`](ErrorKind::Unsupported): real shared memory was asked for where there is none.
 /// - [`PermissionDenied`](ErrorKind::PermissionDenied): the emulated directory is a link, another user's, or writable
 ///   by other users.
-pub fn default_backend() -> Result<Directory> {
+pub fn default_directory() -> Result<Directory> {
     let emulate = match CHOICE.load(Ordering::Relaxed) {
         0 => emulate_from(std::env::var_os(EMULATE))?,
         choice => Some(choice == 2),

@@ -51,7 +51,7 @@ impl Inspection {
     }
 }
 
-/// Returns the properties of a counted array in the default backend, without attaching to it.
+/// Returns the properties of a counted array in the default directory, without attaching to it.
 ///
 /// # Examples
 ///

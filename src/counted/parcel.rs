@@ -208,8 +208,8 @@ impl ReceivedArray {
         }
     }
 
-    /// Uses this backend instead of the one that the sender names. Both must be of the same directory.
-    pub fn backend(mut self, backend: Directory) -> Self {
+    /// Uses this directory instead of the one that the sender names. Both must have the same path.
+    pub fn directory(mut self, backend: Directory) -> Self {
         self.backend = Some(backend);
         self
     }

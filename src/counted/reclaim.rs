@@ -24,9 +24,9 @@ const DRAFT_AGE: Duration = Duration::from_secs(60);
 ///
 /// ```
 /// use ndarray_shm::counted::Reclaim;
-/// use ndarray_shm::default_backend;
+/// use ndarray_shm::default_directory;
 ///
-/// let found = Reclaim::new().dry_run(true).run(&default_backend()?)?;
+/// let found = Reclaim::new().dry_run(true).run(&default_directory()?)?;
 /// println!("{} arrays could be removed", found.removed.len());
 /// # Ok::<(), ndarray_shm::Error>(())
 /// ```

@@ -346,7 +346,7 @@ impl<T: Element, D: Dimension> RefcountedArray<T, D> {
             return Self::of_descriptor(&file, &home, access);
         }
         let keep = self.segment().keeps_descriptor();
-        let options = OpenOptions::new().backend(home.backend).access(access).keep_fd(keep);
+        let options = OpenOptions::new().directory(home.backend).access(access).keep_fd(keep);
         match options.open_counted(home.location) {
             Ok(again) if again.id == self.id => Ok(again),
             Err(error) if !error.is_not_found() => Err(error),
@@ -474,7 +474,7 @@ impl<T: Element, D: Dimension> Draft<T, D> {
         let mut draft = self;
         for _ in 0..TRIES {
             let number = random::number();
-            let home = Home { backend: draft.backend().clone(), location: Location::unique(number) };
+            let home = Home { backend: draft.directory().clone(), location: Location::unique(number) };
             if let Err(error) = strategy.check(home.location.as_str()) {
                 return Err(IntoError::new(error, draft));
             }

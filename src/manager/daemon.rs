@@ -122,12 +122,12 @@ impl Manager {
     ///
     /// # Errors
     ///
-    /// - [`Unsupported`](ErrorKind::Unsupported) off Linux.
-    /// - [`PermissionDenied`](ErrorKind::PermissionDenied): the socket or its directory is another user's, or writable
-    ///   by other users.
-    /// - [`Manager`](ErrorKind::Manager): something else has the socket's name, the name is too long, or its directory
-    ///   stays locked.
-    /// - [`InvalidSetting`](ErrorKind::InvalidSetting): `NDSHM_MANAGER_SOCKET` is empty.
+    /// - [`Unsupported`](crate::ErrorKind::Unsupported) off Linux.
+    /// - [`PermissionDenied`](crate::ErrorKind::PermissionDenied): the socket or its directory is another user's, or
+    ///   writable by other users.
+    /// - [`Manager`](crate::ErrorKind::Manager): something else has the socket's name, the name is too long, or its
+    ///   directory stays locked.
+    /// - [`InvalidSetting`](crate::ErrorKind::InvalidSetting): `NDSHM_MANAGER_SOCKET` is empty.
     pub fn start(options: &ManagerOptions) -> Result<Option<Self>> {
         let path = socket_path(options.socket.as_deref())?;
         let failed = |error| Error::os("preparing to wait for processes", path.display(), error);
@@ -162,8 +162,8 @@ impl Manager {
     ///
     /// # Errors
     ///
-    /// [`Os`](ErrorKind::Os): waiting failed. Those of [`start`](Self::start): a client connected at the last moment,
-    /// and listening again failed.
+    /// [`Os`](crate::ErrorKind::Os): waiting failed. Those of [`start`](Self::start): a client connected at the last
+    /// moment, and listening again failed.
     pub fn run(mut self) -> Result<()> {
         let mut round = Instant::now() + FIRST_ROUNDS;
         let mut accept_from = Instant::now();

@@ -17,9 +17,9 @@ const PATIENCE: Duration = Duration::from_secs(10);
 ///
 /// # Errors
 ///
-/// - [`PermissionDenied`](ErrorKind::PermissionDenied): the manager is another user's.
-/// - [`Manager`](ErrorKind::Manager): the answer is malformed, or did not arrive within 10 seconds.
-/// - [`Unsupported`](ErrorKind::Unsupported) off Linux.
+/// - [`PermissionDenied`](crate::ErrorKind::PermissionDenied): the manager is another user's.
+/// - [`Manager`](crate::ErrorKind::Manager): the answer is malformed, or did not arrive within 10 seconds.
+/// - [`Unsupported`](crate::ErrorKind::Unsupported) off Linux.
 pub fn status(socket: Option<&Path>) -> Result<Option<Status>> {
     let Some((question, answer)) = Question::ask(socket, "status")? else { return Ok(None) };
     let status = Status::parse(&answer).ok_or_else(|| question.failed(&format!("it answers {answer:?}")))?;

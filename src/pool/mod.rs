@@ -31,7 +31,7 @@ use ndarray::{Dimension, ShapeBuilder};
 pub use self::loan::{PooledArray, PooledDraft};
 use self::shelf::{Limits, Shelf};
 use crate::array::{Draft, Element, Layout, SharedArray};
-use crate::backend::{Directory, DraftOptions, Pages, default_backend};
+use crate::backend::{Directory, DraftOptions, Pages, default_directory};
 use crate::error::{Error, ErrorKind, IntoError, Result};
 use crate::os;
 use crate::segment::{DraftSegment, can_recycle, recycle};
@@ -74,8 +74,8 @@ impl PoolOptions {
         Self::default()
     }
 
-    /// Uses this directory instead of the [default](crate::default_backend).
-    pub fn backend(mut self, directory: Directory) -> Self {
+    /// Uses this directory instead of the [default](crate::default_directory).
+    pub fn directory(mut self, directory: Directory) -> Self {
         self.backend = Some(directory);
         self
     }
@@ -116,9 +116,9 @@ impl PoolOptions {
     ///
     /// # Errors
     ///
-    /// Those of [`default_backend`].
+    /// Those of [`default_directory`].
     pub fn create(self) -> Result<Pool> {
-        let backend = self.backend.map_or_else(default_backend, Ok)?;
+        let backend = self.backend.map_or_else(default_directory, Ok)?;
         let Self { draft, limits, .. } = self;
         let generation = os::fork_generation();
         Ok(Pool { shared: Arc::new(PoolState { backend, draft, limits, generation, shelf: Mutex::default() }) })
@@ -225,17 +225,17 @@ impl Drop for PoolState {
 }
 
 impl Pool {
-    /// Creates a pool in the default backend, with the default limits.
+    /// Creates a pool in the default directory, with the default limits.
     ///
     /// # Errors
     ///
-    /// Those of [`default_backend`].
+    /// Those of [`default_directory`].
     pub fn new() -> Result<Self> {
         PoolOptions::new().create()
     }
 
     /// Returns the directory of the pool's arrays.
-    pub fn backend(&self) -> &Directory {
+    pub fn directory(&self) -> &Directory {
         &self.shared.backend
     }
 
@@ -391,7 +391,7 @@ impl Pool {
         &self,
         array: SharedArray<T, D>,
     ) -> Result<SharedArray<T, D>, IntoError<SharedArray<T, D>>> {
-        let found = array.backend().path();
+        let found = array.directory().path();
         let error = if found != self.shared.backend.path() {
             let value = found.display().to_string();
             Error::from(ErrorKind::InvalidSetting {

@@ -17,7 +17,7 @@ type Configure<'a> = Box<dyn FnMut(usize, &mut Command) + 'a>;
 
 /// Options for starting children: grace period, environment, directory and streams, and whether one failure ends all.
 ///
-/// Children use the backend that [`set_emulate_shm`](crate::set_emulate_shm) chose in this process, unless their
+/// Children use the directory that [`set_emulate_shm`](crate::set_emulate_shm) chose in this process, unless their
 /// command sets or removes the environment variable for it.
 ///
 /// # Examples
@@ -95,9 +95,9 @@ impl<'a> SpawnOptions<'a> {
     ///
     /// # Errors
     ///
-    /// - [`InvalidSetting`](ErrorKind::InvalidSetting): [`init`](super::init) was not called with this entry.
-    /// - [`TooManyOpenFiles`](ErrorKind::TooManyOpenFiles): each child takes a descriptor on Linux.
-    /// - [`Os`](ErrorKind::Os): a process could not be started. Those that were started have been killed. With
+    /// - [`InvalidSetting`](crate::ErrorKind::InvalidSetting): [`init`](super::init) was not called with this entry.
+    /// - [`TooManyOpenFiles`](crate::ErrorKind::TooManyOpenFiles): each child takes a descriptor on Linux.
+    /// - [`Os`](crate::ErrorKind::Os): a process could not be started. Those that were started have been killed. With
     ///   [`keep_going`](Self::keep_going) it is a failure of that process instead.
     pub fn spawn(self, count: usize, entry: &str, arguments: &[&str]) -> Result<Processes> {
         let failed = |error| Error::os_elsewhere("creating the file for messages of children", entry, error);
@@ -113,7 +113,8 @@ impl<'a> SpawnOptions<'a> {
     ///
     /// # Errors
     ///
-    /// [`TooManyOpenFiles`](ErrorKind::TooManyOpenFiles) and [`Os`](ErrorKind::Os), as for [`spawn`](Self::spawn).
+    /// [`TooManyOpenFiles`](crate::ErrorKind::TooManyOpenFiles) and [`Os`](crate::ErrorKind::Os), as for
+    /// [`spawn`](Self::spawn).
     pub fn spawn_commands(self, count: usize, command: impl FnMut(usize) -> Command) -> Result<Processes> {
         let commands = (0..count).map(command).collect();
         self.start(commands, None)

@@ -73,10 +73,10 @@ use crate::segment::{Home, is_attached};
 /// # Examples
 ///
 /// ```
-/// use ndarray_shm::{RenderBuffer, default_backend, render};
+/// use ndarray_shm::{RenderBuffer, default_directory, render};
 ///
 /// let buffer = RenderBuffer::<u8, _>::create("ledger-example", (6, 8), (4, 4), "an example")?;
-/// let (directory, name) = (default_backend()?, "ledger-example".parse()?);
+/// let (directory, name) = (default_directory()?, "ledger-example".parse()?);
 /// assert_eq!(render::ledger(&directory, &name)?.shape, [6, 8]);
 /// assert!(render::attached(&directory, &name)?);
 ///

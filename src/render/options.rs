@@ -69,8 +69,8 @@ impl RenderOptions {
         Self::default()
     }
 
-    /// Uses this directory instead of the [default](crate::default_backend).
-    pub fn backend(mut self, directory: Directory) -> Self {
+    /// Uses this directory instead of the [default](crate::default_directory).
+    pub fn directory(mut self, directory: Directory) -> Self {
         self.backend = Some(directory);
         self
     }
@@ -121,7 +121,7 @@ impl RenderOptions {
     ///
     /// ```
     /// use ndarray_shm::render::RenderOptions;
-    /// use ndarray_shm::{NextClaim, RenderBuffer, default_backend, unlink};
+    /// use ndarray_shm::{NextClaim, RenderBuffer, default_directory, unlink};
     ///
     /// // Each of several processes runs this, whenever it starts.
     /// let paint = || -> ndarray_shm::Result<u8> {
@@ -134,7 +134,7 @@ impl RenderOptions {
     ///     Ok(buffer.finish()?.read()?[5])
     /// };
     /// assert_eq!(paint()?, 7);
-    /// if default_backend()?.can_describe()? {
+    /// if default_directory()?.can_describe()? {
     ///     assert_eq!(paint()?, 7); // finished before: nothing is painted
     /// }
     /// unlink("accept-example")?;
@@ -145,8 +145,9 @@ impl RenderOptions {
         self
     }
 
-    /// Uses memory of this pool, with the pool's backend and permissions, if this process begins the buffer. A
-    /// [`backend`](Self::backend) or [`permissions`](Self::permissions) that are chosen too must be those of the pool.
+    /// Uses memory of this pool, with the pool's directory and permissions, if this process begins the buffer. A
+    /// [`directory`](Self::directory) or [`permissions`](Self::permissions) that are chosen too must be those of the
+    /// pool.
     ///
     /// **Chunks contain arbitrary old data** until they are painted. The buffer and the finished array keep one
     /// descriptor open. The memory returns to the pool when the array is [put](Pool::put) into it, or is
@@ -204,7 +205,7 @@ impl RenderOptions {
         chunk_shape: impl IntoDimension<Dim = D>,
         fingerprint: &str,
     ) -> Result<RenderBuffer<T, D>> {
-        let home = Home::new(self.directory(), location)?;
+        let home = Home::new(self.chosen_directory(), location)?;
         let layout = Layout::<T, _>::named(shape, home.location.as_str())?;
         let offset = match &self.chunk_offset {
             Some(offset) => dimension(offset, layout.shape().len()).ok_or_else(|| {
@@ -288,8 +289,8 @@ impl RenderOptions {
     }
 
     /// Returns the directory that was chosen, by itself or with the pool.
-    fn directory(&self) -> Option<&Directory> {
-        self.backend.as_ref().or_else(|| self.pool.as_ref().map(Pool::backend))
+    fn chosen_directory(&self) -> Option<&Directory> {
+        self.backend.as_ref().or_else(|| self.pool.as_ref().map(Pool::directory))
     }
 
     /// Returns the permission bits of the files: those that were chosen, by themselves or with the pool.
@@ -321,8 +322,8 @@ fn require_same(pool: &Pool, home: &Home, options: &RenderOptions) -> Result<()>
             expected: "without a group, because only this user may use the pool's memory",
         }));
     }
-    let (setting, value) = if pool.backend().path() != home.backend.path() {
-        ("the pool's directory", pool.backend().path().display().to_string())
+    let (setting, value) = if pool.directory().path() != home.backend.path() {
+        ("the pool's directory", pool.directory().path().display().to_string())
     } else if pool.permissions() != permissions {
         ("the permissions of the pool", format!("{:o}", pool.permissions()))
     } else {

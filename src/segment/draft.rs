@@ -62,7 +62,7 @@ impl DraftSegment {
         &self.mapped
     }
 
-    pub(crate) fn backend(&self) -> &Directory {
+    pub(crate) fn directory(&self) -> &Directory {
         &self.backend
     }
 

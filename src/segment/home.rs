@@ -1,14 +1,16 @@
-//! The backend and the name of a segment, and the file that this name leads to now.
+//! The directory and the name of a segment, and the file that this name leads to now.
 
 use std::fs::File;
 use std::time::Duration;
 
 use super::{Verdict, reclaim_if_orphaned};
-use crate::backend::{Access, Backend, Companion, Directory, IntoLocation, Location, default_backend, found_elsewhere};
+use crate::backend::{
+    Access, Backend, Companion, Directory, IntoLocation, Location, default_directory, found_elsewhere,
+};
 use crate::error::{Error, ErrorKind, Result};
 use crate::os::{self, Facts, FileId};
 
-/// The backend and the name of a segment.
+/// The directory and the name of a segment.
 #[derive(Debug, Clone)]
 pub(crate) struct Home {
     pub(crate) backend: Directory,
@@ -16,17 +18,17 @@ pub(crate) struct Home {
 }
 
 impl Home {
-    /// Returns a name in the given backend, or in the default one.
+    /// Returns a name in the given directory, or in the default one.
     pub(crate) fn new(backend: Option<&Directory>, location: impl IntoLocation) -> Result<Self> {
         let location = location.into_location()?;
         let backend = match backend {
             Some(backend) => backend.clone(),
-            None => default_backend()?,
+            None => default_directory()?,
         };
         Ok(Self { backend, location })
     }
 
-    /// Returns the backend and name of the bookkeeping that belongs to the segment.
+    /// Returns the directory and name of the bookkeeping that belongs to the segment.
     pub(crate) fn companion(&self, kind: Companion) -> Result<Self> {
         Ok(Self { backend: self.backend.clone(), location: self.location.companion(kind)? })
     }

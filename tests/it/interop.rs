@@ -39,7 +39,7 @@ pub fn trials(place: &Place) -> Vec<Trial> {
 }
 
 pub const ROLES: &[&[(&str, Role)]] = &[
-    &[("paint-layer", layers::paint_layer), ("use-default-backend", cloudvolume::use_default_backend)],
+    &[("paint-layer", layers::paint_layer), ("use-default-directory", cloudvolume::use_default_directory)],
     #[cfg(feature = "channel")]
     channels::ROLES,
 ];

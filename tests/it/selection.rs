@@ -8,7 +8,7 @@ use ndarray_shm::backend::SUPPORTED;
 use ndarray_shm::process::SpawnOptions;
 use ndarray_shm::{
     Arena, ArrayReader, ArrayWriter, CreateOptions, CreationMode, Directory, ErrorKind, RefcountedArray, SharedArray,
-    default_backend, set_emulate_shm,
+    default_directory, set_emulate_shm,
 };
 
 use crate::support::child::{Child, ROLE, Role, program, say};
@@ -48,7 +48,7 @@ fn say_backend(arguments: &[String]) {
         Some("off") => ndarray_shm::set_emulate_shm(Some(false)),
         _ => {}
     }
-    match default_backend() {
+    match default_directory() {
         Ok(backend) => say(format!("{} {}", backend.name(), backend.path().display())),
         Err(error) => say(error),
     }
@@ -97,7 +97,7 @@ fn emulated(directory: &Path) -> String {
 
 fn arrays_are_made_exactly_where_sharing_is_supported() {
     let base = tempfile::tempdir().unwrap();
-    let options = CreateOptions::new().backend(Directory::new("files", base.path()));
+    let options = CreateOptions::new().directory(Directory::new("files", base.path()));
     let made = options.create::<u8, _>("supported", 3);
     match made {
         Ok(_) => assert!(std::hint::black_box(SUPPORTED)),

@@ -15,7 +15,7 @@ use std::process::Command;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use ndarray_shm::{DType, Location, Order, default_backend, unlink};
+use ndarray_shm::{DType, Location, Order, default_directory, unlink};
 use ndarray_shm_volume::{
     ChunkSource, DownloadOptions, Downloaded, Encoding, Fetched, NewVolume, ProcessWorkers, Result as VolumeResult,
     Scratch, StopFlag, UploadOptions, VolumeFormat, VolumeMeta, VolumeUrl, Workers, create_volume,
@@ -129,7 +129,7 @@ fn worker(volume: &str, location: &str) -> Outcome<()> {
     let stop = StopFlag::new();
     stop.stop_when_stdin_ends();
     let source = open_volume(&volume.parse::<VolumeUrl>()?)?;
-    paint_as_worker(&*source, default_backend()?, &location.parse()?, &stop)?;
+    paint_as_worker(&*source, default_directory()?, &location.parse()?, &stop)?;
     Ok(())
 }
 

@@ -10,7 +10,7 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use ndarray_shm::backend::default_backend;
+use ndarray_shm::backend::default_directory;
 use ndarray_shm::ndarray::{Ix3, s};
 use ndarray_shm::{DType, Location};
 use ndarray_shm_volume::demo::{self, DemoSpec};
@@ -69,6 +69,6 @@ fn work(directory: &Path, location: &Location) -> Result<(), Box<dyn Error>> {
     let stop = StopFlag::new();
     stop.stop_when_stdin_ends(); // the parent closes that pipe to dismiss its workers
     let volume = open_volume(directory)?;
-    paint_as_worker(&*volume, default_backend()?, location, &stop)?;
+    paint_as_worker(&*volume, default_directory()?, location, &stop)?;
     Ok(())
 }

@@ -52,7 +52,7 @@ pub struct Cleared {
 /// ```
 /// use ndarray_shm::counted::Reclaim;
 ///
-/// let found = ndarray_shm_volume::reclaim(Reclaim::new().dry_run(true), &ndarray_shm::default_backend()?)?;
+/// let found = ndarray_shm_volume::reclaim(Reclaim::new().dry_run(true), &ndarray_shm::default_directory()?)?;
 /// println!("{} files could be removed", found.reclaimed.removed.len() + found.leftovers.len());
 /// # Ok::<(), ndarray_shm::Error>(())
 /// ```

@@ -46,8 +46,8 @@ impl VolumeOptions {
     ///
     /// # Errors
     ///
-    /// - [`Source`](Error::Source): there is no volume, or it cannot be read ([`Error::kind`] tells which, the message
-    ///   tells why and what is there instead), or support for such URLs is not built in;
+    /// - [`Source`](Error::Source): there is no volume, or it cannot be read ([`Error::source_failure`] tells which,
+    ///   the message tells why and what is there instead), or support for such URLs is not built in;
     /// - [`Scale`](Error::Scale): the volume has fewer scales;
     /// - [`UnsupportedDType`](Error::UnsupportedDType): shared memory does not support the volume's element type;
     /// - [`Store`](Error::Store), [`Url`](Error::Url): the store cannot be reached.

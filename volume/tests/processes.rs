@@ -167,7 +167,7 @@ fn worker(behaviour: &str) -> ExitCode {
 
 /// Dies after it has finished its first chunk and before it reports the chunk.
 fn paint_one_and_die(backend: &Directory, location: &Location) {
-    let buffer = RenderOptions::new().backend(backend.clone() as _).open::<u16, IxDyn>(location).expect("the buffer");
+    let buffer = RenderOptions::new().directory(backend.clone() as _).open::<u16, IxDyn>(location).expect("the buffer");
     let NextClaim::Chunk(mut claim) = buffer.claim_next().expect("a claim") else { panic!("no chunk is left") };
     let whole = region();
     let moved = claim.region().iter().zip(whole.ranges()).map(|(range, origin)| {
@@ -417,7 +417,7 @@ fn a_worker_ends_when_its_parent_is_gone() {
     let options = place.options().stop(&stop).keep_partial(true);
     place.download(&*volume, &region(), &options).expect_err("it was stopped");
     let buffer =
-        RenderOptions::new().backend(place.backend.clone()).open::<u16, Ix3>(&place.location).expect("the buffer");
+        RenderOptions::new().directory(place.backend.clone()).open::<u16, Ix3>(&place.location).expect("the buffer");
 
     let mut worker = command(&place, "held", 0);
     let mut child = Guarded(start(worker.stdin(Stdio::piped()).stderr(Stdio::null())).expect("a worker"));

@@ -1,14 +1,14 @@
 //! The directories that `ls`, `info`, `unlink` and `doctor` search, and how a name is found in them.
 //!
 //! A search creates no directory: an emulated directory that does not exist contains nothing. The exception is
-//! `EMULATE_SHM`: if it selects the emulated directory, `default_backend` creates the directory.
+//! `EMULATE_SHM`: if it selects the emulated directory, `default_directory` creates the directory.
 
 use std::io::Write;
 use std::path::Path;
 
 use ndarray_shm::backend::{DirectoryEntry, EntryKind};
 use ndarray_shm::render::{self, Ledger};
-use ndarray_shm::{Directory, Error, ErrorKind, Location, default_backend};
+use ndarray_shm::{Directory, Error, ErrorKind, Location, default_directory};
 
 use crate::args::words::BackendChoice;
 use crate::exit::{Exit, Failure};
@@ -53,7 +53,7 @@ fn existing_in_silence() -> impl Iterator<Item = Directory> {
 fn searched(choice: Option<BackendChoice>) -> Result<Vec<Directory>, Failure> {
     if choice.is_none() && std::env::var_os(EMULATE_SHM).is_some() {
         // The library parses the variable, so the program accepts the same values.
-        let chosen = default_backend()?;
+        let chosen = default_directory()?;
         let choice = if chosen.name() == "emulated" { BackendChoice::Emulated } else { BackendChoice::Shm };
         return existing(Some(choice));
     }

@@ -144,7 +144,7 @@ impl Described {
         look: impl FnOnce(ArrayViewD<'_, T>) -> Result<R, Failure>,
     ) -> Result<R, Failure> {
         if let ArrayKind::Counted { orphaned } = self.kind {
-            let options = OpenOptions::new().backend(self.backend.clone());
+            let options = OpenOptions::new().directory(self.backend.clone());
             let reader = options.open_counted_reader::<T, IxDyn>(&self.location)?;
             let result = look(reader.view());
             if orphaned {
@@ -155,7 +155,7 @@ impl Described {
             return result;
         }
         let shape = IxDyn(&self.shape).set_f(self.order == Order::F);
-        let options = OpenOptions::new().backend(self.backend.clone());
+        let options = OpenOptions::new().directory(self.backend.clone());
         let options = options.reinterpret(self.reinterpret);
         let array = options.access(Access::Read).open(&self.location, shape)?;
         let guard = match array.try_read() {

@@ -203,7 +203,7 @@ fn compare<T: Element + PartialEq>(
     let meta = source.meta();
     let shape = IxDyn(&Bbox::whole(&meta.shape).shape()).set_f(order == Order::F);
     let array: SharedArray<T, IxDyn> =
-        OpenOptions::new().backend(backend.clone()).access(Access::Read).open(location, shape)?;
+        OpenOptions::new().directory(backend.clone()).access(Access::Read).open(location, shape)?;
     let guard = array.read()?;
     let mut scratch = Scratch::new();
     for region in meta.chunks(&meta.domain()) {

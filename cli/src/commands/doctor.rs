@@ -8,7 +8,7 @@ use std::path::Path;
 
 use ndarray_shm::array::SealableDraft;
 use ndarray_shm::backend::EntryKind;
-use ndarray_shm::{Directory, Error, ErrorKind, default_backend};
+use ndarray_shm::{Directory, Error, ErrorKind, default_directory};
 use serde::Serialize;
 
 use crate::args::DoctorArgs;
@@ -143,7 +143,7 @@ fn write(diagnosis: &Diagnosis, out: &mut dyn Write) -> Result<(), Failure> {
 }
 
 fn examine() -> Vec<Check> {
-    let default = default_backend();
+    let default = default_directory();
     let default_name = default.as_ref().map_or("", |backend| backend.name()).to_owned();
     let mut checks = vec![selection(default)];
     let mut descriptors_kept = false;

@@ -120,7 +120,7 @@ impl<'a> NpyFile<'a> {
     fn import<T: Element>(mut self, args: &ImportArgs, backend: &Directory, stop: &StopFlag) -> Result<(), Failure> {
         let shape = IxDyn(&self.shape).set_f(self.header.order == Order::F);
         let mode = if args.replace { CreationMode::Replace } else { CreationMode::CreateNew };
-        let options = CreateOptions::new().backend(backend.clone()).mode(mode);
+        let options = CreateOptions::new().directory(backend.clone()).mode(mode);
         let display = Display::new(args.location.as_str(), "block", args.report.quiet);
         let filled = options.try_create_with::<T, IxDyn, _>(&args.location, shape, |view| {
             self.fill(view, stop, &display).map_err(Torn)

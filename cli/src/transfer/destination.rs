@@ -1,6 +1,6 @@
 //! The destination of a new array: its backend and its name.
 
-use ndarray_shm::{Directory, Location, default_backend, set_emulate_shm};
+use ndarray_shm::{Directory, Location, default_directory, set_emulate_shm};
 use ndarray_shm_volume::file_location;
 
 use crate::args::DownloadArgs;
@@ -21,5 +21,5 @@ pub(crate) fn backend(emulate: bool) -> Result<Directory, Failure> {
         set_emulate_shm(Some(true));
         return Ok(Directory::emulated()?);
     }
-    Ok(default_backend()?)
+    Ok(default_directory()?)
 }

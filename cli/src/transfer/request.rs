@@ -68,7 +68,7 @@ impl DownloadRequest<'_> {
             .requests(self.requests)
             .missing(self.missing.clone())
             .replace(self.replace)
-            .backend(self.backend.clone())
+            .directory(self.backend.clone())
             .progress(display)
             .stop(stop)
             .keep_partial(self.keep_partial)

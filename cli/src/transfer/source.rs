@@ -248,7 +248,7 @@ impl<'a> UploadSource<'a> {
         Ok(match self {
             Self::File(path, _) => upload_from_file(sink, bbox, path, &options).map_err(explain)?,
             Self::Plain(location, backend, _) => {
-                upload_from_shared_memory(sink, bbox, location, &options.backend(backend.clone())).map_err(explain)?
+                upload_from_shared_memory(sink, bbox, location, &options.directory(backend.clone())).map_err(explain)?
             }
             Self::Described(array) => with_element!(
                 array.dtype,

@@ -152,7 +152,8 @@ fn unlinked_counted_array_stays_attached() {
     assert_eq!((&outcome[0]["attached"], &outcome[0]["in_flight"]), (&json!(true), &json!(0)), "{outcome:#}");
     other.let_go();
 
-    let plain: SharedArray<u8, _> = CreateOptions::new().backend(scene.backend()).create("plain", 10).expect("created");
+    let plain: SharedArray<u8, _> =
+        CreateOptions::new().directory(scene.directory()).create("plain", 10).expect("created");
     let outcome = run(&mut scene.ndshm(["unlink", "plain", "--json"])).expect_code(0).json();
     assert_eq!(outcome[0]["in_flight"], Value::Null);
     assert_eq!(scene.names(), [""; 0]);

@@ -30,7 +30,7 @@ fn download(scene: &Scene, arguments: &[&str]) -> Command {
 /// Returns how many chunks are painted according to the ledger; 0 before it exists.
 fn painted(scene: &Scene) -> usize {
     let location: Location = "x".parse().expect("a good name");
-    render::ledger(&scene.backend(), &location).map_or(0, |ledger| ledger.done)
+    render::ledger(&scene.directory(), &location).map_or(0, |ledger| ledger.done)
 }
 
 /// Waits until a download has painted at least `chunks` chunks. Fails if it ends before.

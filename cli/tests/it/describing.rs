@@ -12,7 +12,7 @@ use crate::volume;
 
 /// Whether arrays in the tests' directory describe themselves.
 fn describes(scene: &Scene) -> bool {
-    let describes = scene.backend().can_describe().expect("a test file");
+    let describes = scene.directory().can_describe().expect("a test file");
     assert_eq!(describes, cfg!(target_os = "linux"));
     describes
 }
@@ -22,7 +22,7 @@ fn text(path: &Path) -> &str {
 }
 
 fn array(scene: &Scene) {
-    let options = CreateOptions::new().backend(scene.backend());
+    let options = CreateOptions::new().directory(scene.directory());
     options.create_with::<u16, _>("x", (3, 4).f(), |mut view| view[[2, 1]] = 7).expect("created");
 }
 

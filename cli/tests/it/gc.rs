@@ -54,7 +54,7 @@ fn gc_removes_the_orphan_and_nothing_else() {
     let _plain = Holder::create_plain(&place, "plain");
     Holder::create_plain(&place, "plain-of-the-dead").kill();
     fs::write(place.join("foreign"), [0; 8192]).expect("written");
-    let buffer = RenderOptions::new().backend(scene.backend()).create::<u8, _>("half", 4096, 4096, "a test");
+    let buffer = RenderOptions::new().directory(scene.directory()).create::<u8, _>("half", 4096, 4096, "a test");
     drop(buffer.expect("created"));
     let before = scene.files();
     let bytes = item(&scene, "orphan")["allocated"].clone();
@@ -89,7 +89,7 @@ fn gc_removes_the_orphan_and_nothing_else() {
     // Two incomplete renderbuffers: one without its ledger, one without its payload.
     fs::remove_file(place.join(".ndshm-ledger-half")).expect("there");
     fs::rename(place.join(".ndshm-part-half"), place.join(".ndshm-part-other")).expect("there");
-    let second_half = RenderOptions::new().backend(scene.backend()).create::<u8, _>("second", 4096, 4096, "a test");
+    let second_half = RenderOptions::new().directory(scene.directory()).create::<u8, _>("second", 4096, 4096, "a test");
     drop(second_half.expect("created"));
     fs::remove_file(place.join(".ndshm-part-second")).expect("there");
     assert!(line(&scene, "other").ends_with("partial without ledger"));
@@ -111,14 +111,16 @@ fn gc_removes_the_orphan_and_nothing_else() {
 fn unused_locks_of_uploads_are_removed() {
     let scene = Scene::new();
     let lock = |name: &str| {
-        let made = CreateOptions::new().backend(scene.backend()).create::<u8, ndarray::Ix1>(name, 1);
+        let made = CreateOptions::new().directory(scene.directory()).create::<u8, ndarray::Ix1>(name, 1);
         made.expect("a lock")
     };
     drop(lock("ndshm-write-0badcafe"));
     let held = lock("ndshm-write-00c0ffee");
     let cell = held.lock_cell(7, Duration::ZERO).expect("it is free");
     // A file of another length is an array, in spite of its name.
-    drop(CreateOptions::new().backend(scene.backend()).create::<u8, _>("ndshm-write-12345678", 2).expect("an array"));
+    drop(
+        CreateOptions::new().directory(scene.directory()).create::<u8, _>("ndshm-write-12345678", 2).expect("an array"),
+    );
     let before = scene.files();
     assert_eq!(item(&scene, "ndshm-write-0badcafe")["kind"], "lock");
     assert_eq!(item(&scene, "ndshm-write-12345678")["kind"], "array");
@@ -142,7 +144,7 @@ fn unused_locks_of_uploads_are_removed() {
 fn what_a_killed_nameless_download_painted_is_removed() {
     let scene = Scene::new();
     let begin = |name: &str| {
-        let options = RenderOptions::new().backend(scene.backend());
+        let options = RenderOptions::new().directory(scene.directory());
         options.create::<u8, _>(name, ndarray::Ix1(8), ndarray::Ix1(4), "").expect("a renderbuffer")
     };
     drop(begin("named"));

@@ -105,11 +105,11 @@ fn the_role_of_a_holder() {
         std::io::stdin().read_to_end(&mut Vec::new()).expect("a pipe");
     };
     if *how == "plain" {
-        let _held: SharedArray<u8, _> = CreateOptions::new().backend(backend()).create(*name, 4096).expect("created");
+        let _held: SharedArray<u8, _> = CreateOptions::new().directory(backend()).create(*name, 4096).expect("created");
         return wait(&[]);
     }
     if *how == "arena" {
-        let _held = ArenaOptions::new().backend(backend()).create(*name, 1 << 20).expect("created");
+        let _held = ArenaOptions::new().directory(backend()).create(*name, 1 << 20).expect("created");
         return wait(&[]);
     }
     if *how == "counters" {
@@ -117,9 +117,9 @@ fn the_role_of_a_holder() {
         return wait(&[]);
     }
     let array = if *how == "create" {
-        CreateOptions::new().backend(backend()).create_counted::<f32, ndarray::Ix2>(*name, (30, 40))
+        CreateOptions::new().directory(backend()).create_counted::<f32, ndarray::Ix2>(*name, (30, 40))
     } else {
-        OpenOptions::new().backend(backend()).open_counted(*name)
+        OpenOptions::new().directory(backend()).open_counted(*name)
     };
     let array = array.expect("created or attached");
     let mut handles = Vec::new();

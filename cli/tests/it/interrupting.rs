@@ -12,7 +12,7 @@ use crate::scene::{Scene, names_in, run, signal, wait_until};
 
 /// Creates an array of 64 elements, each 7. No process can read it while a write guard lives.
 fn array(scene: &Scene) -> SharedArray<u8, Ix1> {
-    let array = CreateOptions::new().backend(scene.backend()).create::<u8, Ix1>("x", 64).expect("made");
+    let array = CreateOptions::new().directory(scene.directory()).create::<u8, Ix1>("x", 64).expect("made");
     array.write().expect("no other process has it").fill(7);
     array
 }

@@ -10,7 +10,7 @@ use crate::scene::{Scene, names_in, run};
 use crate::volume;
 
 fn array(scene: &Scene, name: &str) -> SharedArray<f32, ndarray::Ix2> {
-    CreateOptions::new().backend(scene.backend()).create(name, (30, 40)).expect("created")
+    CreateOptions::new().directory(scene.directory()).create(name, (30, 40)).expect("created")
 }
 
 #[test]
@@ -102,7 +102,7 @@ fn array_in_shared_memory_is_found_by_name() {
     let name = scene.shm_name();
     let shm = ndarray_shm::Directory::shm().expect("real shared memory");
     let held: SharedArray<u8, ndarray::Ix1> =
-        CreateOptions::new().backend(shm).create(name.as_str(), 100).expect("created");
+        CreateOptions::new().directory(shm).create(name.as_str(), 100).expect("created");
 
     let listed = run(&mut scene.ndshm_in_shm(["ls", "--json"])).expect_code(0).json();
     let ours = listed.as_array().expect("a list").iter().find(|item| item["name"] == name.as_str());
@@ -124,7 +124,7 @@ fn name_in_two_directories_needs_a_backend() {
     let _emulated = array(&scene, &name);
     let shm = ndarray_shm::Directory::shm().expect("real shared memory");
     let _real: SharedArray<u8, ndarray::Ix1> =
-        CreateOptions::new().backend(shm).create(name.as_str(), 100).expect("created");
+        CreateOptions::new().directory(shm).create(name.as_str(), 100).expect("created");
 
     let refused = run(&mut scene.ndshm_in_shm(["unlink", &name])).expect_code(1);
     assert!(refused.err.contains("--backend"), "{refused:?}");
@@ -139,7 +139,7 @@ fn name_in_two_directories_needs_a_backend() {
 fn unfinished_renderbuffer_shows_its_progress() {
     let scene = Scene::new();
     let buffer = RenderOptions::new()
-        .backend(scene.backend())
+        .directory(scene.directory())
         .create::<u16, _>("half", (10, 10), (5, 5), "made by a test")
         .expect("created");
     let ndarray_shm::render::Claim::Chunk(claim) = buffer.claim(2).expect("claimed") else { panic!("free") };

@@ -21,7 +21,7 @@ fn role_of_a_client() {
     let Some(directory) = std::env::var_os(CLIENT) else { return };
     manager::set_program(Program::Search);
     let backend = Directory::new("emulated", directory);
-    let _held = CreateOptions::new().backend(backend).create_counted::<u8, _>("held-x", 4).expect("a new array");
+    let _held = CreateOptions::new().directory(backend).create_counted::<u8, _>("held-x", 4).expect("a new array");
     thread::sleep(Duration::from_mins(5));
 }
 

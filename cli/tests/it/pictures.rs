@@ -146,7 +146,7 @@ fn counted_arrays_and_renderbuffers_need_no_layout() {
     use ndarray_shm::{CreateOptions, CreationMode};
 
     let scene = Scene::new();
-    let options = CreateOptions::new().backend(scene.backend()).mode(CreationMode::CreateNew);
+    let options = CreateOptions::new().directory(scene.directory()).mode(CreationMode::CreateNew);
     let counted = options.create_counted_with::<u8, _>("counted", (2, 3), |mut view| view[[1, 2]] = 9).expect("made");
     let out = scene.temporary().join("x.png");
     let path = out.to_str().expect("text");
@@ -160,7 +160,7 @@ fn counted_arrays_and_renderbuffers_need_no_layout() {
     assert_eq!(counted.refcount(), 1, "the viewer has detached");
     drop(counted);
 
-    let options = RenderOptions::new().backend(scene.backend()).note("axes", "y x");
+    let options = RenderOptions::new().directory(scene.directory()).note("axes", "y x");
     let buffer = options.create::<u8, _>("half", (4, 4), (2, 4), "by a test").expect("begun");
     let ndarray_shm::render::Claim::Chunk(mut claim) = buffer.claim(1).expect("free") else { panic!("it is free") };
     claim.view_mut().fill(5);

@@ -33,7 +33,7 @@ fn read(scene: &Scene, volume: &Path) -> ArrayD<u16> {
     let volume = open_volume(VolumeUrl::local(volume)).expect("the volume");
     let backend = Directory::new("test", scene.temporary());
     let location = "read".parse().expect("a name");
-    let options = DownloadOptions::new().backend(backend);
+    let options = DownloadOptions::new().directory(backend);
     let done = download_to_shared_memory(&*volume, &volume.meta().domain(), &location, &options).expect("a download");
     let array = done.open::<u16, IxDyn>().expect("the array");
     let elements = array.read().expect("a guard").to_owned();

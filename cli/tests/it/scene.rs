@@ -69,7 +69,7 @@ impl Scene {
     }
 
     /// Returns the emulated directory as a backend.
-    pub(crate) fn backend(&self) -> Directory {
+    pub(crate) fn directory(&self) -> Directory {
         Directory::new("emulated", self.emulated())
     }
 

@@ -69,7 +69,7 @@ fn mismatched_type_is_refused_before_a_volume_exists() {
     let refused = upload(&scene, &to, &["--order", "c"]).expect_code(2);
     assert!(refused.err.contains("of 2 bytes each, but the volume's are of type |u1"), "{refused:?}");
     fs::remove_file(scene.emulated().join("x")).expect("there");
-    let options = CreateOptions::new().backend(scene.backend());
+    let options = CreateOptions::new().directory(scene.directory());
     let array = options.create_counted_with::<f32, _>("x", (8, 8), |mut view| view.fill(1.0)).expect("an array");
     let refused = upload(&scene, &to, &[]).expect_code(2);
     assert!(refused.err.contains("of type <f4, but the volume's are of type |u1"), "{refused:?}");
@@ -300,7 +300,7 @@ fn array_with_one_long_axis_needs_no_order() {
 #[test]
 fn contradicting_order_is_refused() {
     let scene = Scene::new();
-    let options = CreateOptions::new().backend(scene.backend());
+    let options = CreateOptions::new().directory(scene.directory());
     let array = options.create_counted_with::<u8, _>("x", (2, 4).f(), |mut view| view.fill(7)).expect("a new array");
     let to = scene.temporary().join("volume");
     let new = ["--create", "--format", "zarr3", "--dtype", "uint8", "--shape", "2,4", "--chunk", "2,2"];

@@ -43,7 +43,7 @@ struct ChunkNote {
     version: u32,
     /// UUID of the GPU.
     device: String,
-    /// Name of the file of counts, in the default backend.
+    /// Name of the file of counts, in the default directory.
     counts: String,
     /// Number of that file: another one may have its name later.
     number: u64,

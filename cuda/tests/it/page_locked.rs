@@ -343,7 +343,7 @@ fn array_on_a_disk_is_refused_and_given_back(_: Channel) {
         return;
     };
     let backend = Directory::new("disk", &disk.0);
-    let options = CreateOptions::new().backend(backend.clone());
+    let options = CreateOptions::new().directory(backend.clone());
     let array = options.create_with::<u8, _>("it-cuda", LENGTH, |mut view| view.fill(3)).expect("an array");
     let refused = PageLocked::new(gpu(), array).expect_err("the pages of files on disks cannot be locked");
     let Error::NotPinnable { location, reason } = refused.error() else { panic!("{refused}") };
@@ -355,7 +355,7 @@ fn array_on_a_disk_is_refused_and_given_back(_: Channel) {
     assert_eq!(copy.to_host().expect("a copy")[LENGTH - 1], 3);
     drop(array);
 
-    let pool = ndarray_shm::pool::PoolOptions::new().backend(backend).create().expect("a pool");
+    let pool = ndarray_shm::pool::PoolOptions::new().directory(backend).create().expect("a pool");
     let refused = PageLocked::new(gpu(), pool.take::<u8, _>(LENGTH).expect("a draft")).expect_err("on the disk");
     assert!(refused.to_string().contains(&disk.0.display().to_string()), "{refused}");
     drop(refused);

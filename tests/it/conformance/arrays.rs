@@ -48,7 +48,7 @@ fn new_array_is_zeroed_with_exact_file_length(place: &Place) {
     assert!(array.read().unwrap().iter().all(|value| *value == 0));
     assert_eq!((array.len(), array.shape(), array.order()), (105, [3, 5, 7].as_slice(), Order::C));
     assert_eq!(array.location(), name.location());
-    assert_eq!(array.backend().name(), place.name);
+    assert_eq!(array.directory().name(), place.name);
     let file = std::fs::metadata(place.path(&name)).unwrap();
     assert_eq!(file.len(), 105 * 4);
 }

@@ -245,7 +245,7 @@ fn close_reports_errors_that_drop_ignores(place: &Place) {
         "unlink" => Err(ErrorKind::TimedOut { waited: Duration::ZERO }.at(at.unwrap())),
         _ => Ok(()),
     });
-    let make = || place.options().backend(failing.clone()).create_counted::<u32, _>(name.location(), 4).unwrap();
+    let make = || place.options().directory(failing.clone()).create_counted::<u32, _>(name.location(), 4).unwrap();
     assert!(matches!(make().close().unwrap_err().kind, ErrorKind::TimedOut { .. }));
     // The name exists, but the array is dead: the next attachment removes the name and fails.
     assert!(place.has(&name));

@@ -56,7 +56,7 @@ fn race(mut succeeds: impl FnMut() -> bool) {
 /// A child that drops arrays which only a handle in flight still protects, for a moment.
 fn leave_orphans(arguments: &[String]) {
     race(|| {
-        let options = CreateOptions::new().backend(backend_of_child());
+        let options = CreateOptions::new().directory(backend_of_child());
         let tag = random();
         match options.create_counted_with::<u64, _>(arguments[0].as_str(), 600, |mut view| view.fill(tag)) {
             Ok(array) => {
@@ -75,7 +75,7 @@ fn leave_orphans(arguments: &[String]) {
 /// A child that attaches, and checks that the array is whole and keeps its name.
 fn attach_and_look(arguments: &[String]) {
     race(|| {
-        let options = OpenOptions::new().backend(backend_of_child());
+        let options = OpenOptions::new().directory(backend_of_child());
         let array = match options.open_counted::<u64, Ix1>(arguments[0].as_str()) {
             Ok(array) => array,
             Err(error) => {
@@ -127,8 +127,8 @@ fn churn_counted(arguments: &[String]) {
     const LENGTH: usize = 1500;
     let name = arguments[0].as_str();
     let backend = backend_of_child();
-    let options = || CreateOptions::new().backend(backend.clone());
-    let attach = || OpenOptions::new().backend(backend.clone());
+    let options = || CreateOptions::new().directory(backend.clone());
+    let attach = || OpenOptions::new().directory(backend.clone());
     // The first call of a process opens files that stay open; they are no leak.
     drop(options().create_counted::<u64, Ix1>(format!("{name}-{}", std::process::id()), 1).unwrap());
     let before = open_files();

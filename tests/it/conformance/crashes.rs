@@ -35,7 +35,7 @@ fn fill_slowly(arguments: &[String]) {
         say("half-way");
         hear();
     };
-    let options = CreateOptions::new().backend(backend_of_child());
+    let options = CreateOptions::new().directory(backend_of_child());
     options.create_with::<u8, _>(arguments[0].as_str(), 1 << 20, fill).unwrap();
     say("created");
 }

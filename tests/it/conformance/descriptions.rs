@@ -65,7 +65,7 @@ fn write_raw(place: &Place, name: &Name, bytes: &[u8]) {
 /// A child that opens an array by its name alone.
 fn open_dyn(arguments: &[String]) {
     let backend = backend_of_child();
-    let options = ndarray_shm::OpenOptions::new().backend(backend);
+    let options = ndarray_shm::OpenOptions::new().directory(backend);
     match options.open_dyn::<u16, IxDyn>(arguments[0].as_str()) {
         Ok(array) => say(format!("{:?} {} {}", array.shape(), array.order(), array.read().unwrap()[[2, 0, 1]])),
         Err(error) => say(error),
@@ -192,7 +192,7 @@ fn description_is_written_before_the_name(place: &Place) {
         Ok(())
     });
     let name = place.location("before");
-    place.options().backend(backend).create::<u8, _>(name.location(), 4).unwrap();
+    place.options().directory(backend).create::<u8, _>(name.location(), 4).unwrap();
     assert_eq!(*steps.lock().unwrap(), ["describe", "publish"]);
 }
 
@@ -204,7 +204,7 @@ fn create_succeeds_without_room_for_a_description(place: &Place) {
         _ => Ok(()),
     });
     let name = place.location("without");
-    let array = place.options().backend(backend).create::<u8, _>(name.location(), (2, 2).f()).unwrap();
+    let array = place.options().directory(backend).create::<u8, _>(name.location(), (2, 2).f()).unwrap();
     array.write().unwrap()[[0, 1]] = 3;
     assert_eq!(said(place, &name), None);
     assert_eq!(place.open_options().open::<u8, _>(name.location(), (2, 2)).unwrap().read().unwrap()[[1, 0]], 3);
@@ -337,7 +337,7 @@ fn recycled_memory_describes_the_new_array(place: &Place) {
 fn memory_that_keeps_its_description_is_not_recycled(place: &Place) {
     let refused = || ErrorKind::Unsupported { what: "clearing".into() }.at("here");
     let backend = place.meddling(move |what, _| if what == "clear" { Err(refused()) } else { Ok(()) });
-    let (name, pool) = (place.location("kept"), place.pool_options().backend(backend).create().unwrap());
+    let (name, pool) = (place.location("kept"), place.pool_options().directory(backend).create().unwrap());
     drop(pool.take::<u16, _>((3, 4)).unwrap().publish(name.location()).unwrap());
     assert!(!place.has(&name), "the name is removed all the same");
     assert!(!pool.take::<u16, _>((3, 4)).unwrap().is_recycled());

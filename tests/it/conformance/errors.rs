@@ -116,8 +116,8 @@ fn missing_directory_has_its_own_error(place: &Place) {
     let missing = place.directory().join("missing");
     let directory = Directory::new("missing", &missing);
     let outcomes = [
-        place.options().backend(directory.clone()).create::<u8, _>("x", 4).map(drop),
-        place.options().backend(directory.clone()).create::<u8, _>("x", 4 << 20).map(drop),
+        place.options().directory(directory.clone()).create::<u8, _>("x", 4).map(drop),
+        place.options().directory(directory.clone()).create::<u8, _>("x", 4 << 20).map(drop),
         directory.list().map(drop),
         directory.available().map(drop),
     ];
@@ -175,7 +175,7 @@ fn file_lengths_beyond_32_bits_are_kept(place: &Place) {
 fn fill_to_the_limit(_: &[String]) {
     let directory = Directory::emulated().unwrap();
     let create = |name: &str, bytes: usize| {
-        CreateOptions::new().backend(directory.clone()).create_with::<u8, _>(name, bytes, |mut view| view.fill(1))
+        CreateOptions::new().directory(directory.clone()).create_with::<u8, _>(name, bytes, |mut view| view.fill(1))
     };
     match Directory::emulated_limit() {
         Err(error) => {
@@ -195,7 +195,7 @@ fn fill_to_the_limit(_: &[String]) {
     assert!(directory.available().unwrap() <= 448 << 10);
     // Only the emulated backend has the limit, not another backend in the same directory.
     let elsewhere = Directory::new("files", directory.path());
-    CreateOptions::new().backend(elsewhere).create::<u8, _>("free", 600 << 10).unwrap().unlink().unwrap();
+    CreateOptions::new().directory(elsewhere).create::<u8, _>("free", 600 << 10).unwrap().unlink().unwrap();
     half.unlink().unwrap();
     drop(half); // off Linux an unlinked file counts until its last mapping is gone
     create("other", 600 << 10).unwrap().unlink().unwrap();
@@ -340,19 +340,19 @@ fn failing_operation_leaves_nothing_behind(place: &Place) {
     };
     for at in ["draft", "publish", "open", "probe"] {
         let name = place.location(at);
-        let error = place.options().backend(failing(at)).create::<u8, _>(name.location(), 4).unwrap_err();
+        let error = place.options().directory(failing(at)).create::<u8, _>(name.location(), 4).unwrap_err();
         assert!(matches!(error.kind, ErrorKind::Unsupported { .. }), "{at}: {error}");
         assert!(place.files_of(&name).is_empty(), "{at}");
     }
     for at in ["draft", "reserve", "publish", "publish-payload", "probe"] {
         let name = place.location(at);
-        let options = place.render_options().backend(failing(at));
+        let options = place.render_options().directory(failing(at));
         let error = options.create::<u8, _>(name.location(), (8, 8), (4, 4), "x").unwrap_err();
         assert!(matches!(error.kind, ErrorKind::Unsupported { .. }), "{at}: {error}");
         assert!(place.files_of(&name).is_empty(), "{at}: {:?}", place.files_of(&name));
     }
     let name = place.location("rename");
-    let options = place.render_options().backend(failing("rename"));
+    let options = place.render_options().directory(failing("rename"));
     let buffer = options.create::<u8, _>(name.location(), 2, 2, "x").unwrap();
     let ndarray_shm::NextClaim::Chunk(chunk) = buffer.claim_next().unwrap() else { panic!("free") };
     chunk.commit().unwrap();

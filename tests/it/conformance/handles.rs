@@ -188,7 +188,7 @@ fn failed_attach_leaves_the_handle_valid(place: &Place) {
             let fails = ErrorKind::TooManyOpenFiles { limit: 0 }.at("test");
             if operation == failing { Err(fails) } else { Ok(()) }
         });
-        let error = place.open_options().backend(backend).attach::<u32, Ix1>(&handle).unwrap_err();
+        let error = place.open_options().directory(backend).attach::<u32, Ix1>(&handle).unwrap_err();
         assert!(matches!(error.kind, ErrorKind::TooManyOpenFiles { .. }), "{error}");
         assert_eq!((array.refcount(), array.in_flight()), (1, 1), "{failing}");
     }

@@ -45,11 +45,11 @@ enum Held {
 }
 
 fn options() -> CreateOptions {
-    CreateOptions::new().backend(backend_of_child())
+    CreateOptions::new().directory(backend_of_child())
 }
 
 fn open_options() -> OpenOptions {
-    OpenOptions::new().backend(backend_of_child())
+    OpenOptions::new().directory(backend_of_child())
 }
 
 /// Keeps a stack of arrays. Requests are about the topmost.
@@ -82,7 +82,7 @@ fn obey(name: &str, words: &[&str], stack: &mut Vec<Held>) -> Result<String> {
         ["open"] => return push(Held::Array(open_options().open_counted(name)?)),
         ["readonly"] => return push(Held::Array(open_options().access(Access::Read).open_counted(name)?)),
         ["reader"] => {
-            return push(Held::Reader(OpenOptions::new().backend(backend_of_child()).open_counted_reader(name)?));
+            return push(Held::Reader(OpenOptions::new().directory(backend_of_child()).open_counted_reader(name)?));
         }
         // By the directory that the handle names.
         ["attach", text] => return push(Held::Array(handle(text)?.attach()?)),

@@ -81,11 +81,11 @@ impl Target {
     }
 
     fn options(&self) -> CreateOptions {
-        CreateOptions::new().backend(self.backend.clone())
+        CreateOptions::new().directory(self.backend.clone())
     }
 
     fn open_options(&self) -> OpenOptions {
-        OpenOptions::new().backend(self.backend.clone())
+        OpenOptions::new().directory(self.backend.clone())
     }
 
     /// The bytes of an array with the elements 0 to 29, one attachment, and a handle in flight.
@@ -134,7 +134,7 @@ impl Target {
             reclaim.run(&self.backend).unwrap();
         }
         // A file with the footer's magic is refused as a plain array, forged or not.
-        let plain = OpenOptions::new().backend(self.backend.clone()).open::<u8, _>(&self.location, bytes.len());
+        let plain = OpenOptions::new().directory(self.backend.clone()).open::<u8, _>(&self.location, bytes.len());
         let claims = bytes.len() >= 64 && bytes[bytes.len() - 64..].starts_with(b"\x89NDSHM\r\n");
         assert_eq!(plain.is_err_and(|error| matches!(error.kind, ErrorKind::Reserved { .. })), claims);
         if let Ok(reader) =

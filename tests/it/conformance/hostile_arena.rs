@@ -61,7 +61,7 @@ impl Target {
     }
 
     fn options(backend: &Directory) -> ArenaOptions {
-        ArenaOptions::new().backend(backend.clone()).queues(1).queue_capacity(24)
+        ArenaOptions::new().directory(backend.clone()).queues(1).queue_capacity(24)
     }
 
     /// Runs every operation on an arena of these bytes. Returns the outcome of opening.

@@ -122,5 +122,5 @@ fn waiting_reader_is_counted_and_keeps_the_array(place: &Place) {
     let reader = reader.join().unwrap().unwrap();
     assert_eq!(reader.view().iter().filter(|element| **element == 7).count(), 100);
     drop(reader);
-    assert!(OpenOptions::new().backend(place.backend.clone()).open_counted::<u8, Ix1>(name.location()).is_err());
+    assert!(OpenOptions::new().directory(place.backend.clone()).open_counted::<u8, Ix1>(name.location()).is_err());
 }

@@ -133,13 +133,13 @@ fn failing_operation_leaves_nothing_behind(place: &Place) {
             let fails = ErrorKind::TimedOut { waited: Duration::ZERO }.at("test");
             if now == step { Err(fails) } else { Ok(()) }
         });
-        let options = place.options().backend(failing.clone());
+        let options = place.options().directory(failing.clone());
         let outcome = options.create_counted::<u32, Ix1>(name.location(), 4).and_then(|array| {
-            let again = place.open_options().backend(failing.clone()).open_counted::<u32, Ix1>(name.location())?;
+            let again = place.open_options().directory(failing.clone()).open_counted::<u32, Ix1>(name.location())?;
             array.write()?.fill(1);
             let clone = again.try_clone()?;
             clone.freeze()?;
-            place.open_options().backend(failing.clone()).open_counted_reader::<u32, Ix1>(name.location())?;
+            place.open_options().directory(failing.clone()).open_counted_reader::<u32, Ix1>(name.location())?;
             again.close()?;
             clone.close()?;
             array.close()

@@ -123,8 +123,8 @@ fn buffer_takes_a_pool_before_and_after_other_settings(place: &Place) {
     let options = RenderOptions::new;
     let same = [
         options().pool(&pool),
-        options().pool(&pool).backend(place.backend.clone()).permissions(0o640),
-        options().permissions(0o640).backend(place.backend.clone()).pool(&pool),
+        options().pool(&pool).directory(place.backend.clone()).permissions(0o640),
+        options().permissions(0o640).directory(place.backend.clone()).pool(&pool),
     ];
     for options in same {
         options.create::<u8, _>(name.location(), 4, 4, "work").unwrap().discard().unwrap();
@@ -132,8 +132,8 @@ fn buffer_takes_a_pool_before_and_after_other_settings(place: &Place) {
     let different = [
         options().pool(&pool).permissions(0o600),
         options().permissions(0o600).pool(&pool),
-        options().pool(&pool).backend(elsewhere.backend.clone()),
-        options().backend(elsewhere.backend.clone()).pool(&pool),
+        options().pool(&pool).directory(elsewhere.backend.clone()),
+        options().directory(elsewhere.backend.clone()).pool(&pool),
     ];
     for options in different {
         let error = options.create::<u8, _>(name.location(), 4, 4, "work").unwrap_err();

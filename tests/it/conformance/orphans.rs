@@ -181,7 +181,7 @@ fn hang_before_unlink(arguments: &[String]) {
         }
         Ok(())
     });
-    let options = CreateOptions::new().backend(backend);
+    let options = CreateOptions::new().directory(backend);
     drop(options.create_counted::<u32, _>(arguments[0].as_str(), 4).unwrap());
     say("unlinked");
 }

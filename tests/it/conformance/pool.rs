@@ -68,7 +68,7 @@ fn expected(used: u32) -> u32 {
 
 /// A child that attaches and then obeys requests.
 fn attacher(arguments: &[String]) {
-    let options = OpenOptions::new().backend(backend_of_child());
+    let options = OpenOptions::new().directory(backend_of_child());
     let array = options.keep_fd(arguments.len() > 1).open::<u32, Ix1>(arguments[0].as_str(), LENGTH).unwrap();
     say("attached");
     loop {

@@ -171,7 +171,7 @@ fn once_before<R: Send + 'static>(
 
 /// Creates or joins the same buffer as `buffer` does, through another backend.
 fn begin(backend: Directory, location: &Location) -> ndarray_shm::Result<RenderBuffer<u32, ndarray::Ix2>> {
-    RenderOptions::new().backend(backend).create(location, (6, 10), (4, 3), "a test")
+    RenderOptions::new().directory(backend).create(location, (6, 10), (4, 3), "a test")
 }
 
 /// Acts as another process might: creates or joins the buffer and commits one chunk.
@@ -453,7 +453,7 @@ fn buffer_that_is_finished_meanwhile_is_accepted(place: &Place) {
         };
         // After the look at both names, and just before this process begins a buffer.
         let (backend, other) = once_before(place, ("publish", "-ledger-"), finish);
-        let options = RenderOptions::new().backend(backend).accept_finished(true).replace(replace);
+        let options = RenderOptions::new().directory(backend).accept_finished(true).replace(replace);
         let late = options.create::<u32, _>(name.location(), (6, 10), (4, 3), "a test").unwrap();
         assert!(other.lock().unwrap().is_some());
         assert_eq!(late.progress().done, 8, "replace: {replace}");

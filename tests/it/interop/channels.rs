@@ -53,7 +53,7 @@ fn share<T: Sample>(
     (shape, order): (&[usize], Order),
     seed: usize,
 ) -> RefcountedArray<T, IxDyn> {
-    let options = CreateOptions::new().backend(place.backend.clone());
+    let options = CreateOptions::new().directory(place.backend.clone());
     let fill = |mut view: ndarray::ArrayViewMutD<'_, T>| view.assign(&sample(shape, seed));
     options.share_with(strategy, IxDyn(shape).set_f(order == Order::F), fill).unwrap()
 }
@@ -254,7 +254,7 @@ fn python_attached_by_handle_holds_an_uncounted_lease(place: &Place) {
     python.expect(format!("kept {handle}"), &expected);
     python.expect_error(format!("keep_handle {handle}"), "FileNotFoundError");
     // The handle does not open another array of the same name.
-    let options = CreateOptions::new().backend(place.backend.clone());
+    let options = CreateOptions::new().directory(place.backend.clone());
     let other = options.create_counted::<f32, Ix1>(&location, 4).unwrap();
     python.expect_error(format!("keep_handle {handle}"), "FileNotFoundError");
     drop(other);
@@ -264,7 +264,7 @@ fn python_attached_by_handle_holds_an_uncounted_lease(place: &Place) {
 
 /// A child that holds an array, prints a handle to it, revokes that handle when told, and then waits to be killed.
 fn hold_and_show_handle(_: &[String]) {
-    let options = CreateOptions::new().backend(backend_of_child());
+    let options = CreateOptions::new().directory(backend_of_child());
     let array = options.share_with::<u8, Ix1>(SharingStrategy::FileSystem, 4, |mut view| view.fill(1)).unwrap();
     let handle = array.handle().unwrap();
     say(&handle);

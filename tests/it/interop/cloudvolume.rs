@@ -157,7 +157,7 @@ fn a_leading_slash_means_the_same_array(place: &Place, cloudvolume: &mut Peer) {
 }
 
 /// A child that creates one array on the environment's default backend, and opens another that CloudVolume created.
-pub fn use_default_backend(arguments: &[String]) {
+pub fn use_default_directory(arguments: &[String]) {
     let [ours, its] = [arguments[0].as_str(), arguments[1].as_str()];
     let fill = |mut view: ndarray::ArrayViewMut<'_, u16, Ix3>| {
         view.indexed_iter_mut().for_each(|((i, j, k), value)| *value = element(&SHAPE, &[i, j, k], 1));
@@ -204,7 +204,7 @@ fn cloudvolume_directory_serves_the_emulated_backend(place: &Place) {
 
     let environment = [("EMULATE_SHM", "1".to_owned()), ("NDSHM_EMULATED_DIR", ITS_DIRECTORY.to_owned())];
     let mut command = Command::new(program());
-    command.env(ROLE, "use-default-backend").envs(environment.clone()).args(&files);
+    command.env(ROLE, "use-default-directory").envs(environment.clone()).args(&files);
     let mut child = Child::spawn(command);
     let answer = child.line();
     if answer == "refused" {

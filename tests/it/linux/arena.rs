@@ -203,8 +203,8 @@ fn refused(arguments: &[String]) {
     });
     let name = arguments[0].as_str();
     let length = std::fs::metadata(&arguments[1]).unwrap().len() as usize;
-    let plain = OpenOptions::new().backend(backend.clone());
-    let counted = OpenOptions::new().backend(backend);
+    let plain = OpenOptions::new().directory(backend.clone());
+    let counted = OpenOptions::new().directory(backend);
     assert!(matches!(plain.open::<u8, Ix1>(name, length).unwrap_err().kind, ErrorKind::Reserved { .. }));
     assert!(matches!(counted.open_counted::<u8, Ix1>(name).unwrap_err().kind, ErrorKind::Reserved { .. }));
     say(format!("refused after {} forks", FORKS.load(Ordering::Relaxed)));

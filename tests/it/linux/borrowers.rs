@@ -188,7 +188,7 @@ fn borrowed_counted_array_keeps_its_name(place: &Place) {
 
 /// A process that lends a counted array, gets it back and drops it.
 fn lend_and_leave(arguments: &[String]) {
-    let options = CreateOptions::new().backend(backend_of_child());
+    let options = CreateOptions::new().directory(backend_of_child());
     let array = options.create_counted::<u32, Ix1>(arguments[0].as_str(), 4).unwrap();
     for _ in 0..3 {
         drop(lent!(array).unwrap());
@@ -257,7 +257,7 @@ fn refused_descriptor_keeps_no_lease(place: &Place) {
         }
         Ok(())
     });
-    let options = OpenOptions::new().backend(meddling);
+    let options = OpenOptions::new().directory(meddling);
     let array = options.open::<u32, Ix1>(name.location(), LENGTH).unwrap();
     is_lending.store(true, Ordering::Relaxed);
     assert!(lent!(array).unwrap_err().kind == ErrorKind::Unlinked);
@@ -285,7 +285,7 @@ fn refused_descriptor_keeps_no_lease(place: &Place) {
 fn lend_in_forks(arguments: &[String]) {
     let (backend, name) = (backend_of_child(), arguments[0].as_str());
     let create = |keep| {
-        let options = CreateOptions::new().backend(backend.clone());
+        let options = CreateOptions::new().directory(backend.clone());
         options.keep_fd(keep).create::<u32, Ix1>(name, LENGTH).unwrap()
     };
     let array = create(false);

@@ -10,7 +10,7 @@ use ndarray::{Ix1, IxDyn};
 use ndarray_shm::backend::Backend;
 use ndarray_shm::counted::SharingStrategy::{FileDescriptor, FileSystem};
 use ndarray_shm::counted::inspect_in;
-use ndarray_shm::{Access, CreateOptions, CreationMode, Error, ErrorKind, Location, OpenOptions, default_backend};
+use ndarray_shm::{Access, CreateOptions, CreationMode, Error, ErrorKind, Location, OpenOptions, default_directory};
 
 use super::sandbox;
 use crate::support::child::{self, Child, ROLE, Role, hear, say};
@@ -43,7 +43,7 @@ pub const ROLES: &[(&str, Role)] = &[
 /// A child that forks while it has counted arrays. The forked child drops or closes its copies.
 #[allow(unsafe_code)]
 fn fork_with_counted(arguments: &[String]) {
-    let options = OpenOptions::new().backend(backend_of_child());
+    let options = OpenOptions::new().directory(backend_of_child());
     let open = || options.open_counted::<u32, IxDyn>(arguments[0].as_str());
     let (first, second) = (open(), open());
     let reader = options.open_counted_reader::<u32, IxDyn>(arguments[0].as_str()).unwrap();
@@ -94,7 +94,7 @@ fn make_many_counted(arguments: &[String]) {
     let many = arguments[1].parse().unwrap();
     let mut arrays = Vec::new();
     for number in 0..many {
-        let options = CreateOptions::new().backend(backend_of_child());
+        let options = CreateOptions::new().directory(backend_of_child());
         arrays.push(options.create_counted::<u64, _>(format!("{}-{number}", arguments[0]), 4).unwrap());
         arrays[number].write().unwrap().fill(number as u64);
     }
@@ -109,7 +109,7 @@ fn make_many_counted(arguments: &[String]) {
 /// A child that attaches to all of those arrays.
 fn open_many_counted(arguments: &[String]) {
     let many: usize = arguments[1].parse().unwrap();
-    let options = || OpenOptions::new().backend(backend_of_child());
+    let options = || OpenOptions::new().directory(backend_of_child());
     let open = |number| options().open_counted::<u64, Ix1>(format!("{}-{number}", arguments[0])).unwrap();
     let arrays: Vec<_> = (0..many).map(open).collect();
     assert!(open_files() < 20, "{} descriptors", open_files());
@@ -148,8 +148,8 @@ fn counted_arrays_keep_no_descriptors(place: &Place) {
 fn many_rounds(arguments: &[String]) {
     let rounds = arguments[1].parse().unwrap();
     let backend = backend_of_child();
-    let options = || CreateOptions::new().backend(backend.clone());
-    let attach = || OpenOptions::new().backend(backend.clone());
+    let options = || CreateOptions::new().directory(backend.clone());
+    let attach = || OpenOptions::new().directory(backend.clone());
     let directory = backend.path().display().to_string();
     let round = |number: usize| {
         let name = format!("{}-{}", arguments[0], number % 3);
@@ -163,7 +163,7 @@ fn many_rounds(arguments: &[String]) {
         let reader = attach().open_counted_reader::<u32, Ix1>(name.as_str()).unwrap();
         assert_eq!((reader.view()[3], array.refcount()), (number as u32, 5));
         assert!(options().create_counted::<u32, Ix1>(name.as_str(), 4).is_err());
-        assert!(OpenOptions::new().backend(backend.clone()).open_counted::<f32, Ix1>(name.as_str()).is_err());
+        assert!(OpenOptions::new().directory(backend.clone()).open_counted::<f32, Ix1>(name.as_str()).is_err());
         drop((array, clone));
         attached.into_reader().unwrap();
         readonly.close().unwrap();
@@ -199,9 +199,9 @@ fn nothing_remains_after_many_rounds(place: &Place) {
 
 /// A child that may read a counted array's file, but not write to it.
 fn count_without_writing(arguments: &[String]) {
-    let backend = default_backend().unwrap();
+    let backend = default_directory().unwrap();
     let location = Location::from_str(&arguments[0]).unwrap();
-    let options = || OpenOptions::new().backend(backend.clone());
+    let options = || OpenOptions::new().directory(backend.clone());
     for outcome in [
         options().open_counted::<u32, Ix1>(&location).map(drop),
         options().access(Access::Read).open_counted::<u32, Ix1>(&location).map(drop),
@@ -211,7 +211,7 @@ fn count_without_writing(arguments: &[String]) {
             "{outcome:?}"
         );
     }
-    let reader = OpenOptions::new().backend(backend.clone());
+    let reader = OpenOptions::new().directory(backend.clone());
     assert!(matches!(
         reader.open_counted_reader::<u32, Ix1>(&location).unwrap_err().kind,
         ErrorKind::PermissionDenied { .. }

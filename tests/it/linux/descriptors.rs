@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use libtest_mimic::Trial;
 use ndarray::ShapeBuilder;
-use ndarray_shm::{CreateOptions, Directory, Error, ErrorKind, FrozenArray, SharedArray, default_backend};
+use ndarray_shm::{CreateOptions, Directory, Error, ErrorKind, FrozenArray, SharedArray, default_directory};
 
 use super::sandbox;
 use crate::support::Place;
@@ -77,7 +77,7 @@ fn handle_keeps_no_descriptor_where_locks_survive(place: &Place) {
 
 /// A child that creates arrays and holds them all, under a limit of 64 descriptors.
 fn many_arrays(arguments: &[String]) {
-    let survives = default_backend().unwrap().lock_survives_close().unwrap();
+    let survives = default_directory().unwrap().lock_survives_close().unwrap();
     let mut arrays = Vec::new();
     let mut most = 0;
     let many: usize = arguments[1].parse().unwrap();
@@ -99,7 +99,7 @@ fn many_arrays(arguments: &[String]) {
         assert!(arrays.len() < 64, "a descriptor each");
     }
     for array in &arrays {
-        assert!(array.backend().unlink(array.location()).unwrap());
+        assert!(array.directory().unlink(array.location()).unwrap());
     }
     say(format!("{} arrays", arrays.len()));
 }

@@ -10,7 +10,7 @@ use libtest_mimic::Trial;
 use ndarray::Ix1;
 use ndarray_shm::arena::ArenaOptions;
 use ndarray_shm::render::RenderOptions;
-use ndarray_shm::{Access, Arena, ErrorKind, OpenOptions, Pages, RenderBuffer, SharedArray, default_backend};
+use ndarray_shm::{Access, Arena, ErrorKind, OpenOptions, Pages, RenderBuffer, SharedArray, default_directory};
 use rustix::fs::{FallocateFlags, XattrFlags, fallocate, fsetxattr};
 
 use super::limits::{assert_no_space, small};
@@ -91,7 +91,7 @@ fn allocated(file: &File) -> usize {
 }
 
 fn path(name: &str) -> PathBuf {
-    default_backend().unwrap().path().join(name)
+    default_directory().unwrap().path().join(name)
 }
 
 /// Takes all room of the file system, until the result is dropped.
@@ -170,7 +170,7 @@ fn run_on_disk(place: &Place, make: &'static str, role: &str) {
 
 /// A child that reserves most of a disk for an array, and opens it when the rest is taken.
 fn open_on_full_disk(_: &[String]) {
-    let length = usize::try_from(default_backend().unwrap().available().unwrap()).unwrap() / 4 * 3;
+    let length = usize::try_from(default_directory().unwrap().available().unwrap()).unwrap() / 4 * 3;
     drop(SharedArray::<u8, _>::create("reserved", length).unwrap());
     let modified = std::fs::metadata(path("reserved")).unwrap().modified().unwrap();
     let _full = Ballast::new();

@@ -59,9 +59,9 @@ fn recycled(arguments: &[String]) {
     let backend = backend_of_child();
     for kind in ["pooled", "kept"] {
         for frozen in [true, false] {
-            let pool = PoolOptions::new().backend(backend.clone()).create().unwrap();
+            let pool = PoolOptions::new().directory(backend.clone()).create().unwrap();
             let name = format!("{}-{kind}", arguments[0]);
-            let options = CreateOptions::new().backend(backend.clone()).keep_fd(true);
+            let options = CreateOptions::new().directory(backend.clone()).keep_fd(true);
             let pooled =
                 (kind == "pooled").then(|| pool.take::<u8, _>(LENGTH).unwrap().publish(name.as_str()).unwrap());
             let kept = (kind == "kept").then(|| options.create::<u8, Ix1>(name.as_str(), LENGTH).unwrap());
@@ -111,17 +111,17 @@ fn forked_child_is_refused_recycled_memory(place: &Place) {
 fn used(arguments: &[String]) {
     let name = |label: &str| format!("{}-{label}", arguments[0]);
     let backend = backend_of_child();
-    let pool = PoolOptions::new().backend(backend.clone()).create().unwrap();
+    let pool = PoolOptions::new().directory(backend.clone()).create().unwrap();
     let pooled = pool.take_zeroed::<u8, _>(LENGTH).unwrap().publish(name("pooled")).unwrap();
-    let options = CreateOptions::new().backend(backend.clone());
+    let options = CreateOptions::new().directory(backend.clone());
     let plain = options.create::<u8, Ix1>(name("plain"), LENGTH).unwrap();
     let kept = options.clone().keep_fd(true).create::<u8, Ix1>(name("kept"), LENGTH).unwrap();
     let counted: [RefcountedArray<u8, Ix1>; 2] = [SharingStrategy::FileDescriptor, SharingStrategy::FileSystem]
-        .map(|strategy| CreateOptions::new().backend(backend.clone()).share(strategy, LENGTH).unwrap());
+        .map(|strategy| CreateOptions::new().directory(backend.clone()).share(strategy, LENGTH).unwrap());
     for label in ["written", "read"] {
         drop(options.create::<u8, Ix1>(name(label), LENGTH).unwrap());
     }
-    let attach = OpenOptions::new().backend(backend.clone());
+    let attach = OpenOptions::new().directory(backend.clone());
     let writer = attach.open_writer::<u8, Ix1>(name("written"), LENGTH).unwrap();
     let reader = attach.open_reader::<u8, Ix1>(name("read"), LENGTH).unwrap();
     in_forked_child(|| {
@@ -161,7 +161,7 @@ fn forked_child_uses_what_it_inherited(place: &Place) {
 
 /// A process that drops a pooled array while a forked child reads it under a guard.
 fn guarded(arguments: &[String]) {
-    let pool = PoolOptions::new().backend(backend_of_child()).create().unwrap();
+    let pool = PoolOptions::new().directory(backend_of_child()).create().unwrap();
     let mut array = Some(pool.take_zeroed::<u8, _>(LENGTH).unwrap().publish(arguments[0].as_str()).unwrap());
     let (mut parent, mut child_end) = UnixStream::pair().unwrap();
     let child = fork(|| {
@@ -197,7 +197,7 @@ fn guard_of_a_forked_child_keeps_memory_from_the_pool(place: &Place) {
 
 /// A process that forks, and cannot recycle what its child has inherited.
 fn counted(_: &[String]) {
-    let options = CreateOptions::new().backend(backend_of_child()).keep_fd(true);
+    let options = CreateOptions::new().directory(backend_of_child()).keep_fd(true);
     let mut array = options.share::<u8, Ix1>(SharingStrategy::FileSystem, LENGTH).unwrap();
     assert!(array.recycle().unwrap(), "before the fork");
     array.write().unwrap().fill(7);

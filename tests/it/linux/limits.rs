@@ -12,7 +12,7 @@ use ndarray_shm::counted::{Handle, HandleOptions, SharingStrategy, give_up, on_n
 use ndarray_shm::render::{self, RenderOptions};
 use ndarray_shm::{
     Access, ArrayReader, CreateOptions, Directory, Error, ErrorKind, FrozenArray, Location, OpenOptions, Pages,
-    RenderBuffer, SharedArray, default_backend,
+    RenderBuffer, SharedArray, default_directory,
 };
 
 use super::sandbox::{self, MemoryGroup, unless};
@@ -88,7 +88,7 @@ pub fn assert_no_space(error: &Error, wanted: usize, at_most: usize) {
 }
 
 pub fn files() -> usize {
-    default_backend().unwrap().list().unwrap().len()
+    default_directory().unwrap().list().unwrap().len()
 }
 
 /// Returns a command that mounts a small file system at the backend's directory.
@@ -122,7 +122,7 @@ fn give_up_for_room(_: &[String]) {
     let calls = Arc::new(Mutex::new(Vec::new()));
     let noted = Arc::clone(&calls);
     assert!(on_no_space(move |directory, bytes| {
-        assert_eq!(directory.path(), default_backend().unwrap().path());
+        assert_eq!(directory.path(), default_directory().unwrap().path());
         noted.lock().unwrap().push(bytes);
         SharedArray::<u8, _>::create("inner", 64 * MIB).unwrap_err(); // does not call this again
         give_up(&*SENT.lock().unwrap(), bytes) > 0
@@ -146,7 +146,7 @@ fn give_up_for_room(_: &[String]) {
     assert_eq!(calls.lock().unwrap().len(), before + 1);
     assert!(last.attach::<u8, ndarray::Ix1>().is_ok());
     drop((arena, painted));
-    render::discard(&default_backend().unwrap(), &"painted".parse().unwrap()).unwrap();
+    render::discard(&default_directory().unwrap(), &"painted".parse().unwrap()).unwrap();
     plain.unlink().unwrap();
     for handle in SENT.lock().unwrap().iter() {
         handle.revoke().unwrap();
@@ -186,7 +186,7 @@ fn fill_file_system(_: &[String]) {
     let text = error.to_string();
     assert!(text.contains("`large`: 67108864 bytes are needed") && text.contains("remount,size="), "{text}");
     // Emulated shared memory is not Docker's mount, and cannot be emulated once more.
-    let is_real = default_backend().unwrap().name() == "shm";
+    let is_real = default_directory().unwrap().name() == "shm";
     assert_eq!((text.contains("--shm-size"), text.contains("EMULATE_SHM=1")), (is_real, is_real), "{text}");
     assert_eq!(files(), 0);
     let error = RenderBuffer::<u8, _>::create("large", 64 * MIB, MIB, "too large").unwrap_err();
@@ -197,7 +197,7 @@ fn fill_file_system(_: &[String]) {
     // The warning is for disks, which other programs share. Shared memory may be filled.
     let about_disk =
         || WARNINGS.0.lock().unwrap().iter().filter(|text| text.contains("less than 1 GiB of its disk")).count();
-    assert_eq!(about_disk(), usize::from(default_backend().unwrap().name() == "emulated"));
+    assert_eq!(about_disk(), usize::from(default_directory().unwrap().name() == "emulated"));
     let error = SharedArray::<u8, _>::create("half-again", 10 * MIB).unwrap_err();
     assert_no_space(&error, 10 * MIB, 6 * MIB);
     let error = SharedArray::<u8, _>::create("half", 64 * MIB).unwrap_err();
@@ -205,7 +205,7 @@ fn fill_file_system(_: &[String]) {
 
     // A foreign sparse file is opened only if its holes can be filled, since on tmpfs even reading a hole allocates
     // memory.
-    let path = default_backend().unwrap().path().join("sparse");
+    let path = default_directory().unwrap().path().join("sparse");
     std::fs::File::create(&path).unwrap().set_len(64 * MIB as u64).unwrap();
     assert_no_space(&SharedArray::<u8, _>::open("sparse", 64 * MIB).unwrap_err(), 64 * MIB, 6 * MIB);
     assert_no_space(
@@ -308,7 +308,7 @@ const LENGTHS: [(&str, usize); 2] = [("small", MIB), ("large", 32 * MIB)];
 fn create_with_fallback(names: &[String]) {
     let arrays = names.iter().zip(LENGTHS).map(|(name, (_, length))| {
         let create = |directory: Directory| {
-            let options = CreateOptions::new().backend(directory);
+            let options = CreateOptions::new().directory(directory);
             options.create_with::<u8, _>(name, length, |mut view| view.fill(3))
         };
         with_fallback(
@@ -330,13 +330,13 @@ fn create_with_fallback(names: &[String]) {
         assert_eq!(array.read().unwrap()[7], 4, "the other process changed it");
         assert!(array.unlink().unwrap());
     }
-    say(arrays.iter().map(|array| array.backend().name().to_owned()).collect::<Vec<_>>().join(" "));
+    say(arrays.iter().map(|array| array.directory().name().to_owned()).collect::<Vec<_>>().join(" "));
 }
 
 /// The other process, which gets only the names.
 fn open_with_fallback(names: &[String]) {
     for (name, (_, length)) in names.iter().zip(LENGTHS) {
-        let open = |directory: Directory| OpenOptions::new().backend(directory).open::<u8, _>(name, length);
+        let open = |directory: Directory| OpenOptions::new().directory(directory).open::<u8, _>(name, length);
         let array = with_fallback(Error::is_not_found, open).unwrap();
         assert_eq!(array.read().unwrap()[length - 1], 3);
         array.write().unwrap()[7] = 4;
@@ -371,18 +371,20 @@ fn few_descriptors(_arguments: &[String]) {
     }
     const KINDS: [Kind; 6] = [
         ("array", |place| {
-            let options = CreateOptions::new().backend(place.clone());
+            let options = CreateOptions::new().directory(place.clone());
             options.create::<u8, ndarray::Ix1>("few", 8).map(boxed)
         }),
         ("counted array", |place| {
-            let options = CreateOptions::new().backend(place.clone());
+            let options = CreateOptions::new().directory(place.clone());
             options.create_counted::<u8, ndarray::Ix1>("few", 8).map(boxed)
         }),
-        ("arena", |place| ArenaOptions::new().backend(place.clone()).create("few", 1 << 16).map(boxed)),
-        ("kept arena", |place| ArenaOptions::new().backend(place.clone()).keep(true).create("few", 1 << 16).map(boxed)),
+        ("arena", |place| ArenaOptions::new().directory(place.clone()).create("few", 1 << 16).map(boxed)),
+        ("kept arena", |place| {
+            ArenaOptions::new().directory(place.clone()).keep(true).create("few", 1 << 16).map(boxed)
+        }),
         ("counters", |place| Counters::create_in(place, "few", 8).map(boxed)),
         ("renderbuffer", |place| {
-            RenderOptions::new().backend(place.clone()).create::<u8, ndarray::Ix1>("few", 8, 8, "few").map(boxed)
+            RenderOptions::new().directory(place.clone()).create::<u8, ndarray::Ix1>("few", 8, 8, "few").map(boxed)
         }),
     ];
     let (place, name) = (backend_of_child(), "few".parse().unwrap());
@@ -428,7 +430,7 @@ fn no_descriptors_to_join(_arguments: &[String]) {
     });
     let name: Location = "joining".parse().unwrap();
     for keep in [false, true] {
-        let error = ArenaOptions::new().backend(meddling.clone()).keep(keep).create(&name, 1 << 16).unwrap_err();
+        let error = ArenaOptions::new().directory(meddling.clone()).keep(keep).create(&name, 1 << 16).unwrap_err();
         taken.lock().unwrap().clear();
         assert!(matches!(error.kind, ErrorKind::TooManyOpenFiles { .. }), "{error}");
         assert!(place.list().unwrap().is_empty(), "kept: {keep}");

@@ -51,14 +51,14 @@ fn other_world(_arguments: &[String]) {
         let line = hear();
         let place = &backend;
         say(match line.split_once(' ').unwrap_or((&line, "")) {
-            ("send", name) => send(&CreateOptions::new().backend(place.clone()), name),
+            ("send", name) => send(&CreateOptions::new().directory(place.clone()), name),
             ("look", _) => look(place),
             ("leave", name) => {
-                let attach = OpenOptions::new().backend(place.clone());
+                let attach = OpenOptions::new().directory(place.clone());
                 let attached = attach.open_counted::<u8, Ix1>(name);
                 attached.map_or_else(|error| error.to_string(), |array| format!("{} in flight", array.in_flight()))
             }
-            ("paint", name) => paint(RenderOptions::new().backend(place.clone()), name),
+            ("paint", name) => paint(RenderOptions::new().directory(place.clone()), name),
             _ => panic!("{line}"),
         });
     }

@@ -13,7 +13,7 @@ use ndarray_shm::backend::PageUse;
 use ndarray_shm::render::Claim;
 use ndarray_shm::{
     Access, CreateOptions, Draft, Error, ErrorKind, FrozenArray, OpenOptions, Pages, RenderBuffer, Result, SharedArray,
-    default_backend,
+    default_directory,
 };
 use rustix::fs::FallocateFlags;
 use rustix::thread::CpuSet;
@@ -244,7 +244,7 @@ fn fill_with_huge_pages(arguments: &[String]) {
         });
         assert!(made > 0 && (threads > 1 || made == 50), "{made}");
         assert_eq!(files(), 0);
-        assert_eq!(default_backend().unwrap().available().unwrap(), 16 * MIB as u64, "everything was given back");
+        assert_eq!(default_directory().unwrap().available().unwrap(), 16 * MIB as u64, "everything was given back");
     }
     say("alive");
 }
@@ -260,7 +260,7 @@ fn full_file_system_is_an_error_with_any_pages(place: &Place) {
 
 /// A child that allocates space and frees it, until it is told to end.
 fn take_and_give_room(_: &[String]) {
-    let directory = default_backend().unwrap().path().to_owned();
+    let directory = default_directory().unwrap().path().to_owned();
     std::thread::spawn(move || {
         for round in 0_u64.. {
             let path = directory.join("taken");
@@ -296,9 +296,9 @@ fn race_for_room(_: &[String]) {
     }
     other.kill();
     // The killed process may have left its file.
-    let _ = std::fs::remove_file(default_backend().unwrap().path().join("taken"));
+    let _ = std::fs::remove_file(default_directory().unwrap().path().join("taken"));
     assert_eq!(files(), 0);
-    assert_eq!(default_backend().unwrap().available().unwrap(), 16 * MIB as u64);
+    assert_eq!(default_directory().unwrap().available().unwrap(), 16 * MIB as u64);
     eprintln!("{made} of 200 arrays were made while another process took and gave room");
     assert!(made > 0);
     say("alive");

@@ -43,7 +43,7 @@ const LENGTH: usize = 3000;
 fn forks(arguments: &[String]) {
     let name = |label: &str| format!("{}-{label}", arguments[0]);
     let backend = backend_of_child();
-    let pool = PoolOptions::new().backend(backend.clone()).create().unwrap();
+    let pool = PoolOptions::new().directory(backend.clone()).create().unwrap();
     let idle = ["a", "b"].map(|label| pool.take::<u32, _>(LENGTH).unwrap().publish(name(label)).unwrap());
     drop(idle);
     let mut draft = Some(pool.take::<u32, _>(LENGTH).unwrap());
@@ -70,7 +70,7 @@ fn forks(arguments: &[String]) {
         assert!(matches!(refused.error().kind, ErrorKind::Unsupported { .. }));
         drop(refused);
         drop(array.take());
-        let made = CreateOptions::new().backend(backend.clone()).create::<u32, _>(name("made"), LENGTH).unwrap();
+        let made = CreateOptions::new().directory(backend.clone()).create::<u32, _>(name("made"), LENGTH).unwrap();
         let refused = pool.put(made).unwrap_err();
         assert!(refused.into_inner().unlink().unwrap());
         drop(pool.clone());
@@ -105,9 +105,9 @@ fn forked_child_leaves_its_parents_pool_alone(place: &Place) {
 /// A process that forks a child while it has an array, and then puts that array into a pool.
 fn fork_holds(arguments: &[String]) {
     let backend = backend_of_child();
-    let pool = PoolOptions::new().backend(backend.clone()).create().unwrap();
+    let pool = PoolOptions::new().directory(backend.clone()).create().unwrap();
     for keep in [false, true] {
-        let options = CreateOptions::new().backend(backend.clone()).keep_fd(keep);
+        let options = CreateOptions::new().directory(backend.clone()).keep_fd(keep);
         let array = options.create_with::<u32, _>(arguments[0].as_str(), LENGTH, |mut view| view.fill(7)).unwrap();
         let (reader, mut writer) = UnixStream::pair().unwrap();
         let child = fork(|| {
@@ -145,7 +145,7 @@ fn forked_child_keeps_its_array_from_the_pool(place: &Place) {
 /// that memory.
 fn fork_buffer(arguments: &[String]) {
     let backend = backend_of_child();
-    let pool = PoolOptions::new().backend(backend).create().unwrap();
+    let pool = PoolOptions::new().directory(backend).create().unwrap();
     let begin =
         |rows| RenderOptions::new().pool(&pool).create::<u8, _>(arguments[0].as_str(), (64, 64), (rows, 64), "");
     let buffer = begin(32).unwrap();
@@ -183,7 +183,7 @@ fn forked_child_gets_no_chunk_of_recycled_memory(place: &Place) {
 
 /// A process that forks a child, which tries to view the inherited draft.
 fn fork_draft(_: &[String]) {
-    let pool = PoolOptions::new().backend(backend_of_child()).create().unwrap();
+    let pool = PoolOptions::new().directory(backend_of_child()).create().unwrap();
     let mut draft = pool.take::<u32, _>(LENGTH).unwrap();
     let panics = |act: &mut dyn FnMut()| std::panic::catch_unwind(std::panic::AssertUnwindSafe(act)).is_err();
     wait(fork(|| panics(&mut || _ = draft.view_mut()) && panics(&mut || _ = draft.view())));
@@ -203,7 +203,7 @@ fn fork_claim(arguments: &[String]) {
     let backend = backend_of_child();
     // Where every attachment keeps its descriptor, a forked child is refused chunks of its own.
     let paints = backend.lock_survives_close().unwrap();
-    let options = RenderOptions::new().backend(backend);
+    let options = RenderOptions::new().directory(backend);
     let buffer = options.create::<u8, _>(arguments[0].as_str(), 64, 32, "").unwrap();
     let Claim::Chunk(claim) = buffer.claim(0).unwrap() else { panic!("no process else paints") };
     let mut claim = Some(claim);

@@ -73,7 +73,7 @@ fn links_and_devices_are_not_arrays(place: &Place) {
 /// A child that opens an array with the rights of its user, and reports the result.
 fn open_as_stranger(arguments: &[String]) {
     let backend: Directory = Directory::new("given", &arguments[1]);
-    let options = || OpenOptions::new().backend(backend.clone());
+    let options = || OpenOptions::new().directory(backend.clone());
     match options().open::<u8, _>(arguments[0].as_str(), 4) {
         Err(Error { kind: ErrorKind::PermissionDenied { owner, mode, .. }, .. }) => {
             say(format!("denied {owner} {mode:03o}"));

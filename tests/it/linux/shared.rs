@@ -6,7 +6,7 @@ use std::str::FromStr;
 use libtest_mimic::Trial;
 use ndarray::{Ix1, array};
 use ndarray_shm::counted::{SharingStrategy, inspect_in, to_shared};
-use ndarray_shm::{Draft, Error, ErrorKind, Location, RefcountedArray, SharedArray, default_backend};
+use ndarray_shm::{Draft, Error, ErrorKind, Location, RefcountedArray, SharedArray, default_directory};
 
 use super::descriptors::{descriptors_of, mappings_of};
 use super::sandbox;
@@ -279,7 +279,7 @@ fn strategy(_: &[String]) {
         }
     }
     drop(first);
-    assert!(default_backend().unwrap().list().unwrap().is_empty());
+    assert!(default_directory().unwrap().list().unwrap().is_empty());
     say("chosen");
 }
 
@@ -307,7 +307,7 @@ fn strategy_comes_from_environment_or_program(place: &Place) {
 /// A child on a file system that one draft fills completely.
 fn no_room_for_trailer(_: &[String]) {
     const LENGTH: usize = 4 << 20;
-    let backend = default_backend().unwrap();
+    let backend = default_directory().unwrap();
     let mut draft = Draft::<u8, _>::new(LENGTH).unwrap();
     draft.view_mut().fill(3);
     for strategy in SharingStrategy::ALL {

@@ -121,7 +121,7 @@ fn reader_keeps_its_limit_while_its_lease_is_refused(place: &Place) {
     let name = place.location("leased");
     drop(place.options().create::<u8, Ix1>(name.location(), 10).unwrap());
     let _stopped = keeper(place, &place.path(&name), LEASE);
-    let options = OpenOptions::new().backend(place.backend.clone());
+    let options = OpenOptions::new().directory(place.backend.clone());
     ends_in_time(|| options.timeout(LIMIT).open_reader::<u8, Ix1>(name.location(), 10));
 }
 
@@ -129,7 +129,7 @@ fn reader_with_a_long_limit_outlasts_a_refused_lease(place: &Place) {
     let name = place.location("leased-long");
     drop(place.options().create::<u8, Ix1>(name.location(), 10).unwrap());
     let stopped = keeper(place, &place.path(&name), LEASE);
-    let options = OpenOptions::new().backend(place.backend.clone()).timeout(Duration::MAX);
+    let options = OpenOptions::new().directory(place.backend.clone()).timeout(Duration::MAX);
     std::thread::scope(|scope| {
         let reader = scope.spawn(|| options.open_reader::<u8, Ix1>(name.location(), 10).map(drop));
         std::thread::sleep(Duration::from_secs(6)); // longer than a wait without a limit of the caller

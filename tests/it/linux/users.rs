@@ -81,7 +81,7 @@ fn paint_with_others(arguments: &[String]) {
     rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o077));
     let [location, directory, shared, mode] = arguments else { panic!("{arguments:?}") };
     let options = RenderOptions::new()
-        .backend(Directory::new("given", directory))
+        .directory(Directory::new("given", directory))
         .permissions(u32::from_str_radix(mode, 8).unwrap_or(0o666))
         .shared_with(shared.parse().unwrap())
         .timeout(Duration::from_secs(60));
@@ -131,12 +131,12 @@ impl Stage {
         Self { place, directory, name }
     }
 
-    fn backend(&self) -> Directory {
+    fn directory(&self) -> Directory {
         Directory::new("given", self.directory.path())
     }
 
     fn options(&self) -> RenderOptions {
-        RenderOptions::new().backend(self.backend())
+        RenderOptions::new().directory(self.directory())
     }
 
     fn path(&self, kind: &str) -> PathBuf {
@@ -254,14 +254,14 @@ fn two_users_of_one_group_paint_one_buffer(place: &Place) {
     alice.tell("finish");
     alice.expect("finished");
     bob.expect("finished");
-    let files = stage.backend().list().unwrap();
+    let files = stage.directory().list().unwrap();
     assert_eq!(files.iter().map(|file| file.name.as_str()).collect::<Vec<_>>(), [stage.name.as_str()]);
     assert!(std::fs::read(stage.directory.path().join(stage.name.as_str())).unwrap().iter().all(|byte| *byte == 1));
     // A group that this user is not in cannot be given away.
     std::fs::remove_file(stage.directory.path().join(stage.name.as_str())).unwrap();
     let said = stage.painter(BOB, &format!("group:{}", GROUP + 1), "600").line();
     assert!(said.contains("not in the group"), "{said}");
-    assert!(stage.backend().list().unwrap().is_empty());
+    assert!(stage.directory().list().unwrap().is_empty());
 }
 
 fn stale_ledger_of_another_user_is_no_buffer(place: &Place) {
@@ -343,6 +343,6 @@ fn unmapped_users_of_a_namespace_are_not_this_user(place: &Place) {
     };
     // In the namespace every file and the process itself appear to belong to 65534.
     painter("me").expect("foreign 65534 for 65534");
-    assert!(stage.backend().list().unwrap().is_empty());
+    assert!(stage.directory().list().unwrap().is_empty());
     painter("users:65534").expect("begun");
 }

@@ -48,14 +48,14 @@ pub fn be_client(arguments: &[String]) {
                 say(begin.elapsed().as_micros());
             }
             ("hold", name) => {
-                let options = CreateOptions::new().backend(backend());
+                let options = CreateOptions::new().directory(backend());
                 arrays.push(options.create_counted::<u8, _>(name, 4).unwrap());
                 say("held");
             }
             ("fork", _) => say(fork()),
             ("fork-announce", name) => say(fork_and(|| {
                 manager::announce(&backend());
-                let options = CreateOptions::new().backend(backend());
+                let options = CreateOptions::new().directory(backend());
                 let _held = options.create_counted::<u8, _>(name, 4).unwrap();
                 std::thread::sleep(Duration::from_secs(60));
             })),

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
-use ndarray_shm::default_backend;
+use ndarray_shm::default_directory;
 use ndarray_shm::process::{self, Context, EntryPoint};
 
 #[cfg(target_os = "linux")]
@@ -116,7 +116,7 @@ fn succeed_if_last(context: &Context) -> Outcome {
 
 /// Writes its default backend, and the variable that chooses it, to a file.
 fn say_backend(context: &Context) -> Outcome {
-    let words = format!("{} {:?}", default_backend()?.name(), std::env::var("EMULATE_SHM"));
+    let words = format!("{} {:?}", default_directory()?.name(), std::env::var("EMULATE_SHM"));
     Ok(fs::write(directory(context).join(format!("backend-{}", context.index())), words)?)
 }
 

@@ -28,7 +28,7 @@ pub fn element([x, y, z]: [usize; 3]) -> u16 {
 pub fn paint(context: &Context) -> Outcome {
     let [_, path, name] = context.arguments() else { return Err("three arguments".into()) };
     let buffer: RenderBuffer<u16, Ix3> =
-        RenderOptions::new().backend(Directory::new("files", path)).open(name.as_str())?;
+        RenderOptions::new().directory(Directory::new("files", path)).open(name.as_str())?;
     if context.index() > 0 {
         wait(context)?;
     }
@@ -53,7 +53,7 @@ pub fn paint_with_a_kill(
     chunk: [usize; 3],
 ) -> SharedArray<u16, Ix3> {
     let scene = Scene::new();
-    let options = RenderOptions::new().backend(directory.clone());
+    let options = RenderOptions::new().directory(directory.clone());
     let buffer = options.create::<u16, Ix3>(name, shape.f(), chunk, "painted by four").unwrap();
     let path = directory.path().to_str().unwrap();
     let workers = process::spawn_workers(4, "paint", &[scene.path(), path, name]).unwrap();

@@ -157,7 +157,7 @@ fn foreign_descriptor_is_taken_by_its_kind_only(place: &Place) {
     advice(&error);
     let (error, received) = refused(received.foreign("test-fil"));
     advice(&error);
-    let (error, received) = refused(received.backend(meeting.place.backend.clone()).foreign(""));
+    let (error, received) = refused(received.directory(meeting.place.backend.clone()).foreign(""));
     advice(&error);
     assert_eq!(text_of(received.foreign(KIND).unwrap()), "mine");
     meeting.is_clean();

@@ -89,7 +89,7 @@ pub fn share<T: Element>(backend: &Directory, strategy: SharingStrategy, value: 
 }
 
 pub fn options(backend: &Directory) -> CreateOptions {
-    CreateOptions::new().backend(backend.clone())
+    CreateOptions::new().directory(backend.clone())
 }
 
 /// Attaches to a received array.

@@ -346,7 +346,7 @@ fn descriptor_attaches_without_the_senders_directory(place: &Place) {
     let gone = tempfile::tempdir().unwrap().path().to_owned();
     let nowhere = ndarray_shm::Directory::new("nowhere", gone);
     let received = there.receive::<()>().unwrap().arrays;
-    let [one, other] = <[_; 2]>::try_from(received).unwrap().map(|received| received.backend(nowhere.clone()));
+    let [one, other] = <[_; 2]>::try_from(received).unwrap().map(|received| received.directory(nowhere.clone()));
     let same = attach::<f32>(one);
     assert!(all(&same, 2.0));
     drop(same);

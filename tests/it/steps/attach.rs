@@ -38,7 +38,7 @@ pub const ROLES: &[(&str, Role)] = &[
 
 /// A child that opens a counted array, and reports the result.
 fn open_frozen(arguments: &[String]) {
-    let options = OpenOptions::new().backend(backend_of_child());
+    let options = OpenOptions::new().directory(backend_of_child());
     match options.open_counted::<u8, Ix1>(arguments[0].parse::<ndarray_shm::Location>().unwrap()) {
         Ok(array) => say(format!("attached, frozen: {}", array.is_frozen())),
         Err(error) => say(format!("refused: {}", error.kind == ErrorKind::NotCounted)),
@@ -55,7 +55,7 @@ fn open_arena(arguments: &[String]) {
 
 /// A child that opens a counted array or an arena as a plain array, and reports the refusal.
 fn open_plain(arguments: &[String]) {
-    let options = OpenOptions::new().backend(backend_of_child());
+    let options = OpenOptions::new().directory(backend_of_child());
     let refused = options.open::<u8, Ix1>(arguments[0].parse::<ndarray_shm::Location>().unwrap(), 100).unwrap_err();
     say(format!("refused: {}", matches!(refused.kind, ErrorKind::Reserved { .. })));
 }

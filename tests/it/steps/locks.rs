@@ -8,7 +8,7 @@ use ndarray::Ix1;
 use ndarray_shm::backend::Backend;
 use ndarray_shm::counted::SharingStrategy;
 use ndarray_shm::pool::PoolOptions;
-use ndarray_shm::{Arena, ErrorKind, OpenOptions, SharedArray, default_backend};
+use ndarray_shm::{Arena, ErrorKind, OpenOptions, SharedArray, default_directory};
 
 use crate::linux::rights::as_stranger;
 use crate::support::child::{Child, Role, is_stopped, say};
@@ -39,7 +39,7 @@ pub fn trials(place: &Place) -> Vec<Trial> {
 ///
 /// The forked child stops itself (`NDSHM_STEP`), because only an inherited attachment has that step.
 fn guard_in_forked_child(arguments: &[String]) {
-    let pool = PoolOptions::new().backend(backend_of_child()).create().unwrap();
+    let pool = PoolOptions::new().directory(backend_of_child()).create().unwrap();
     let mut array = Some(pool.take_zeroed::<u8, _>(5000).unwrap().publish(arguments[0].as_str()).unwrap());
     let child = fork(|| {
         array.as_ref().unwrap().write_timeout(Duration::from_secs(60)).unwrap_err().kind == ErrorKind::Unlinked
@@ -69,7 +69,7 @@ fn guard_of_a_stopped_forked_child_gets_no_recycled_memory(place: &Place) {
 /// A process that drops an array of a pool. Another thread forks while NAME is locked, and the child has a copy of the
 /// descriptor, as a spawned process has until its program runs.
 fn drop_beside_a_fork(arguments: &[String]) {
-    let pool = PoolOptions::new().backend(backend_of_child()).create().unwrap();
+    let pool = PoolOptions::new().directory(backend_of_child()).create().unwrap();
     let name = |number: u32| format!("{}-{number}", arguments[0]);
     act_beside_step(|| {
         fork_until_input_ends();
@@ -108,7 +108,7 @@ type Array = SharedArray<u8, Ix1>;
 
 /// A child that takes the kind of guard that its argument names, and reports success.
 fn guard(arguments: &[String]) {
-    let array: Array = OpenOptions::new().backend(backend_of_child()).open(arguments[1].as_str(), 10).unwrap();
+    let array: Array = OpenOptions::new().directory(backend_of_child()).open(arguments[1].as_str(), 10).unwrap();
     match arguments[0].as_str() {
         "read" => drop(array.read().unwrap()),
         "write" => drop(array.write().unwrap()),
@@ -172,11 +172,11 @@ fn find_directory(_: &[String]) {
     act_beside_step(|| {
         in_forked_child(|| {
             end_within(60);
-            default_backend().is_ok()
+            default_directory().is_ok()
         });
         say("forked");
     });
-    drop(default_backend().unwrap());
+    drop(default_directory().unwrap());
     say("found");
 }
 

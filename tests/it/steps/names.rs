@@ -21,7 +21,7 @@ pub const ROLES: &[(&str, Role)] = &[("step-replace", replace)];
 
 /// A child that replaces an array.
 fn replace(arguments: &[String]) {
-    let options = CreateOptions::new().backend(backend_of_child()).mode(CreationMode::Replace);
+    let options = CreateOptions::new().directory(backend_of_child()).mode(CreationMode::Replace);
     options
         .create_with::<u8, Ix1>(arguments[0].parse::<Location>().unwrap(), 100, |mut view| {
             view.fill(7);

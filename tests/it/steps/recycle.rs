@@ -25,7 +25,7 @@ pub const ROLES: &[(&str, Role)] = &[("step-recycle", recycle), ("step-open", op
 /// A child that creates an array, and recycles it whenever it is told to. It reports whether it could. An argument
 /// more: at once.
 fn recycle(arguments: &[String]) {
-    let options = CreateOptions::new().backend(backend_of_child()).keep_fd(true);
+    let options = CreateOptions::new().directory(backend_of_child()).keep_fd(true);
     let mut array = options.create_counted::<u32, Ix1>(arguments[0].as_str(), 4).unwrap();
     if arguments.len() > 1 {
         say(array.recycle().unwrap());
@@ -45,7 +45,7 @@ fn recycle(arguments: &[String]) {
 
 /// A child that attaches by name.
 fn open(arguments: &[String]) {
-    let options = OpenOptions::new().backend(backend_of_child());
+    let options = OpenOptions::new().directory(backend_of_child());
     match options.open_counted::<u32, Ix1>(arguments[0].as_str()) {
         Ok(array) => say(format!("sum {}", array.read().unwrap().sum())),
         Err(error) => say(format!("gone: {}", error.is_not_found())),

@@ -61,13 +61,13 @@ fn location(arguments: &[String]) -> Location {
 
 /// A child that begins or joins the buffer, and reports how many chunks are painted.
 fn begin_child(arguments: &[String]) {
-    let outcome = begin(RenderOptions::new().backend(backend_of_child()), &location(arguments));
+    let outcome = begin(RenderOptions::new().directory(backend_of_child()), &location(arguments));
     say(outcome.map_or_else(|error| error.to_string(), |buffer| format!("{} painted", buffer.progress().done)));
 }
 
 /// A child that joins the buffer, paints the missing chunks and finishes it.
 fn finish_child(arguments: &[String]) {
-    let buffer = begin(RenderOptions::new().backend(backend_of_child()), &location(arguments)).unwrap();
+    let buffer = begin(RenderOptions::new().directory(backend_of_child()), &location(arguments)).unwrap();
     while let NextClaim::Chunk(mut chunk) = buffer.claim_next().unwrap() {
         chunk.view_mut().fill(1);
         chunk.commit().unwrap();
@@ -79,7 +79,7 @@ fn finish_child(arguments: &[String]) {
 /// A child that begins or joins a buffer with the work of its second argument, replacing an abandoned one, paints a
 /// chunk, and stays attached until its parent says a word or ends.
 fn replace_child(arguments: &[String]) {
-    let options = RenderOptions::new().backend(backend_of_child()).replace(true);
+    let options = RenderOptions::new().directory(backend_of_child()).replace(true);
     match options.create::<u8, _>(&location(arguments), 1 << 16, 1 << 14, &arguments[1]) {
         Ok(buffer) => {
             let NextClaim::Chunk(chunk) = buffer.claim_next().unwrap() else { panic!("one is free") };
@@ -94,7 +94,7 @@ fn replace_child(arguments: &[String]) {
 
 /// A child that begins, joins or accepts, and reports how many chunks are painted.
 fn accept_child(arguments: &[String]) {
-    let options = RenderOptions::new().backend(backend_of_child()).accept_finished(true);
+    let options = RenderOptions::new().directory(backend_of_child()).accept_finished(true);
     let buffer = begin(options, &location(arguments));
     say(buffer.map_or_else(|error| format!("{error:?}"), |buffer| format!("{} painted", buffer.progress().done)));
 }

@@ -102,7 +102,7 @@ impl Worker {
     fn create(&mut self) -> ndarray_shm::Result<()> {
         let (name, value) = (self.name(), self.random.number());
         let mode = [CreationMode::CreateNew, CreationMode::OpenOrCreate, CreationMode::Replace][self.random.below(3)];
-        let options = CreateOptions::new().backend(self.backend.clone()).permissions(self.permissions);
+        let options = CreateOptions::new().directory(self.backend.clone()).permissions(self.permissions);
         let options = options.mode(mode).keep_fd(self.random.below(2) == 0);
         self.plain = Some(options.create_with(name, SHAPE, |mut view| view.fill(value))?);
         Ok(())
@@ -110,7 +110,7 @@ impl Worker {
 
     fn read(&mut self) -> ndarray_shm::Result<()> {
         let name = self.name();
-        let array: SharedArray<u64, Ix2> = OpenOptions::new().backend(self.backend.clone()).open(name, SHAPE)?;
+        let array: SharedArray<u64, Ix2> = OpenOptions::new().directory(self.backend.clone()).open(name, SHAPE)?;
         check(&array.read_timeout(Duration::from_millis(50))?.view(), "a read guard");
         self.plain = Some(array);
         Ok(())
@@ -118,7 +118,7 @@ impl Worker {
 
     fn write(&mut self) -> ndarray_shm::Result<()> {
         let (name, value) = (self.name(), self.random.number());
-        let array: SharedArray<u64, Ix2> = OpenOptions::new().backend(self.backend.clone()).open(name, SHAPE)?;
+        let array: SharedArray<u64, Ix2> = OpenOptions::new().directory(self.backend.clone()).open(name, SHAPE)?;
         let mut guard = array.write_timeout(Duration::from_millis(50))?;
         check(&guard.view(), "a write guard");
         guard.fill(value);
@@ -134,7 +134,7 @@ impl Worker {
 
     fn count(&mut self) -> ndarray_shm::Result<()> {
         let (name, value) = (self.name(), self.random.number());
-        let options = CreateOptions::new().backend(self.backend.clone()).permissions(self.permissions);
+        let options = CreateOptions::new().directory(self.backend.clone()).permissions(self.permissions);
         let options = options.mode(CreationMode::OpenOrCreate);
         let array: RefcountedArray<u64, Ix2> = options.create_counted_with(name, SHAPE, |mut view| view.fill(value))?;
         if self.random.below(2) == 0 {
@@ -147,7 +147,7 @@ impl Worker {
 
     fn freeze(&mut self) -> ndarray_shm::Result<()> {
         let name = self.name();
-        let array: RefcountedArray<u64, Ix2> = OpenOptions::new().backend(self.backend.clone()).open_counted(name)?;
+        let array: RefcountedArray<u64, Ix2> = OpenOptions::new().directory(self.backend.clone()).open_counted(name)?;
         if self.random.below(4) == 0 {
             array.freeze()?;
         }
@@ -157,14 +157,14 @@ impl Worker {
     /// Gives the elements of a plain array the bytes of a frozen one, for a moment.
     fn forge(&mut self) -> ndarray_shm::Result<()> {
         let (name, value) = (format!("{FORGED}-{}", self.name()), self.random.number());
-        let options = CreateOptions::new().backend(self.backend.clone()).mode(CreationMode::Replace);
+        let options = CreateOptions::new().directory(self.backend.clone()).mode(CreationMode::Replace);
         let frozen: RefcountedArray<u64, Ix2> =
             options.create_counted_with(name.as_str(), SHAPE, |mut view| view.fill(value))?;
         frozen.freeze()?;
         let Ok(bytes) = std::fs::read(self.backend.path().join(&name)) else { return Ok(()) };
         drop(frozen);
         let bytes = bytes.chunks_exact(8).map(|bytes| u64::from_ne_bytes(bytes.try_into().expect("8 bytes")));
-        let options = CreateOptions::new().backend(self.backend.clone()).permissions(self.permissions);
+        let options = CreateOptions::new().directory(self.backend.clone()).permissions(self.permissions);
         let plain: SharedArray<u64, Ix1> = options.mode(CreationMode::OpenOrCreate).create(name, bytes.len())?;
         let mut guard = plain.write_timeout(Duration::from_millis(50))?;
         guard.iter_mut().zip(bytes).for_each(|(element, byte)| *element = byte);
@@ -178,7 +178,7 @@ impl Worker {
 
     fn look_at_forged(&mut self) -> ndarray_shm::Result<()> {
         let name = format!("{FORGED}-{}", self.name());
-        match OpenOptions::new().backend(self.backend.clone()).open_counted(name.as_str()) {
+        match OpenOptions::new().directory(self.backend.clone()).open_counted(name.as_str()) {
             Ok(array) => {
                 Self::watch(&array)?;
                 // Either the creator of a real frozen array was killed, or the elements pass for one. While the name
@@ -203,14 +203,14 @@ impl Worker {
     fn send(&mut self) -> ndarray_shm::Result<()> {
         let value = self.random.number();
         let strategy = [SharingStrategy::FileDescriptor, SharingStrategy::FileSystem][self.random.below(2)];
-        let options = CreateOptions::new().backend(self.backend.clone());
+        let options = CreateOptions::new().directory(self.backend.clone());
         let array: RefcountedArray<u64, Ix2> = options.share_with(strategy, SHAPE, |mut view| view.fill(value))?;
         let (here, there) = Channel::pair()?;
         here.send(&value, &[&array])?;
         drop(array);
         let received = there.receive_timeout::<u64>(Duration::from_secs(1))?;
         for parcel in received.arrays {
-            let array: RefcountedArray<u64, Ix2> = parcel.backend(self.backend.clone()).attach()?;
+            let array: RefcountedArray<u64, Ix2> = parcel.directory(self.backend.clone()).attach()?;
             assert!(array.read()?.iter().all(|element| *element == received.message), "another array was received");
             self.counted = Some(array);
         }
@@ -219,7 +219,7 @@ impl Worker {
 
     fn allocate(&mut self) -> ndarray_shm::Result<()> {
         let value = self.random.number();
-        let options = ArenaOptions::new().backend(self.backend.clone()).permissions(self.permissions);
+        let options = ArenaOptions::new().directory(self.backend.clone()).permissions(self.permissions);
         if self.arena.is_none() {
             self.arena = Some(
                 Arena::open_in(&self.backend, "stress-arena").or_else(|_| options.create("stress-arena", 1 << 20))?,
@@ -368,7 +368,7 @@ impl Worker {
     }
 
     fn render_options(&self) -> RenderOptions {
-        let options = RenderOptions::new().backend(self.backend.clone()).permissions(self.permissions);
+        let options = RenderOptions::new().directory(self.backend.clone()).permissions(self.permissions);
         options.shared_with(SharedWith::Users(vec![0, STRANGER]))
     }
 }
@@ -385,7 +385,7 @@ fn work(arguments: &[String]) {
     let seed: u64 = arguments[0].parse().unwrap();
     let backend = with_drafts_as_told(Directory::new("given", &arguments[3]));
     let permissions = u32::from_str_radix(&arguments[2], 8).unwrap();
-    let pool = PoolOptions::new().backend(backend.clone()).permissions(permissions).create().unwrap();
+    let pool = PoolOptions::new().directory(backend.clone()).permissions(permissions).create().unwrap();
     let mut worker = Worker {
         backend,
         permissions,

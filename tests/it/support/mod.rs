@@ -28,7 +28,7 @@ use ndarray_shm::backend::{Backend, EntryKind};
 use ndarray_shm::counted::{Inspection, Reclaim, Reclaimed, inspect_in};
 use ndarray_shm::pool::PoolOptions;
 use ndarray_shm::render::{self, RenderOptions};
-use ndarray_shm::{Access, Arena, CreateOptions, Directory, Location, OpenOptions, default_backend};
+use ndarray_shm::{Access, Arena, CreateOptions, Directory, Location, OpenOptions, default_directory};
 
 use crate::topics::Run;
 
@@ -37,7 +37,7 @@ const HIDDEN: &str = "NDSHM_TEST_HIDDEN";
 
 /// In a child: the backend under test, with its way of making drafts.
 pub fn backend_of_child() -> Directory {
-    with_drafts_as_told(default_backend().expect("the parent chose one"))
+    with_drafts_as_told(default_directory().expect("the parent chose one"))
 }
 
 /// In a child: this backend, with the way of making drafts that is under test.
@@ -189,12 +189,12 @@ impl Place {
 
     /// Options for creating arrays here.
     pub fn options(&self) -> CreateOptions {
-        CreateOptions::new().backend(self.backend.clone())
+        CreateOptions::new().directory(self.backend.clone())
     }
 
     /// Options for opening arrays here.
     pub fn open_options(&self) -> OpenOptions {
-        OpenOptions::new().backend(self.backend.clone())
+        OpenOptions::new().directory(self.backend.clone())
     }
 
     /// Inspects a counted array here.
@@ -214,17 +214,17 @@ impl Place {
 
     /// Options for pools here.
     pub fn pool_options(&self) -> PoolOptions {
-        PoolOptions::new().backend(self.backend.clone())
+        PoolOptions::new().directory(self.backend.clone())
     }
 
     /// Options for arenas here.
     pub fn arena_options(&self) -> ArenaOptions {
-        ArenaOptions::new().backend(self.backend.clone())
+        ArenaOptions::new().directory(self.backend.clone())
     }
 
     /// Options for renderbuffers here.
     pub fn render_options(&self) -> RenderOptions {
-        RenderOptions::new().backend(self.backend.clone())
+        RenderOptions::new().directory(self.backend.clone())
     }
 
     /// The environment in which a child's default backend is this one.

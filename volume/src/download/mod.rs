@@ -25,7 +25,7 @@ use ndarray::{Dimension, IxDyn, ShapeBuilder as _};
 use ndarray_shm::array::Description;
 use ndarray_shm::render::{self, RenderOptions};
 use ndarray_shm::{
-    DType, Directory, Element, Location, OpenOptions, Order, RenderBuffer, SharedArray, default_backend, with_element,
+    DType, Directory, Element, Location, OpenOptions, Order, RenderBuffer, SharedArray, default_directory, with_element,
 };
 
 pub use self::options::{DownloadOptions, Workers};
@@ -112,7 +112,7 @@ impl Downloaded {
             let (expected, found) = (format!("{:?} axes", D::NDIM), format!("{:?}", self.shape));
             return Err(ndarray_shm::ErrorKind::ShapeMismatch { expected, found }.at(location).into());
         };
-        let options = OpenOptions::new().backend(self.backend.clone());
+        let options = OpenOptions::new().directory(self.backend.clone());
         Ok(options.open::<T, D>(&self.location, dim.set_f(self.order == Order::F))?)
     }
 }
@@ -170,12 +170,12 @@ pub fn download_to_shared_memory(
 ) -> Result<Downloaded> {
     let backend = match &options.backend {
         Some(backend) => backend.clone(),
-        None => default_backend()?,
+        None => default_directory()?,
     };
     download_as(source, bbox, location, options, &backend, options.keep_partial)
 }
 
-/// Downloads to `backend`, which may differ from the backend in `options`.
+/// Downloads to `backend`, which may differ from the directory in `options`.
 fn download_as(
     source: &dyn ChunkSource,
     bbox: &Bbox,
@@ -230,7 +230,7 @@ fn join<T: Element>(
     stop: &StopFlag,
 ) -> Result<usize> {
     let parent = ParentLink::of_this_process();
-    let options = RenderOptions::new().backend(backend).shared_with(parent.shared_with());
+    let options = RenderOptions::new().directory(backend).shared_with(parent.shared_with());
     let buffer = options.open::<T, IxDyn>(location)?;
     if buffer.fingerprint() != line {
         // Between reading the fingerprint and opening the buffer, that download ended and another began under the same
@@ -376,7 +376,7 @@ impl DownloadRun<'_> {
             None => options,
         };
         let options = self.description.notes().fold(options, |options, (key, text)| options.note(key, text));
-        let options = options.backend(self.backend.clone());
+        let options = options.directory(self.backend.clone());
         Ok(options.chunk_offset(&offset).create(self.location, shape, IxDyn(&chunk), &line)?)
     }
 

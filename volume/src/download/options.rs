@@ -37,7 +37,7 @@ pub struct DownloadOptions<'a> {
 
 impl<'a> DownloadOptions<'a> {
     /// Returns the defaults: C order, a thread for each processor, missing chunks as the volume says, 16 requests and
-    /// 32 MiB at a time, the default backend, nothing replaced, no progress reported, never stopped, no partial work
+    /// 32 MiB at a time, the default directory, nothing replaced, no progress reported, never stopped, no partial work
     /// kept, files of this user only.
     pub fn new() -> Self {
         Self {
@@ -99,19 +99,20 @@ impl<'a> DownloadOptions<'a> {
         self
     }
 
-    /// Paints into this backend instead of the [default](ndarray_shm::default_backend).
-    pub fn backend(mut self, backend: Directory) -> Self {
+    /// Paints into this directory instead of the [default](ndarray_shm::default_directory).
+    pub fn directory(mut self, backend: Directory) -> Self {
         self.backend = Some(backend);
         self
     }
 
-    /// Paints into memory of this pool, in its backend, so that repeated downloads do not pay for new memory each time.
+    /// Paints into memory of this pool, in its directory, so that repeated downloads do not pay for new memory each
+    /// time.
     ///
     /// The array then lives as long as the last clone of the returned [`Downloaded`](crate::Downloaded): dropping it
     /// removes the name, and the memory returns to the pool as soon as no process is attached any more. If the name is
     /// unlinked or replaced by other means, the memory is not returned.
     pub fn pool(mut self, pool: &Pool) -> Self {
-        self.backend = Some(pool.backend().clone());
+        self.backend = Some(pool.directory().clone());
         self.pool = Some(pool.clone());
         self
     }

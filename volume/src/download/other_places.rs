@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use ndarray::{Dimension, IxDyn, ShapeBuilder as _};
-use ndarray_shm::{Directory, Element, Location, OpenOptions, Order, SharedArray, default_backend, render};
+use ndarray_shm::{Directory, Element, Location, OpenOptions, Order, SharedArray, default_directory, render};
 
 use super::{DownloadOptions, Downloaded, download_as};
 use crate::bbox::Bbox;
@@ -78,11 +78,11 @@ pub fn download_with_report<T: Element, D: Dimension>(
     };
     let backend = match &options.backend {
         Some(backend) => backend.clone(),
-        None => default_backend()?,
+        None => default_directory()?,
     };
     let unnamed = Unnamed { backend: &backend, location: &location };
     let done = download_as(source, bbox, &location, options, &backend, false)?;
-    let arrays = OpenOptions::new().backend(backend.clone()).keep_fd(true);
+    let arrays = OpenOptions::new().directory(backend.clone()).keep_fd(true);
     let array = arrays.open::<T, D>(&location, dim.set_f(options.order == Order::F))?;
     drop(unnamed);
     Ok((array, done))
@@ -140,13 +140,13 @@ fn unique() -> Result<Location> {
 /// hold the painted elements and the list of finished chunks, and the same call resumes there, as in shared memory.
 /// After a restart of the machine the download begins again, because data that had not reached the disk may be lost.
 /// The file has the permissions 0600, or 0660 if a group [shares](DownloadOptions::shared_with) it. Worker processes
-/// need the backend and the location that [`file_location`] returns.
+/// need the directory and the location that [`file_location`] returns.
 ///
 /// # Errors
 ///
 /// Those of [`download_to_shared_memory`](crate::download_to_shared_memory): `AlreadyExists` unless
 /// [`replace`](DownloadOptions::replace), `NoSpace` before anything is painted. Those of [`file_location`].
-/// `InvalidSetting` if a [`backend`](DownloadOptions::backend) is set, because the backend is the file's directory.
+/// `InvalidSetting` if a [`directory`](DownloadOptions::directory) is set, because that is the file's directory.
 ///
 /// # Examples
 ///
@@ -173,7 +173,7 @@ pub fn download_to_file(
     options: &DownloadOptions<'_>,
 ) -> Result<Downloaded> {
     if let Some(backend) = &options.backend {
-        let (setting, value) = ("the backend of a download to a file", backend.path().display().to_string());
+        let (setting, value) = ("the directory of a download to a file", backend.path().display().to_string());
         let expected = "unset: a file is created in its own directory";
         return Err(
             ndarray_shm::Error::from(ndarray_shm::ErrorKind::InvalidSetting { setting, value, expected }).into()
@@ -183,7 +183,7 @@ pub fn download_to_file(
     download_as(source, bbox, &location, options, &backend, options.keep_partial)
 }
 
-/// Returns the directory of a path as a backend, and its last part as a location in it.
+/// Returns the directory of a path, and its last part as a location in it.
 ///
 /// # Errors
 ///

@@ -7,7 +7,7 @@ use ndarray::{ArrayViewMut, Dimension, IxDyn, ShapeBuilder as _};
 use ndarray_shm::array::Description;
 use ndarray_shm::counted::SharingStrategy;
 use ndarray_shm::render::{ChunkGrid, RenderProgress};
-use ndarray_shm::{CreateOptions, Element, Order, RefcountedArray, default_backend};
+use ndarray_shm::{CreateOptions, Element, Order, RefcountedArray, default_directory};
 
 use super::{DownloadOptions, Spent, Workers, bytes_of, chunks_of, work_of};
 use crate::bbox::Bbox;
@@ -98,12 +98,12 @@ pub fn download_counted<T: Element, D: Dimension>(
         let (expected, found) = (format!("{:?} axes", D::NDIM), format!("{shape:?}"));
         return Err(ndarray_shm::ErrorKind::ShapeMismatch { expected, found }.at(source.identity()).into());
     };
-    let backend = options.backend.clone().map_or_else(default_backend, Ok)?;
+    let backend = options.backend.clone().map_or_else(default_directory, Ok)?;
     let nameless = SharingStrategy::FileDescriptor;
     let can_be_named = nameless.is_supported() && backend.makes_nameless_files();
     let strategy = if can_be_named { nameless } else { SharingStrategy::FileSystem };
     let mut painted = None;
-    let array = CreateOptions::new().backend(backend).try_share_with::<T, D, _>(
+    let array = CreateOptions::new().directory(backend).try_share_with::<T, D, _>(
         strategy,
         dim.set_f(options.order == Order::F),
         |view| {

@@ -51,8 +51,8 @@ pub struct ProcessWorkers {
 impl ProcessWorkers {
     /// Uses `count` processes, or one for each processor if `count` is 0. Each runs the command that `command` returns.
     ///
-    /// The program must open the same volume and call [`paint_as_worker`](crate::paint_as_worker) with the same backend
-    /// and location. Its standard streams are pipes:
+    /// The program must open the same volume and call [`paint_as_worker`](crate::paint_as_worker) with the same
+    /// directory and location. Its standard streams are pipes:
     /// - Standard input closes when the worker should stop
     ///   ([`StopFlag::stop_when_stdin_ends`](crate::StopFlag::stop_when_stdin_ends)).
     /// - On standard output `paint_as_worker` reports what it did; other output is ignored.

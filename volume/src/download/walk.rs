@@ -146,7 +146,7 @@ mod tests {
     fn only_busy_chunks_are_tried_again() {
         let directory = tempfile::tempdir().expect("a temporary directory");
         let backend = Directory::new("test", directory.path());
-        let options = RenderOptions::new().backend(backend);
+        let options = RenderOptions::new().directory(backend);
         let buffer = options.create::<u8, _>("walk", IxDyn(&[CHUNKS]), IxDyn(&[1]), "a walk").expect("a buffer");
         let Claim::Chunk(of_another) = buffer.claim(7).expect("a claim") else { panic!("chunk 7 is free") };
 

@@ -76,7 +76,7 @@ impl Locks {
         if let Some(file) = &*known {
             return Ok(Some(Arc::clone(file)));
         }
-        let options = CreateOptions::new().backend(place()?).permissions(PERMISSIONS);
+        let options = CreateOptions::new().directory(place()?).permissions(PERMISSIONS);
         match options.mode(CreationMode::OpenOrCreate).pages(Pages::Sparse).create(name(&self.volume)?, 1) {
             Ok(file) => Ok(Some(Arc::clone(known.insert(Arc::new(file))))),
             // Other uploads create and remove the array at any time, and `ndshm gc` locks it to see whether it is an
@@ -123,7 +123,7 @@ pub fn is_upload_lock(name: &str) -> bool {
 ///
 /// Those of opening and unlinking an array; `NotFound` if it no longer exists.
 pub fn remove_upload_lock(backend: &Directory, location: &Location, dry_run: bool) -> ndarray_shm::Result<bool> {
-    match OpenOptions::new().backend(backend.clone()).leave_holes(true).open(location.clone(), 1) {
+    match OpenOptions::new().directory(backend.clone()).leave_holes(true).open(location.clone(), 1) {
         Ok(file) => remove(&file, Duration::ZERO, dry_run),
         Err(error) if is_busy(&error) => Ok(false),
         Err(error) => Err(error),

@@ -14,7 +14,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use ndarray::{ArrayViewD, IxDyn, ShapeBuilder as _};
-use ndarray_shm::{ArrayReader, Directory, Element, Location, OpenOptions, Order, default_backend, with_element};
+use ndarray_shm::{ArrayReader, Directory, Element, Location, OpenOptions, Order, default_directory, with_element};
 
 pub use self::locks::{is_upload_lock, remove_upload_lock};
 pub use self::options::{Alignment, UploadOptions};
@@ -98,7 +98,7 @@ pub fn upload_from_shared_memory(
     let units = Units::of(sink, bbox, options)?;
     let backend = match &options.backend {
         Some(backend) => backend.clone(),
-        None => default_backend()?,
+        None => default_directory()?,
     };
     with_element!(sink.meta().dtype, T => {
         let array = open::<T>(&backend, location, bbox, &units, options)?;
@@ -198,7 +198,7 @@ fn open<T: Element>(
         if options.stop.is_stopped() {
             return Err(Error::Interrupted { done: 0, total: units.total() });
         }
-        let readers = OpenOptions::new().backend(backend.clone()).timeout(PATIENCE);
+        let readers = OpenOptions::new().directory(backend.clone()).timeout(PATIENCE);
         let readers = readers.reinterpret(options.reinterpret);
         match readers.open_reader(location.clone(), IxDyn(&bbox.shape()).set_f(order == Order::F)) {
             Err(ndarray_shm::Error { kind: ndarray_shm::ErrorKind::TimedOut { .. }, .. }) => {}

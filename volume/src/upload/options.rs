@@ -109,8 +109,8 @@ impl<'a> UploadOptions<'a> {
         self
     }
 
-    /// Looks for the array in this backend instead of the [default](ndarray_shm::default_backend).
-    pub fn backend(mut self, backend: Directory) -> Self {
+    /// Looks for the array in this directory instead of the [default](ndarray_shm::default_directory).
+    pub fn directory(mut self, backend: Directory) -> Self {
         self.backend = Some(backend);
         self
     }

@@ -170,7 +170,7 @@ fn abandoned_download_of_other_work_is_replaced() {
     let replace = || place.options().replace(true);
     let running = place.backend.clone();
     let held =
-        ndarray_shm::render::RenderOptions::new().backend(running).open::<u16, Ix2>(&place.location).expect("it");
+        ndarray_shm::render::RenderOptions::new().directory(running).open::<u16, Ix2>(&place.location).expect("it");
     let error = place.download(&*volume, &half, &replace()).expect_err("another download is attached");
     let Error::Array(ndarray_shm::Error { kind: ndarray_shm::ErrorKind::Mismatch { state, .. }, .. }) = error else {
         panic!("{error}")

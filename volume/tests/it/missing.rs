@@ -106,7 +106,7 @@ fn reused_memory_never_shows_stale_elements() {
         let place = Place::new();
         let volume = place.volume(&spec());
         std::fs::remove_dir_all(place.path("volume/c")).expect("all chunks");
-        let pool = PoolOptions::new().backend(place.backend.clone()).create().expect("a pool");
+        let pool = PoolOptions::new().directory(place.backend.clone()).create().expect("a pool");
         pool.take::<i16, _>((12, 12)).expect("memory").view_mut().fill(-1);
         let options = place.options().pool(&pool).missing(missing);
         let done = place.download(&*volume, &all(), &options).expect("a download");

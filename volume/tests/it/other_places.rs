@@ -84,7 +84,7 @@ fn counted_array_is_painted_before_it_is_shared() {
         let (array, painted) = download_counted::<u16, Ix2>(&*volume, &region(), &options).expect("a download");
         let expected = spec().expected::<u16>(&region()).expect("the region");
         assert_eq!(array.read().expect("a guard").view().into_dyn(), expected);
-        assert_eq!((array.order(), array.refcount(), array.backend().path()), (order, 1, place.backend.path()));
+        assert_eq!((array.order(), array.refcount(), array.directory().path()), (order, 1, place.backend.path()));
         assert_eq!((painted.chunks, painted.bytes), (6, 39 * 29 * 2));
         let notes = VolumeNotes::read(&painted.description, array.shape());
         assert_eq!(notes.bbox, Some(region()));

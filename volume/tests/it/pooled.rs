@@ -17,7 +17,7 @@ fn each_download_reuses_the_memory_of_the_last() {
     for place in Place::of_each_kind() {
         let spec = DemoSpec::new(&[40, 40, 40], &[16, 16, 16], DType::U16).pattern(Pattern::Noise);
         let source = place.volume(&spec);
-        let pool = PoolOptions::new().backend(place.backend.clone()).create().expect("a pool");
+        let pool = PoolOptions::new().directory(place.backend.clone()).create().expect("a pool");
         // Regions of equal size and smaller ones: every element of the reused memory is painted over.
         for text in ["0:20,:,:", "20:40,:,:", ":,0:20,:", "7:27,:,:", ":,:,20:40", "0:10,3:40,:"] {
             let bbox = Bbox::parse(text, &Bbox::whole(spec.shape())).expect(text);
@@ -45,7 +45,7 @@ fn each_download_reuses_the_memory_of_the_last() {
 #[test]
 fn missing_chunks_have_the_fill_value_in_reused_memory() {
     let place = Place::new();
-    let pool = PoolOptions::new().backend(place.backend.clone()).create().expect("a pool");
+    let pool = PoolOptions::new().directory(place.backend.clone()).create().expect("a pool");
     pool.take::<i16, _>((10, 10)).expect("memory").view_mut().fill(-1);
     downloads_with_one_chunk_missing(&place, &place.options().pool(&pool));
     assert_eq!(pool.stats().hits, u64::from(RECYCLES));
@@ -56,9 +56,9 @@ fn pool_of_another_backend_is_refused() {
     let place = Place::new();
     let spec = DemoSpec::new(&[10, 10], &[5, 5], DType::I16);
     let source = place.volume(&spec);
-    let pool = PoolOptions::new().backend(place.backend.clone()).create().expect("a pool");
+    let pool = PoolOptions::new().directory(place.backend.clone()).create().expect("a pool");
     let elsewhere = Directory::new("elsewhere", place.path(""));
-    let options = place.options().pool(&pool).backend(elsewhere);
+    let options = place.options().pool(&pool).directory(elsewhere);
     let refused = place.download(&*source, &Bbox::whole(&[10, 10]), &options);
     assert!(
         matches!(

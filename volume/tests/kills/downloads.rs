@@ -128,7 +128,7 @@ fn run(command: &str) -> std::result::Result<(), Box<dyn std::error::Error>> {
     } else {
         Workers::Threads(WORKERS)
     };
-    let options = DownloadOptions::new().backend(backend).workers(workers).requests(REQUESTS);
+    let options = DownloadOptions::new().directory(backend).workers(workers).requests(REQUESTS);
     let done = download_to_shared_memory(&source, &source.meta().domain(), &location, &options)?;
     println!("painted {} resumed {} of {}", done.painted, done.resumed, done.chunks);
     Ok(())
@@ -167,7 +167,7 @@ fn killed_in_the_middle(command: &str) {
     let again = start(&place, command, &log, false);
     let said = again.said();
     assert_eq!(said, format!("painted {} resumed {kept} of {CHUNKS}\n", CHUNKS - kept));
-    let array = OpenOptions::new().backend(place.backend.clone()).open::<u8, Ix3>(&place.location, (48, 40, 64));
+    let array = OpenOptions::new().directory(place.backend.clone()).open::<u8, Ix3>(&place.location, (48, 40, 64));
     let expected = spec().expected::<u8>(&ndarray_shm_volume::Bbox::whole(&[48, 40, 64])).expect("all of it");
     assert!(array.expect("the array").read().expect("a guard").view().into_dyn() == expected);
     assert_eq!(place.left(), [EntryKind::Array]);

@@ -141,7 +141,7 @@ pub(crate) fn check(world: &World, damaged: Damaged) -> Result<(), String> {
 /// Returns the elements of the whole volume.
 fn read(world: &World, path: &Path) -> Result<Vec<u8>, Error> {
     let source = open_volume(path)?;
-    let options = DownloadOptions::new().order(Order::C).workers(Workers::Threads(1)).backend(world.backend.clone());
+    let options = DownloadOptions::new().order(Order::C).workers(Workers::Threads(1)).directory(world.backend.clone());
     let location = world.location();
     let done = download_to_shared_memory(&*source, &source.meta().domain(), &location, &options)?;
     let elements = elements_of(&done).expect("an array");

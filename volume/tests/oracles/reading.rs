@@ -100,7 +100,7 @@ pub(crate) fn downloaded(
     let options = DownloadOptions::new()
         .order(order)
         .workers(Workers::Threads(2))
-        .backend(world.backend.clone())
+        .directory(world.backend.clone())
         .missing(Missing::Fill);
     let location = world.location();
     let done = download_to_shared_memory(source, bbox, &location, &options)

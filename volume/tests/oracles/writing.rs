@@ -130,10 +130,10 @@ impl Upload<'_> {
         let location = world.location();
         let shape = IxDyn(elements.shape()).set_f(order == Order::F);
         let array = CreateOptions::new()
-            .backend(world.backend.clone())
+            .directory(world.backend.clone())
             .create_with::<T, IxDyn>(&location, shape, |mut view| view.assign(elements))
             .map_err(|error| error.to_string())?;
-        let options = options.order(order).backend(world.backend.clone()).workers(2);
+        let options = options.order(order).directory(world.backend.clone()).workers(2);
         let done = upload_from_shared_memory(sink, bbox, &location, &options);
         let kept = {
             let guard = array.read().map_err(|error| error.to_string())?;

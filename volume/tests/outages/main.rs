@@ -79,7 +79,7 @@ fn transfer(url: &str) -> ExitCode {
         }
         let volume = open_volume(&url)?;
         let backend = Directory::new("test", std::env::var_os(ARRAYS).expect("a directory for arrays"));
-        let options = DownloadOptions::new().backend(backend).workers(Workers::Threads(2)).keep_partial(true);
+        let options = DownloadOptions::new().directory(backend).workers(Workers::Threads(2)).keep_partial(true);
         let location = LOCATION.parse().expect("a location");
         let done = download_to_shared_memory(&*volume, &volume.meta().domain(), &location, &options)?;
         println!("{} {}", done.painted, done.resumed);
@@ -184,7 +184,7 @@ impl Case {
         let backend = Directory::new("test", self.directory.path().join("arrays"));
         let location: Location = LOCATION.parse().expect("a location");
         let expected = self.expected();
-        let array = OpenOptions::new().backend(backend).open::<u16, IxDyn>(&location, expected.shape());
+        let array = OpenOptions::new().directory(backend).open::<u16, IxDyn>(&location, expected.shape());
         let equal = array.expect("the array").read().expect("a guard").view() == expected;
         assert!(equal, "the array is not the volume");
         (numbers[0], numbers[1])

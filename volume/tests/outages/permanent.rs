@@ -92,7 +92,7 @@ impl Sharded {
         fs::write(&self.shard, [&shard[..index - 2 * length], &shard[index..]].concat()).expect("cut");
     }
 
-    fn backend(&self) -> Directory {
+    fn directory(&self) -> Directory {
         Directory::new("test", self.directory.path().join("arrays"))
     }
 
@@ -100,7 +100,7 @@ impl Sharded {
         let source = open_volume(url.parse::<VolumeUrl>()?)?;
         let location: Location = "permanent-test".parse().expect("a location");
         let options = DownloadOptions::new()
-            .backend(self.backend())
+            .directory(self.directory())
             .workers(Workers::Threads(1))
             .requests(1)
             .missing(Missing::Fill)
@@ -148,7 +148,7 @@ pub(crate) fn truncated_shards_are_permanent_errors(_name: &str) {
             sharded.download(&url, true).expect_err("as before");
             assert!(sharded.left() > 0, "seven chunks are sound, and kept on request");
             let location = "permanent-test".parse().expect("a location");
-            assert!(ndarray_shm::render::discard(&sharded.backend(), &location).expect("it is there"));
+            assert!(ndarray_shm::render::discard(&sharded.directory(), &location).expect("it is there"));
         }
     }
 }
@@ -174,7 +174,7 @@ pub(crate) fn raw_chunks_come_whole_from_a_server_without_ranges(_name: &str) {
     let backend: Directory = Directory::new("test", directory.path());
     for region in ["3:20,5:18", "17:20,0:20"] {
         let bbox = remote.meta().parse_bbox(region).expect(region);
-        let options = DownloadOptions::new().backend(backend.clone());
+        let options = DownloadOptions::new().directory(backend.clone());
         let array = download::<u16, ndarray::IxDyn>(&*remote, &bbox, &options).expect(region);
         let mut wanted = elements.view();
         for (axis, range) in bbox.ranges().iter().enumerate() {

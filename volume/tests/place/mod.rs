@@ -60,7 +60,7 @@ impl Place {
 
     /// Returns options that paint into this place's backend.
     pub(crate) fn options(&self) -> DownloadOptions<'static> {
-        DownloadOptions::new().backend(self.backend.clone())
+        DownloadOptions::new().directory(self.backend.clone())
     }
 
     /// Downloads to this place's location.

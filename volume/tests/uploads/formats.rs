@@ -22,7 +22,7 @@ pub(crate) fn counted(shape: [usize; 3]) -> Array3<u32> {
 
 pub(crate) fn downloaded(volume: &dyn ChunkSource, bbox: &Bbox) -> ArrayD<u32> {
     let place = Place::new();
-    let options = DownloadOptions::new().backend(place.backend.clone());
+    let options = DownloadOptions::new().directory(place.backend.clone());
     let done = download_to_shared_memory(volume, bbox, &place.location, &options).expect("a download");
     let array = done.open::<u32, IxDyn>().expect("the array");
     array.read().expect("a guard").to_owned()
@@ -38,7 +38,7 @@ pub(crate) fn new_volume(shape: &[u64], shards: bool) -> NewVolume {
 pub(crate) fn new_volume_is_filled_from_shared_memory() {
     let place = Place::new();
     let array = counted([20, 17, 40]).into_dyn();
-    let options = CreateOptions::new().backend(place.backend.clone());
+    let options = CreateOptions::new().directory(place.backend.clone());
     let shared =
         options.create_with::<u32, IxDyn>(place.location.clone(), IxDyn(&[20, 17, 40]), |mut to| to.assign(&array));
     let shared = shared.expect("an array");
@@ -46,7 +46,7 @@ pub(crate) fn new_volume_is_filled_from_shared_memory() {
         let url = VolumeUrl::local(place.path(&format!("new-{shards}")));
         let volume = create_volume(&url, &new_volume(&[20, 17, 40], shards)).expect("a new volume");
         let all = volume.meta().domain();
-        let options = UploadOptions::new().backend(place.backend.clone());
+        let options = UploadOptions::new().directory(place.backend.clone());
         let done = upload_from_shared_memory(&*volume, &all, &place.location, &options).expect("an upload");
         assert_eq!((done.stored, done.bytes), (objects, 20 * 17 * 40 * 4));
         assert_eq!(downloaded(&*open_volume(&url).expect("the volume"), &all), array);

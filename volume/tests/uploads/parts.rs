@@ -59,7 +59,8 @@ pub(crate) fn task(volume_at: &Path, arrays: &Path, location: &str) -> u8 {
     let (mut chunks, mut bytes) = (0, 0);
     if let Some(part) = &part {
         let backend = Directory::new("test", arrays);
-        let options = UploadOptions::new().backend(backend).alignment(Alignment::ReadModifyWrite).cutout(part.clone());
+        let options =
+            UploadOptions::new().directory(backend).alignment(Alignment::ReadModifyWrite).cutout(part.clone());
         let done = upload_from_shared_memory(&raw, &all, &location.parse().expect("a location"), &options.workers(1));
         let done = done.expect("an upload");
         (chunks, bytes) = (done.stored as u64, done.bytes);
@@ -90,7 +91,7 @@ pub(crate) fn four_tasks_write_the_whole_array_in_any_order() {
     let place = Place::new();
     let raw = volume(&place.path("volume"));
     let array = array();
-    let options = CreateOptions::new().backend(place.backend.clone());
+    let options = CreateOptions::new().directory(place.backend.clone());
     let shared =
         options.create_with::<u16, IxDyn>(place.location.clone(), IxDyn(&[55, 17]), |mut to| to.assign(&array));
     let _shared = shared.expect("an array");

@@ -137,7 +137,7 @@ pub(crate) fn cases_of_cloudvolumes_parallel_uploads_arrive() {
                     question
                 };
                 peer.ask(&ask("share"));
-                let options = options.backend(ndarray_shm::Directory::shm().expect("shared memory"));
+                let options = options.directory(ndarray_shm::Directory::shm().expect("shared memory"));
                 let at = location.parse().expect("a location");
                 let done = upload_from_shared_memory(&*volume, &all, &at, &options);
                 let still = peer.ask(&ask("still"));

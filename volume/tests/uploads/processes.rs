@@ -258,7 +258,7 @@ fn upload_slowly() -> usize {
     hold(&mut raw);
     let backend = Directory::new("test", variable(ARRAYS));
     let location = variable(LOCATION).parse().expect("a location");
-    let options = UploadOptions::new().backend(backend).alignment(Alignment::ReadModifyWrite).workers(2);
+    let options = UploadOptions::new().directory(backend).alignment(Alignment::ReadModifyWrite).workers(2);
     let region = REGION.parse().expect("a box");
     let done = upload_from_shared_memory(&raw, &region, &location, &options).expect("an upload");
     assert_eq!(done.stored, 40);
@@ -280,7 +280,7 @@ fn kill_at(place: &Place, raw: &Raw, objects: usize) {
 fn check_kills(place: &Place, at: &[usize]) {
     let raw = slow(&place.path("volume"));
     let array = array();
-    let options = CreateOptions::new().backend(place.backend.clone());
+    let options = CreateOptions::new().directory(place.backend.clone());
     let shared = options.create_with::<u16, IxDyn>(place.location.clone(), IxDyn(&[80, 6]), |mut to| to.assign(&array));
     let shared = shared.expect("an array");
     for objects in at {

@@ -31,7 +31,7 @@ fn meta() -> VolumeMeta {
 }
 
 fn options(place: &Place) -> UploadOptions<'static> {
-    UploadOptions::new().backend(place.backend.clone())
+    UploadOptions::new().directory(place.backend.clone())
 }
 
 /// Returns elements that count up from `first + 1`, in C order.
@@ -45,7 +45,7 @@ fn counted(shape: &[usize], first: u16) -> ArrayD<u16> {
 
 /// Puts an array into shared memory in this order.
 fn share<T: Element>(place: &Place, array: &ArrayD<T>, order: Order) -> SharedArray<T, IxDyn> {
-    let options = CreateOptions::new().backend(place.backend.clone());
+    let options = CreateOptions::new().directory(place.backend.clone());
     let shape = IxDyn(array.shape()).set_f(order == Order::F);
     options.create_with::<T, IxDyn>(place.location.clone(), shape, |mut to| to.assign(array)).expect("an array")
 }

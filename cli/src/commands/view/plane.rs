@@ -198,7 +198,7 @@ impl Plane {
         let mut plane = Self { dtype: T::DTYPE, width, height, bytes: vec![0; elements * size_of::<T>()] };
         let whole: Vec<Range<usize>> = array.shape.iter().map(|length| 0..*length).collect();
         if array.kind == ArrayKind::Partial {
-            let options = RenderOptions::new().backend(array.backend.clone()).shared_with(share.clone());
+            let options = RenderOptions::new().directory(array.backend.clone()).shared_with(share.clone());
             let buffer = options.open::<T, IxDyn>(&array.location)?;
             for index in 0..buffer.grid().len() {
                 let region = buffer.grid().region(index);

@@ -102,7 +102,7 @@ fn pool_waits_for_stopped_but_not_killed_processes(place: &Place) {
 
 /// A child that holds all cells for writing, with a lock that the mapping itself keeps.
 pub fn writer(arguments: &[String]) {
-    let options = OpenOptions::new().backend(backend_of_child());
+    let options = OpenOptions::new().directory(backend_of_child());
     let mut writer = options.open_writer::<u32, Ix1>(arguments[0].as_str(), LENGTH).unwrap();
     say("attached");
     hear();
@@ -169,7 +169,7 @@ fn memory_without_its_hidden_name_is_not_used_again(place: &Place) {
 
 /// A child whose pool has one draft, one array and two idle arrays.
 pub fn owner(arguments: &[String]) {
-    let pool = PoolOptions::new().backend(backend_of_child()).create().unwrap();
+    let pool = PoolOptions::new().directory(backend_of_child()).create().unwrap();
     let name = |number: usize| format!("{}-{number}", arguments[0]);
     let publish = |number| pool.take::<u32, _>(LENGTH).unwrap().publish(name(number)).unwrap();
     let arrays: Vec<_> = (0..4).map(publish).collect();

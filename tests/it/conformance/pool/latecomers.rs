@@ -49,13 +49,13 @@ impl Late {
         let location = name.location().clone();
         let thread = std::thread::spawn(move || {
             if held {
-                let options = OpenOptions::new().backend(backend);
+                let options = OpenOptions::new().directory(backend);
                 options
                     .timeout(Duration::from_secs(30))
                     .open_reader::<u32, Ix1>(location, LENGTH)
                     .map(|reader| reader.view()[0])
             } else {
-                let options = OpenOptions::new().backend(backend);
+                let options = OpenOptions::new().directory(backend);
                 options.open::<u32, Ix1>(location, LENGTH).and_then(|array| Ok(array.read()?[0]))
             }
         });

@@ -64,7 +64,7 @@ fn allocation_evicts_idle_memory_when_room_is_short(place: &Place) {
         counted.store(left - 1, Ordering::Relaxed);
         Err(ErrorKind::NoSpace { needed: 1, available: 0, in_flight: 0, advice: "make room".into() }.at("here"))
     });
-    let pool = PoolOptions::new().backend(backend).create().unwrap();
+    let pool = PoolOptions::new().directory(backend).create().unwrap();
     let drafts: Vec<_> = (0..4).map(|_| pool.take::<u8, _>(1000).unwrap()).collect();
     drop(drafts);
     if Place::RECYCLES {

@@ -145,7 +145,7 @@ fn longer_memory_becomes_an_ordinary_counted_array(place: &Place) {
 }
 
 pub fn counted(arguments: &[String]) {
-    let options = OpenOptions::new().backend(backend_of_child());
+    let options = OpenOptions::new().directory(backend_of_child());
     let array = options.open_counted::<u8, Ix1>(arguments[0].as_str()).unwrap();
     let view = array.read().unwrap();
     assert_eq!((view[0], view[view.len() - 1]), (5, 5));

@@ -65,7 +65,7 @@ fn buffer_uses_the_memory_of_the_last_one(place: &Place) {
 
 /// A child that joins a buffer, paints nothing, and stays.
 pub fn painter(arguments: &[String]) {
-    let options = RenderOptions::new().backend(backend_of_child());
+    let options = RenderOptions::new().directory(backend_of_child());
     let buffer = options.open::<u32, Ix2>(arguments[0].as_str()).unwrap();
     say("joined");
     hear();

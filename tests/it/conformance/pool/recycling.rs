@@ -124,7 +124,7 @@ fn threads_share_a_pool(place: &Place) {
 pub fn rounds(arguments: &[String]) {
     let backend = backend_of_child();
     let directory = backend.path().display().to_string();
-    let make = || PoolOptions::new().backend(backend.clone()).create().unwrap();
+    let make = || PoolOptions::new().directory(backend.clone()).create().unwrap();
     // The first call of a process opens files that stay open; they are no leak.
     drop(make().take::<u8, _>(10).unwrap().publish(arguments[0].as_str()).unwrap());
     let before = (open_files(), mappings(&directory).len());

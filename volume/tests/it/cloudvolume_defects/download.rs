@@ -27,7 +27,7 @@ fn region() -> Bbox {
 
 /// Creates an array of another size under the place's name.
 fn taken(place: &Place) -> SharedArray<u8, Ix3> {
-    let options = CreateOptions::new().backend(place.backend.clone());
+    let options = CreateOptions::new().directory(place.backend.clone());
     options.create_with(&place.location, (3, 4, 5), |mut view| view.fill(5)).expect("an array")
 }
 
@@ -46,7 +46,7 @@ fn existing_array_is_neither_resized_nor_cleared() {
         assert_eq!(place.left(), [EntryKind::Array]);
 
         // Replaced on request, the old array stays unchanged for attached processes.
-        let options = OpenOptions::new().backend(place.backend.clone()).keep_fd(true);
+        let options = OpenOptions::new().directory(place.backend.clone()).keep_fd(true);
         let kept = options.open::<u8, Ix3>(&place.location, (3, 4, 5)).expect("the array");
         place.download(&*volume, &region(), &place.options().replace(true)).expect("a download");
         #[cfg(target_os = "linux")]
@@ -61,7 +61,7 @@ fn array_opened_for_reading_cannot_be_written() {
     let place = Place::new();
     let volume = place.volume(&spec());
     place.download(&*volume, &region(), &place.options()).expect("a download");
-    let options = OpenOptions::new().backend(place.backend.clone());
+    let options = OpenOptions::new().directory(place.backend.clone());
     let array = options.access(Access::Read).open::<u8, Ix3>(&place.location, (17, 17, 10)).expect("the array");
     assert!(array.is_readonly() && array.raw_view_mut().is_none());
     assert!(matches!(
@@ -250,7 +250,7 @@ fn array_of_either_order_is_the_shared_memory() {
         one.write().expect("a guard")[[1, 2, 3]] = changed;
         assert_eq!(other.read().expect("a guard")[[1, 2, 3]], changed);
         let shape = (17, 17, 10).set_f(order == Order::F);
-        let anew = OpenOptions::new().backend(place.backend.clone()).open::<u8, Ix3>(&place.location, shape);
+        let anew = OpenOptions::new().directory(place.backend.clone()).open::<u8, Ix3>(&place.location, shape);
         assert_eq!(anew.expect("by its name").read().expect("a guard")[[1, 2, 3]], changed);
     }
 }
