@@ -1,6 +1,6 @@
 //! What can go wrong, in words that say what to do about it.
 //!
-//! Every variant names the array it is about. A name in the messages is the public location; a nameless draft is named
+//! An error names the array it is about, once. A name in the messages is the public location; a nameless draft is named
 //! by the directory it lives in.
 
 use std::borrow::Cow;
@@ -40,8 +40,9 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 pub struct Error {
     /// What went wrong, with the values that belong to it.
     pub kind: ErrorKind,
-    /// What it is about: the name of an array, or the directory of a draft, which has no name; a file, a socket or a
-    /// channel. Empty if it is about a setting.
+    /// What it is about, for people: the name of an array, shortened if it is very long; the directory of a draft, which
+    /// has no name; an arena, a file, a socket or a channel; in words what has none of these, such as "this process".
+    /// Empty if it is about a setting.
     pub location: String,
     /// The operating system's answer, if that was the cause.
     pub source: Option<io::Error>,

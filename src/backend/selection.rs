@@ -114,9 +114,9 @@ impl Directory {
     /// [`Unsupported`](ErrorKind::Unsupported) off Linux.
     pub fn shm() -> Result<Self> {
         let Some(path) = os::SHARED_MEMORY else {
-            return Err(ErrorKind::Unsupported { what: "this platform has no shared memory that can be listed and reserved; leave EMULATE_SHM unset or set \
-                       it to 1"
-                    .into() }.at("/dev/shm"));
+            let what = "this platform has no shared memory that can be listed and reserved; leave EMULATE_SHM unset or set \
+                        it to 1";
+            return Err(ErrorKind::Unsupported { what: what.into() }.at("/dev/shm"));
         };
         Ok(remembered("shm", Path::new(path)))
     }

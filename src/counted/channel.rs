@@ -326,7 +326,8 @@ crate::os::with_sockets! {
             let path = directory.path().join("socket");
             let refused = |error: Error, kind: io::ErrorKind, advice: &str| {
                 assert!(error.to_string().contains(advice), "{error}");
-                assert!(matches!(&error, Error { kind: ErrorKind::Os { .. }, source: Some(source), .. } if source.kind() == kind), "{error:?}");
+                assert!(matches!(error.kind, ErrorKind::Os { .. }), "{error:?}");
+                assert_eq!(error.source.map(|source| source.kind()), Some(kind));
             };
             refused(Channel::connect(&path).unwrap_err(), io::ErrorKind::NotFound, "a process must listen");
             let missing = ChannelListener::bind(directory.path().join("none/socket")).unwrap_err();

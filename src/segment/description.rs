@@ -132,14 +132,15 @@ fn write(file: &File, home: &Home, new: Option<(u64, &[u8])>) -> Result<bool> {
     }
     refuse_bookkeeping(file, &facts, location)?;
     if let Some((expected, _)) = new.filter(|(bytes, _)| *bytes != facts.length) {
-        let (location, found) = (location.to_string(), facts.length);
-        return Err(ErrorKind::SizeMismatch { expected, found, description: None }.at(location));
+        return Err(ErrorKind::SizeMismatch { expected, found: facts.length, description: None }.at(location));
     }
     match backend.set_attribute(file, new.map(|(_, text)| text)) {
         Ok(()) => Ok(true),
-        Err(Error { kind: ErrorKind::Unsupported { .. }, .. }) => Err(ErrorKind::Unsupported { what: "its file system has no extended attributes of `user.` (tmpfs has them since Linux 6.6), which keep the \
-                   description: give type and shape where the array is opened"
-                .into() }.at(location)),
+        Err(Error { kind: ErrorKind::Unsupported { .. }, .. }) => {
+            let what = "its file system has no extended attributes of `user.` (tmpfs has them since Linux 6.6), which keep the \
+                        description: give type and shape where the array is opened";
+            Err(ErrorKind::Unsupported { what: what.into() }.at(location))
+        }
         Err(error) => Err(error.about(location)),
     }
 }

@@ -196,11 +196,9 @@ impl<'a> UploadSource<'a> {
     /// that type.
     fn mismatch_advice(&self, error: &ndarray_shm::Error, dtype: DType, shape: &[u64], is_new: bool) -> String {
         let elements = shape.iter().try_fold(1u64, |elements, length| elements.checked_mul(*length));
-        let found = match error {
-            ndarray_shm::Error { kind: ndarray_shm::ErrorKind::DTypeMismatch { found, .. }, .. } => {
-                Some(format!("of type {found}"))
-            }
-            ndarray_shm::Error { kind: ndarray_shm::ErrorKind::SizeMismatch { found, .. }, .. } => {
+        let found = match &error.kind {
+            ErrorKind::DTypeMismatch { found, .. } => Some(format!("of type {found}")),
+            ErrorKind::SizeMismatch { found, .. } => {
                 let is_item = |bytes: &u64| [1, 2, 4, 8, 16].contains(bytes) && *bytes != dtype.size() as u64;
                 let item =
                     elements.filter(|elements| *elements > 0 && found % elements == 0).map(|count| found / count);

@@ -199,8 +199,9 @@ impl ArenaHeader {
     }
 
     fn full(&self, needed: u64) -> Error {
-        ErrorKind::NoSpace { needed, available: self.unused(0), in_flight: 0, advice: "the arena is full: drop arrays that are no longer needed (in every process: stats() says how many each \
-                     holds), or create a larger one"
-                .into() }.at(self.name())
+        let advice = "the arena is full: drop arrays that are no longer needed (in every process: stats() says how many each \
+                      holds), or create a larger one";
+        let available = self.unused(0);
+        ErrorKind::NoSpace { needed, available, in_flight: 0, advice: advice.into() }.at(self.name())
     }
 }
