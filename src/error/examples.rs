@@ -17,7 +17,7 @@ pub fn one_error_of_each_kind() -> Vec<Error> {
         ErrorKind::Reserved { reason: "a lock has this name" },
         ErrorKind::NotAnArray { found: "a directory" },
         ErrorKind::NoSpace { needed: 4096, available: 100, in_flight: 1 << 20, advice: "free some of /dev/shm".into() },
-        ErrorKind::TooLarge { shape: vec![1 << 40, 1 << 40], item: 4 },
+        ErrorKind::TooLarge { shape: vec![1 << 30, 1 << 30], item: 16 },
         ErrorKind::SizeMismatch { expected: 24, found: 4, description: Some("uint8 [4] in C order".into()) },
         ErrorKind::DescriptionMismatch { expected: "uint8 [4]".into(), found: "float32 [1]".into() },
         ErrorKind::NotDescribed,
