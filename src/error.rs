@@ -40,9 +40,9 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 pub struct Error {
     /// What went wrong, with the values that belong to it.
     pub kind: ErrorKind,
-    /// What it is about, for people: the name of an array, shortened if it is very long; the directory of a draft, which
-    /// has no name; an arena, a file, a socket or a channel; in words what has none of these, such as "this process".
-    /// Empty if it is about a setting.
+    /// What it is about, for people: the name of an array, shortened if it is very long; the directory of a draft,
+    /// which has no name; an arena, a file, a socket or a channel; in words what has none of these, such as "this
+    /// process". Empty if it is about a setting.
     pub location: String,
     /// The operating system's answer, if that was the cause.
     pub source: Option<io::Error>,
