@@ -10,8 +10,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use ndarray_shm::array::{ArrayLock, Description};
-use ndarray_shm::{Access, CreationMode, DType, Directory, Error, Location, Order, Result, default_directory};
-use ndarray_shm::{ErrorKind, render};
+use ndarray_shm::{
+    Access, CreationMode, DType, Directory, Error, ErrorKind, Location, Order, Result, default_directory, render,
+};
 use ndarray_shm_volume::VolumeNotes;
 use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::{PyBufferError, PyValueError};

@@ -2,11 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use ndarray_shm::backend::{DirectoryEntry, EntryKind};
+use ndarray_shm::backend::EntryKind;
 use ndarray_shm::counted::Reclaim;
 use ndarray_shm::render::{self, Ledger};
 use ndarray_shm::{Error, ErrorKind, Location, Result, default_directory};
-use ndarray_shm_volume::is_lock;
+use ndarray_shm_volume::Found;
 use pyo3::prelude::*;
 
 use crate::errors::exception;
@@ -23,29 +23,19 @@ pub(crate) fn listing(
         let directory = default_directory()?;
         let mut rows = Vec::new();
         for entry in directory.list()? {
-            // The parts of a renderbuffer have its name for a location, and with it the description of the array that
-            // it replaces.
-            let Some(location) = entry.location().filter(|_| entry.kind == EntryKind::Array) else { continue };
-            let row = match directory.description(&location) {
-                Ok(Some(found)) => (
+            rows.push(match Found::at(&directory, &entry) {
+                Found::Plain(Some(found)) => (
                     entry.name,
                     entry.len,
                     Some(ElementType::described(&found).as_str()),
                     Some(found.shape().to_vec()),
                     Some(memory::name_of_order(found.order())),
                 ),
-                Ok(None) | Err(Error { kind: ErrorKind::PermissionDenied { .. }, .. })
-                    if is_lock(&entry) || is_semaphore(&entry) =>
-                {
-                    continue;
-                }
-                Ok(None) | Err(Error { kind: ErrorKind::PermissionDenied { .. }, .. }) => {
+                Found::Plain(None) | Found::Unknown(Error { kind: ErrorKind::PermissionDenied { .. }, .. }) => {
                     (entry.name, entry.len, None, None, None)
                 }
-                // A reserved file, or one that was removed after the listing.
-                Err(_) => continue,
-            };
-            rows.push(row);
+                _ => continue,
+            });
         }
         rows.sort();
         Ok(rows)
@@ -86,12 +76,6 @@ type PartialRow = (String, u64, Option<LedgerRow>, bool);
 
 /// What a ledger says: dtype, shape, order, fingerprint, and the numbers of finished and of all chunks.
 type LedgerRow = (&'static str, Vec<usize>, &'static str, String, (usize, usize));
-
-/// Returns whether a file is a named semaphore of the C library, such as those of multiprocessing and joblib: a `sem_t`
-/// in `sem.NAME`.
-fn is_semaphore(entry: &DirectoryEntry) -> bool {
-    entry.name.starts_with("sem.") && [16, 32].contains(&entry.len)
-}
 
 /// Removes the names of orphans in the default directory, and returns them.
 #[pyfunction]

@@ -49,8 +49,8 @@ impl<T: Element> Memory for RefcountedArray<T, IxDyn> {
         if self.location().is_none() {
             return Ok(false);
         }
-        let (location, what) = (self.name().to_owned(), "the last process that has it removes its name");
-        Err(ErrorKind::Unsupported { what: what.into() }.at(location))
+        let what = "the last process that has it removes its name".into();
+        Err(ErrorKind::Unsupported { what }.at(self.name()))
     }
 
     fn counted(&self) -> Option<&dyn Counted> {

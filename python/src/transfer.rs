@@ -1,12 +1,11 @@
 //! Downloads from volumes, and uploads to them.
 
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use ndarray::{ArrayView, ArrayViewD, ArrayViewMut, ArrayViewMutD, IxDyn, ShapeBuilder};
 use ndarray_shm::array::{ArrayLock, Description, with_element};
-use ndarray_shm::{Access, Directory, Location, Order, default_directory};
+use ndarray_shm::{Access, ErrorKind, Location, Order, default_directory};
 use ndarray_shm_volume::{
     Alignment, Bbox, ChunkSink, ChunkSource, DownloadOptions, Downloaded, Encoding, Error, FillValue, Missing, Painted,
     ProcessWorkers, Result, UploadOptions, Uploaded, VolumeMeta, VolumeNotes, Workers, download_counted, download_into,
@@ -48,40 +47,39 @@ struct DownloadRequest {
     workers: usize,
     /// The program `ndshm`, if its processes are the workers.
     program: Option<PathBuf>,
-    requests: usize,
     missing: String,
-    replace: bool,
-    keep_partial: bool,
+    /// All other settings.
+    options: DownloadOptions<'static>,
 }
 
 impl DownloadRequest {
     /// Downloads into a new array.
-    fn run(&self, state: &JobState) -> Result<(Attachment, Report)> {
+    fn run(mut self, state: &JobState) -> Result<(Attachment, Report)> {
         let source = self.target.source()?;
         let meta = source.meta();
         let bbox = region(meta, self.region.as_deref())?;
-        let options = self.options(meta, state)?;
+        let options = self.take_options(meta, state)?;
         let shape = Shape { element: element_of(&*source), lengths: bbox.shape(), order: self.order };
         let (memory, description, report) = self.paint(&*source, &bbox, &options, meta)?;
         Ok((Attachment::described(memory, shape, Some(description)), report))
     }
 
     /// Downloads into elements that exist.
-    fn run_into(&self, mut elements: Elements, state: &JobState) -> Result<Report> {
+    fn run_into(mut self, mut elements: Elements, state: &JobState) -> Result<Report> {
         let source = self.target.source()?;
         let meta = source.meta();
         let bbox = region(meta, self.region.as_deref())?;
-        let options = self.options(meta, state)?;
+        let options = self.take_options(meta, state)?;
         let (wanted, found, axes) = (element_of(&*source), elements.dtype(), bbox.shape().len());
-        let location = || "the array in memory".to_owned();
+        let location = "the array in memory";
         if wanted != found {
             let (expected, found) = (wanted.as_str().to_owned(), found.as_str().to_owned());
-            return Err(ndarray_shm::ErrorKind::DTypeMismatch { expected, found }.at(location()).into());
+            return Err(ErrorKind::DTypeMismatch { expected, found }.at(location).into());
         }
         let lengths = elements.lengths(axes);
         if lengths != bbox.shape() {
             let (expected, found) = (format!("{:?}", bbox.shape()), format!("{lengths:?}"));
-            return Err(ndarray_shm::ErrorKind::ShapeMismatch { expected, found }.at(location()).into());
+            return Err(ErrorKind::ShapeMismatch { expected, found }.at(location).into());
         }
         elements.lock(Access::ReadWrite, state)?;
         let painted = with_element!(meta.dtype, T => {
@@ -95,16 +93,10 @@ impl DownloadRequest {
         Ok(report_of_painted(painted).1)
     }
 
-    fn options<'a>(&self, meta: &VolumeMeta, state: &'a JobState) -> Result<DownloadOptions<'a>> {
-        Ok(DownloadOptions::new()
-            .order(self.order)
-            .workers(self.workers()?)
-            .requests(self.requests)
-            .missing(self.missing(meta)?)
-            .replace(self.replace)
-            .keep_partial(self.keep_partial)
-            .progress(state)
-            .stop(&state.stop))
+    fn take_options<'a>(&mut self, meta: &VolumeMeta, state: &'a JobState) -> Result<DownloadOptions<'a>> {
+        let options: DownloadOptions<'a> = std::mem::take(&mut self.options);
+        let (workers, missing) = (self.workers()?, self.missing(meta)?);
+        Ok(options.order(self.order).workers(workers).missing(missing).progress(state).stop(&state.stop))
     }
 
     fn paint(
@@ -143,9 +135,8 @@ impl DownloadRequest {
             Destination::File(path) => file_location(path)?.0,
             _ => default_directory()?,
         };
-        let target = Arc::clone(&self.target);
-        let command = move |location: &Location| worker(&program, &target, &backend, location);
-        Ok(Workers::Processes(ProcessWorkers::with_location(self.workers, command)))
+        let Target { url, mip, .. } = &*self.target;
+        Ok(Workers::Processes(ProcessWorkers::of_program(self.workers, program, url, *mip, &backend)))
     }
 
     fn missing(&self, meta: &VolumeMeta) -> Result<Missing> {
@@ -171,15 +162,6 @@ fn report_of_downloaded(done: Downloaded) -> (Description, Report) {
 
 fn report_of_painted(done: Painted) -> (Description, Report) {
     (done.description, (done.chunks, done.chunks, done.filled, 0, done.bytes, done.fetched, done.warnings))
-}
-
-/// Returns the command that starts the program of this package as a worker.
-fn worker(program: &Path, target: &Target, backend: &Directory, location: &Location) -> Command {
-    let mut command = Command::new(program);
-    command.args(["worker", "--mip", &target.mip.to_string(), "--location", location.as_str()]);
-    command.args(["--backend", backend.name(), "--directory"]).arg(backend.path());
-    command.args(["--", &target.url.to_argument()]);
-    command
 }
 
 /// Starts a download. Without a name and a path, the array has no name. The result is the attachment and what was done.
@@ -219,10 +201,8 @@ pub(crate) fn download(
         order: order_of(order)?,
         workers,
         program,
-        requests,
         missing,
-        replace,
-        keep_partial,
+        options: DownloadOptions::new().requests(requests).replace(replace).keep_partial(keep_partial),
     };
     if let Some(elements) = elements {
         let run = move |state: &_| request.run_into(elements, state);
@@ -306,8 +286,8 @@ impl UploadRequest {
             "{:?}: it is from {found} of {source:?}; if it belongs to the same region here, give bbox=\"{found}\"",
             domain.shape()
         );
-        let (location, found) = ("the array in memory".to_owned(), format!("{lengths:?}"));
-        Err(ndarray_shm::ErrorKind::ShapeMismatch { expected, found }.at(location).into())
+        let found = format!("{lengths:?}");
+        Err(ErrorKind::ShapeMismatch { expected, found }.at("the array in memory").into())
     }
 }
 
@@ -406,10 +386,7 @@ fn elements_of_array(py: Python<'_>, array: &RawArray, access: Access) -> PyResu
     // out when the wait begins.
     let lock = match py.detach(|| memory.lock(access, None, &mut || false)) {
         Ok(lock) => Some(lock.leave_thread()),
-        Err(ndarray_shm::Error {
-            kind: ndarray_shm::ErrorKind::WouldBlock | ndarray_shm::ErrorKind::TimedOut { .. },
-            ..
-        }) => None,
+        Err(error) if matches!(error.kind, ErrorKind::WouldBlock | ErrorKind::TimedOut { .. }) => None,
         Err(error) => return Err(exception(py, &error)),
     };
     Ok(Elements::Array(memory, array.layout().element, window, lock))

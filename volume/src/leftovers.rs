@@ -93,6 +93,6 @@ fn kind_of(entry: &DirectoryEntry) -> Option<LeftoverKind> {
 }
 
 /// Returns whether a file is a lock of uploads: one byte, under a name that uploads reserve.
-pub fn is_lock(entry: &DirectoryEntry) -> bool {
+pub(crate) fn is_lock(entry: &DirectoryEntry) -> bool {
     entry.kind == EntryKind::Array && entry.len == 1 && is_upload_lock(&entry.name)
 }

@@ -76,6 +76,7 @@ pub mod demo;
 mod description;
 mod download;
 mod error;
+mod found;
 mod grid;
 mod gzip;
 mod leftovers;
@@ -107,8 +108,9 @@ pub use crate::download::{
     paint_as_worker, remove_nameless_download,
 };
 pub use crate::error::{Error, Result, SourceFailure, StoreFailure};
+pub use crate::found::Found;
 pub use crate::grid::Cells;
-pub use crate::leftovers::{Cleared, Leftover, LeftoverKind, is_lock, reclaim};
+pub use crate::leftovers::{Cleared, Leftover, LeftoverKind, reclaim};
 pub use crate::missing::{FillValue, Missing};
 pub use crate::notes::VolumeNotes;
 pub use crate::open::{VolumeOptions, create_volume, open_volume, open_writable_volume};

@@ -230,8 +230,8 @@ macro_rules! item_fields {
         "  \
   name, backend, path        name, backend (\"shm\", \"emulated\") and file
   kind                       \"array\", \"counted\" (an array that counts its users), \"arena\", \"counters\", \"partial\" (a
-                             renderbuffer that is not finished), \"ledger\", \"draft\" or \"lock\" (a file that uploads
-                             lock)
+                             renderbuffer that is not finished), \"ledger\", \"draft\", \"lock\" (a file that uploads
+                             lock) or \"semaphore\" (of the C library)
   size, allocated            length in bytes, and bytes of memory or disk that are allocated
   attached                   whether a process is attached, that is, holds a lease (NumPy alone takes none); null if this
                              user may not ask

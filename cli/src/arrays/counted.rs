@@ -3,63 +3,10 @@
 
 use std::time::{Duration, SystemTime};
 
-use ndarray_shm::array::Description;
-use ndarray_shm::backend::{DirectoryEntry, EntryKind};
-use ndarray_shm::counted::{Inspection, SharingStrategy, inspect_in};
-use ndarray_shm::{Directory, Error};
-use ndarray_shm::{ErrorKind, arena};
+use ndarray_shm::counted::{Inspection, SharingStrategy};
 use serde::Serialize;
 
-use super::arena::ArenaReport;
-use crate::exit::Failure;
 use crate::show::units;
-
-/// What an inspected file is.
-#[derive(Debug)]
-pub(crate) enum Look {
-    /// A counted array.
-    Counted(Box<CountedReport>),
-    /// An arena, or a file of counters.
-    Arena(Box<ArenaReport>),
-    /// A plain array with its description if that is valid, or another program's file.
-    Plain(Option<Description>),
-    /// A counted array with an invalid trailer.
-    Damaged(String),
-    /// Another reserved file, or a file that no longer exists.
-    Other,
-    /// A file that could not be inspected, and why.
-    Unknown(String),
-}
-
-impl Look {
-    /// Inspects an entry. Only a file with an ordinary name can be a counted array.
-    pub(crate) fn at(backend: &Directory, entry: &DirectoryEntry) -> Self {
-        let Some(location) = entry.location().filter(|_| entry.kind == EntryKind::Array) else { return Self::Other };
-        match inspect_in(backend, &location) {
-            Ok(inspection) => Self::Counted(Box::new(CountedReport::new(&inspection))),
-            // Arenas and counters have reserved names: they are not arrays.
-            Err(Error { kind: ErrorKind::Reserved { .. }, .. }) => match arena::inspect_in(backend, &location) {
-                Ok(inspection) => Self::Arena(Box::new(ArenaReport::new(&inspection))),
-                Err(Error { kind: ErrorKind::Reserved { .. }, .. }) => Self::Other,
-                Err(error) => Self::failed(error),
-            },
-            Err(Error { kind: ErrorKind::NotCounted, .. }) => {
-                Self::Plain(backend.description(&location).unwrap_or_default())
-            }
-            Err(error) => Self::failed(error),
-        }
-    }
-
-    fn failed(error: Error) -> Self {
-        match error {
-            Error {
-                kind: ErrorKind::NotFound | ErrorKind::Elsewhere { .. } | ErrorKind::NotAnArray { .. }, ..
-            } => Self::Other,
-            error @ Error { kind: ErrorKind::Trailer { .. }, .. } => Self::Damaged(Failure::from(error).to_string()),
-            error => Self::Unknown(Failure::from(error).to_string()),
-        }
-    }
-}
 
 /// A counted array, as `ls --json` and `info --json` print it.
 #[derive(Debug, Serialize)]
@@ -93,7 +40,7 @@ pub(crate) struct CountedReport {
 }
 
 impl CountedReport {
-    fn new(inspection: &Inspection) -> Self {
+    pub(crate) fn new(inspection: &Inspection) -> Self {
         Self {
             dtype: inspection.dtype.to_string(),
             shape: inspection.shape.clone(),

@@ -1,16 +1,17 @@
 //! Known facts about one file in shared memory, as `ls` and `info` show them.
 
-use ndarray_shm::Directory;
 use std::time::{Duration, SystemTime};
 
+use ndarray_shm::Directory;
 use ndarray_shm::backend::{DirectoryEntry, EntryKind};
-use ndarray_shm_volume::is_lock;
+use ndarray_shm_volume::Found;
 use serde::Serialize;
 
 use super::arena::ArenaReport;
-use super::counted::{CountedReport, Look};
+use super::counted::CountedReport;
 use super::description::DescriptionReport;
 use super::places;
+use crate::exit::Failure;
 use crate::machine::host;
 use crate::show::units;
 
@@ -21,8 +22,8 @@ pub(crate) struct Item {
     pub(crate) name: String,
     pub(crate) backend: String,
     pub(crate) path: String,
-    /// "array", "counted", "arena", "counters", "partial" (a renderbuffer that is not finished), "ledger", "draft", or
-    /// "lock" (a file that uploads lock).
+    /// "array", "counted", "arena", "counters", "partial" (a renderbuffer that is not finished), "ledger", "draft",
+    /// "lock" (a file that uploads lock) or "semaphore" (of the C library).
     pub(crate) kind: &'static str,
     /// Length in bytes.
     pub(crate) size: u64,
@@ -58,11 +59,12 @@ impl Item {
     pub(crate) fn new(backend: &Directory, entry: &DirectoryEntry) -> Self {
         let ledger = (entry.kind == EntryKind::Partial).then(|| places::ledger(backend, entry)).and_then(Result::ok);
         let owner = host::FILES_HAVE_OWNERS.then_some(entry.owner);
-        let look = Look::at(backend, entry);
-        let kind = match (entry.kind, &look) {
-            (EntryKind::Array, Look::Counted(_) | Look::Damaged(_)) => "counted",
-            (EntryKind::Array, Look::Arena(arena)) => arena.kind(),
-            (EntryKind::Array, _) if is_lock(entry) => "lock",
+        let found = Found::at(backend, entry);
+        let kind = match (entry.kind, &found) {
+            (EntryKind::Array, Found::Counted(_) | Found::Damaged(_)) => "counted",
+            (EntryKind::Array, Found::Arena(arena)) => ArenaReport::new(arena).kind(),
+            (EntryKind::Array, Found::UploadLock) => "lock",
+            (EntryKind::Array, Found::Semaphore) => "semaphore",
             (EntryKind::Array, _) => "array",
             (EntryKind::Partial, _) => "partial",
             (EntryKind::Ledger, _) => "ledger",
@@ -70,12 +72,12 @@ impl Item {
             _ => "other",
         };
         let (mut counted, mut counted_error, mut arena, mut description) = (None, None, None, None);
-        match look {
-            Look::Counted(found) => counted = Some(*found),
-            Look::Arena(found) => arena = Some(*found),
-            Look::Plain(found) => description = found.as_ref().map(DescriptionReport::from),
-            Look::Damaged(error) | Look::Unknown(error) => counted_error = Some(error),
-            Look::Other => {}
+        match found {
+            Found::Counted(found) => counted = Some(CountedReport::new(&found)),
+            Found::Arena(found) => arena = Some(ArenaReport::new(&found)),
+            Found::Plain(found) => description = found.as_ref().map(DescriptionReport::from),
+            Found::Damaged(error) | Found::Unknown(error) => counted_error = Some(Failure::from(error).to_string()),
+            _ => {}
         }
         let attached = match (&counted, &arena) {
             (Some(counted), _) => Some(counted.attached),

@@ -10,9 +10,8 @@ use ndarray::{ArrayViewD, IxDyn, ShapeBuilder as _};
 use ndarray_shm::array::Description;
 use ndarray_shm::backend::EntryKind;
 use ndarray_shm::{Access, DType, Directory, Element, Location, OpenOptions, Order, render};
-use ndarray_shm_volume::VolumeNotes;
+use ndarray_shm_volume::{Found, VolumeNotes};
 
-use super::counted::Look;
 use super::places::{self, NameMatch, Search};
 use crate::args::LayoutArgs;
 use crate::args::words::PerAxis;
@@ -68,31 +67,33 @@ impl Described {
         let NameMatch { backend, array, partial } = found;
         let mut said = None;
         let (kind, dtype, shape, order) = match (array, partial) {
-            (Some(entry), _) => match Look::at(&backend, &entry) {
-                Look::Counted(counted) => {
-                    let kind = ArrayKind::Counted { orphaned: counted.orphaned };
-                    (kind, counted.dtype.parse()?, counted.shape, counted.order.parse()?)
+            (Some(entry), _) => match Found::at(&backend, &entry) {
+                Found::Counted(counted) => {
+                    let kind = ArrayKind::Counted { orphaned: counted.is_orphaned() };
+                    (kind, counted.dtype, counted.shape, counted.order)
                 }
-                Look::Damaged(error) | Look::Unknown(error) => {
+                Found::Damaged(error) | Found::Unknown(error) => {
+                    let said = Failure::from(error).to_string();
                     return Err(
-                        Failure::new(Exit::Failed, error).while_doing(format!("cannot tell what `{location}` is"))
+                        Failure::new(Exit::Failed, said).while_doing(format!("cannot tell what `{location}` is"))
                     );
                 }
-                Look::Arena(arena) => {
+                Found::Arena(arena) => {
                     let kind = if arena.is_counters { "a file of counters" } else { "an arena" };
                     return Err(Failure::new(Exit::Failed, format!("`{location}` is {kind}, not an array")).advice(
                         format!("`ndshm info {location}` shows it; a program opens it and receives its arrays"),
                     ));
                 }
-                Look::Plain(found) => {
+                Found::Other => {
+                    return Err(Failure::new(Exit::NotFound, format!("nothing is called `{location}`")));
+                }
+                found => {
+                    let found = if let Found::Plain(found) = found { found } else { None };
                     said = found.filter(|_| !args.ignore_description);
                     let (dtype, shape, order) =
                         plain_layout(location, entry.len, args.dtype, args.shape.as_ref(), args.order, said.as_ref())?;
                     refuse_other(location, said.as_ref(), dtype, &shape, order)?;
                     (ArrayKind::Plain, dtype, shape, order)
-                }
-                Look::Other => {
-                    return Err(Failure::new(Exit::NotFound, format!("nothing is called `{location}`")));
                 }
             },
             (None, Some(entry)) => {
@@ -239,8 +240,8 @@ pub(crate) fn refuse_other(
     match said {
         Some(said) if !said.agrees_with(dtype, shape, order) => {
             let expected = Description::new(dtype, shape, order)?.to_string();
-            let (location, found) = (name.to_string(), said.to_string());
-            Err(Failure::from(ndarray_shm::ErrorKind::DescriptionMismatch { expected, found }.at(location)).usage())
+            let found = said.to_string();
+            Err(Failure::from(ndarray_shm::ErrorKind::DescriptionMismatch { expected, found }.at(name)).usage())
         }
         _ => Ok(()),
     }

@@ -12,7 +12,7 @@ use ndarray::{ArrayViewD, Axis, IxDyn, ShapeBuilder as _, Slice};
 use ndarray_shm::backend::EntryKind;
 use ndarray_shm::{Access, Directory, Element, Location, OpenOptions, Order, SharedArray, render, with_element};
 use ndarray_shm_volume::demo::{DemoSpec, write_volume};
-use ndarray_shm_volume::{Bbox, ChunkSource, Elements, Missing, Scratch, StopFlag, VolumeUrl, open_volume};
+use ndarray_shm_volume::{Bbox, ChunkSource, DownloadOptions, Elements, Scratch, StopFlag, VolumeUrl, open_volume};
 use serde::Serialize;
 
 use crate::args::{DEMO_LOCATION, DemoArgs};
@@ -151,14 +151,10 @@ impl<'a> DemoRun<'a> {
             bbox: &bbox,
             location,
             backend: self.backend,
-            order,
             workers: usize::from(self.args.workers),
-            requests: 0,
-            missing: Missing::AsStored,
             processes: true,
-            replace,
             keep_partial: false,
-            share: &self.args.share,
+            options: DownloadOptions::new().order(order).replace(replace).shared_with(self.args.share.clone()),
         };
         let report = request.run(&display, self.stop)?;
         *made = match made.take() {

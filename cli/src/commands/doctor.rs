@@ -9,10 +9,10 @@ use std::path::Path;
 use ndarray_shm::array::SealableDraft;
 use ndarray_shm::backend::EntryKind;
 use ndarray_shm::{Directory, Error, ErrorKind, default_directory};
+use ndarray_shm_volume::Found;
 use serde::Serialize;
 
 use crate::args::DoctorArgs;
-use crate::arrays::counted::Look;
 use crate::arrays::places::{self, EMULATE_SHM, NDSHM_EMULATED_DIR};
 use crate::exit::{Exit, Failure};
 use crate::machine::host::{self, FileSystemSpace};
@@ -519,9 +519,9 @@ fn orphans() -> Check {
     let (mut arrays, mut arenas, mut bytes) = (0, 0, 0);
     for backend in places::existing(None).unwrap_or_default() {
         for entry in backend.list().unwrap_or_default() {
-            match Look::at(&backend, &entry) {
-                Look::Counted(counted) if counted.orphaned => arrays += 1,
-                Look::Arena(arena) if arena.orphaned => arenas += 1,
+            match Found::at(&backend, &entry) {
+                Found::Counted(counted) if counted.is_orphaned() => arrays += 1,
+                Found::Arena(arena) if arena.is_orphaned() => arenas += 1,
                 _ => continue,
             }
             bytes += entry.allocated;

@@ -3,7 +3,7 @@
 use std::fs::Metadata;
 use std::io::Write;
 
-use ndarray_shm_volume::{FillValue, Missing, VolumeMeta, VolumeOptions};
+use ndarray_shm_volume::{DownloadOptions, FillValue, Missing, VolumeMeta, VolumeOptions};
 
 use crate::args::{DownloadArgs, MissingChoice};
 use crate::exit::{Exit, Failure};
@@ -56,14 +56,15 @@ pub(crate) fn run(args: &DownloadArgs, out: &mut dyn Write) -> Result<Exit, Fail
         bbox,
         location: &location,
         backend: &backend,
-        order: args.order,
         workers: usize::from(args.workers.unwrap_or(0)),
-        requests: usize::from(args.requests.unwrap_or(0)),
-        missing,
         processes: args.processes,
-        replace: args.replace,
         keep_partial: args.keep_partial,
-        share: &args.share,
+        options: DownloadOptions::new()
+            .order(args.order)
+            .requests(usize::from(args.requests.unwrap_or(0)))
+            .missing(missing)
+            .replace(args.replace)
+            .shared_with(args.share.clone()),
     };
     let mut result = request.run(&display, &stop)?;
     if let Some(part) = &part {

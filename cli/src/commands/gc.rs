@@ -10,11 +10,10 @@ use std::time::{Duration, SystemTime};
 use ndarray_shm::backend::DirectoryEntry;
 use ndarray_shm::counted::{Reclaim, Removed, RemovedKind};
 use ndarray_shm::{Directory, Error, ErrorKind};
-use ndarray_shm_volume::{LeftoverKind, reclaim};
+use ndarray_shm_volume::{Found, LeftoverKind, reclaim};
 use serde::Serialize;
 
 use crate::args::GcArgs;
-use crate::arrays::counted::Look;
 use crate::arrays::places;
 use crate::exit::{Exit, Failure};
 use crate::machine::host;
@@ -150,23 +149,23 @@ impl GcReport {
     fn look_at_the_rest(&mut self, backend: &Directory, args: &GcArgs) -> Result<(), Failure> {
         let older_than = args.older_than.unwrap_or_default();
         for entry in backend.list()? {
-            let counted = match Look::at(backend, &entry) {
-                Look::Counted(counted) => counted,
-                Look::Arena(arena) => {
-                    self.in_use += usize::from(arena.attached);
-                    self.kept += usize::from(!arena.attached && arena.kept);
-                    self.young += usize::from(arena.orphaned && age(&entry) < older_than);
+            let counted = match Found::at(backend, &entry) {
+                Found::Counted(counted) => counted,
+                Found::Arena(arena) => {
+                    self.in_use += usize::from(arena.is_attached);
+                    self.kept += usize::from(!arena.is_attached && arena.is_kept);
+                    self.young += usize::from(arena.is_orphaned() && age(&entry) < older_than);
                     continue;
                 }
                 _ => continue,
             };
-            if counted.attached {
+            if counted.is_attached {
                 self.in_use += 1;
-            } else if counted.kept {
+            } else if counted.is_kept {
                 self.kept += 1;
             } else if counted.in_flight > 0 && !args.in_flight {
                 self.in_flight += 1;
-                let left = counted.protected_seconds;
+                let left = units::seconds_left(counted.protected_for);
                 self.protected_seconds = Some(self.protected_seconds.map_or(left, |first| first.min(left)));
             } else if age(&entry) < older_than {
                 self.young += 1;

@@ -4,10 +4,10 @@ use std::io::{self, Write};
 
 use ndarray_shm::backend::EntryKind;
 use ndarray_shm::{Location, render};
+use ndarray_shm_volume::Found;
 use serde::Serialize;
 
 use crate::args::UnlinkArgs;
-use crate::arrays::counted::Look;
 use crate::arrays::places::{self, NameMatch, Search};
 use crate::exit::{Exit, Failure};
 use crate::show::{report, units};
@@ -89,8 +89,8 @@ fn remove(search: &Search, location: &Location, partial: bool) -> Result<UnlinkR
     })?;
     let NameMatch { backend, array, partial: half } = &found;
     let entry = if partial { half } else { array };
-    let in_flight = entry.as_ref().and_then(|entry| match Look::at(backend, entry) {
-        Look::Counted(counted) => Some(counted.in_flight),
+    let in_flight = entry.as_ref().and_then(|entry| match Found::at(backend, entry) {
+        Found::Counted(counted) => Some(counted.in_flight),
         _ => None,
     });
     let attached = entry.as_ref().and_then(|entry| places::attached(backend, entry));

@@ -1,19 +1,17 @@
 //! One download with all its settings, as `download` and `demo` run it, and its report.
 
 use std::io::Write;
-use std::thread;
 use std::time::{Duration, Instant};
 
-use ndarray_shm::render::{OtherWork, SharedWith};
-use ndarray_shm::{Directory, ErrorKind, Location, Order};
+use ndarray_shm::render::OtherWork;
+use ndarray_shm::{Directory, ErrorKind, Location};
 use ndarray_shm_volume::{
-    Bbox, ChunkSource, DownloadOptions, Downloaded, Error, Missing, ProcessWorkers, Spent, StopFlag, StoreFailure,
-    VolumeNotes, VolumeUrl, Workers, download_to_shared_memory,
+    Bbox, ChunkSource, DownloadOptions, Downloaded, Error, ProcessWorkers, Spent, StopFlag, StoreFailure, VolumeNotes,
+    VolumeUrl, Workers, download_to_shared_memory,
 };
 use serde::Serialize;
 
 use super::progress::Display;
-use super::worker;
 use crate::arrays::typed::named_axes;
 use crate::exit::{Exit, Failure};
 use crate::show::{python, report, units};
@@ -31,151 +29,124 @@ pub(crate) struct DownloadRequest<'a> {
     pub(crate) bbox: &'a Bbox,
     pub(crate) location: &'a Location,
     pub(crate) backend: &'a Directory,
-    pub(crate) order: Order,
     /// Number of workers; 0 for one per processor.
     pub(crate) workers: usize,
-    /// Number of requests at a time; 0 for the library's default.
-    pub(crate) requests: usize,
-    pub(crate) missing: Missing,
     pub(crate) processes: bool,
-    pub(crate) replace: bool,
     pub(crate) keep_partial: bool,
-    pub(crate) share: &'a SharedWith,
+    /// All other settings.
+    pub(crate) options: DownloadOptions<'a>,
 }
 
 impl DownloadRequest<'_> {
     /// Downloads, and returns the report.
-    pub(crate) fn run(&self, display: &Display, stop: &StopFlag) -> Result<DownloadReport, Failure> {
-        let program = std::env::current_exe().map_err(|error| {
-            Failure::new(Exit::Failed, format!("cannot find this program's executable to start workers: {error}"))
-        })?;
-        let count = match self.workers {
-            0 => thread::available_parallelism().map_or(1, usize::from),
-            count => count,
-        };
-        let workers = if self.processes {
-            let (source, mip, location) = (self.url.clone(), self.mip, self.location.clone());
-            let backend = self.backend.clone();
-            Workers::Processes(ProcessWorkers::new(count, move || {
-                worker::command(&program, &source, mip, &backend, &location)
-            }))
+    pub(crate) fn run(self, display: &Display, stop: &StopFlag) -> Result<DownloadReport, Failure> {
+        let Self { url, mip, source, bbox, location, backend, workers, processes, keep_partial, options } = self;
+        let workers = if processes {
+            let program = std::env::current_exe().map_err(|error| {
+                Failure::new(Exit::Failed, format!("cannot find this program's executable to start workers: {error}"))
+            })?;
+            Workers::Processes(ProcessWorkers::of_program(workers, program, url, mip, backend))
         } else {
-            Workers::Threads(count)
+            Workers::Threads(workers)
         };
-        let options = DownloadOptions::new()
-            .order(self.order)
-            .workers(workers)
-            .requests(self.requests)
-            .missing(self.missing.clone())
-            .replace(self.replace)
-            .directory(self.backend.clone())
-            .progress(display)
-            .stop(stop)
-            .keep_partial(self.keep_partial)
-            .shared_with(self.share.clone());
+        let options =
+            options.workers(workers).directory(backend.clone()).keep_partial(keep_partial).progress(display).stop(stop);
         let start = Instant::now();
-        let result = download_to_shared_memory(self.source, self.bbox, self.location, &options);
+        let result = download_to_shared_memory(source, bbox, location, &options);
         display.clear();
-        let downloaded = result.map_err(|error| self.explain(error))?;
-        Ok(DownloadReport::new(&downloaded, self.bbox, self.backend, start.elapsed()))
+        let downloaded = result.map_err(|error| explain(error, location, backend, keep_partial))?;
+        Ok(DownloadReport::new(&downloaded, bbox, backend, start.elapsed()))
     }
+}
 
-    /// Says what is left after a failure that a retry does not mend.
-    fn kept(&self) -> &'static str {
-        if self.keep_partial {
-            "the painted chunks were kept only because of --keep-partial"
-        } else {
-            "nothing was left behind"
+/// Says what is left after a failure that a retry does not mend.
+fn kept(keep_partial: bool) -> &'static str {
+    if keep_partial { "the painted chunks were kept only because of --keep-partial" } else { "nothing was left behind" }
+}
+
+/// Adds advice to an error: what is left, and what to do.
+fn explain(error: Error, location: &Location, backend: &Directory, keep_partial: bool) -> Failure {
+    let is_file = backend.name() == FILES;
+    let discard = if is_file {
+        let path = backend.path().join(format!(".ndshm-*-{location}"));
+        format!("to discard them, remove {}", path.display())
+    } else {
+        format!("`ndshm unlink --partial {location}` discards them")
+    };
+    let advice = match &error {
+        Error::Interrupted { .. } if keep_partial => {
+            Some(format!("the painted chunks were kept: the same command resumes, {discard}"))
         }
-    }
-
-    /// Adds advice to an error: what is left, and what to do.
-    fn explain(&self, error: Error) -> Failure {
-        let location = self.location;
-        let is_file = self.backend.name() == FILES;
-        let discard = if is_file {
-            let path = self.backend.path().join(format!(".ndshm-*-{location}"));
-            format!("to discard them, remove {}", path.display())
-        } else {
-            format!("`ndshm unlink --partial {location}` discards them")
-        };
-        let advice = match &error {
-            Error::Interrupted { .. } if self.keep_partial => {
-                Some(format!("the painted chunks were kept: the same command resumes, {discard}"))
-            }
-            Error::Interrupted { .. } => {
-                Some("nothing was left behind; `download --keep-partial` keeps the painted chunks".to_owned())
-            }
-            Error::Worker { .. } => Some(format!("the painted chunks were kept: the same command resumes, {discard}")),
-            Error::Store { .. } => match error.store_failure() {
-                Some(StoreFailure::NoAnswer) => Some(format!(
-                    "the painted chunks were kept: the same command resumes, {discard}. A larger NDSHM_RETRY_SECONDS waits longer for a \
-                     server"
-                )),
-                Some(StoreFailure::CredentialsRefused) => Some(format!(
-                    "the painted chunks were kept: the same command resumes once the environment has credentials that may read the \
-                     volume, {discard}"
-                )),
-                _ => None,
-            },
-            Error::ChunkUnserved { .. } => Some(format!(
-                "a retry would fail again, so {}; a server for sharded volumes must support HTTP range requests and send objects as they \
-                 are stored",
-                self.kept()
+        Error::Interrupted { .. } => {
+            Some("nothing was left behind; `download --keep-partial` keeps the painted chunks".to_owned())
+        }
+        Error::Worker { .. } => Some(format!("the painted chunks were kept: the same command resumes, {discard}")),
+        Error::Store { .. } => match error.store_failure() {
+            Some(StoreFailure::NoAnswer) => Some(format!(
+                "the painted chunks were kept: the same command resumes, {discard}. A larger NDSHM_RETRY_SECONDS waits longer for a \
+                 server"
             )),
-            Error::Missing { .. } => Some(
-                "give --missing fill to fill such chunks, if the volume does not store chunks of only background"
-                    .to_owned(),
-            ),
-            Error::Array(error) => match &error.kind {
-                ErrorKind::AlreadyExists if is_file => {
-                    Some("give --replace to replace it, or choose another --file".to_owned())
-                }
-                ErrorKind::AlreadyExists => {
-                    Some(format!("give --replace, or remove it (`ndshm unlink {location}`), or choose another name"))
-                }
-                ErrorKind::PermissionDenied { .. } => {
-                    Some("choose another name, or ask the owner to remove it".to_owned())
-                }
-                ErrorKind::ForeignOwner { owner, .. } => Some(format!(
-                    "give --share users:{owner} to join files of that user, if you trust it, or --share group:GID for a group; or choose \
-                     another name"
-                )),
-                ErrorKind::TimedOut { .. } => {
-                    Some(format!("another download of this array makes no progress: wait for its chunks; {discard}"))
-                }
-                ErrorKind::Mismatch { state: OtherWork::Idle, .. } => {
-                    Some(format!("give --replace to replace it, or choose another name; {discard}"))
-                }
-                ErrorKind::Mismatch { .. } => {
-                    Some(format!("a different download of this name was begun: wait for its chunks; {discard}"))
-                }
-                _ => None,
-            },
+            Some(StoreFailure::CredentialsRefused) => Some(format!(
+                "the painted chunks were kept: the same command resumes once the environment has credentials that may read the \
+                 volume, {discard}"
+            )),
             _ => None,
-        };
-        let failure = match error {
-            // The library's text names functions of the library.
-            Error::Array(ndarray_shm::Error { kind: ErrorKind::Mismatch { what, expected, found, state }, .. }) => {
-                let work = match state {
-                    OtherWork::Idle => "these are painted chunks of a download with",
-                    _ => "this is being painted with",
-                };
-                let who = match state {
-                    OtherWork::Idle => "no process is attached to them",
-                    _ => "a process is attached to it",
-                };
-                Failure::new(
-                    Exit::Failed,
-                    format!("`{location}`: {work} another {what}: found {found}, expected {expected}; {who}"),
-                )
+        },
+        Error::ChunkUnserved { .. } => Some(format!(
+            "a retry would fail again, so {}; a server for sharded volumes must support HTTP range requests and send objects as they \
+             are stored",
+            kept(keep_partial)
+        )),
+        Error::Missing { .. } => Some(
+            "give --missing fill to fill such chunks, if the volume does not store chunks of only background"
+                .to_owned(),
+        ),
+        Error::Array(error) => match &error.kind {
+            ErrorKind::AlreadyExists if is_file => {
+                Some("give --replace to replace it, or choose another --file".to_owned())
             }
-            error => Failure::from(error),
-        };
-        match advice {
-            Some(advice) => failure.advice(advice),
-            None => failure,
+            ErrorKind::AlreadyExists => {
+                Some(format!("give --replace, or remove it (`ndshm unlink {location}`), or choose another name"))
+            }
+            ErrorKind::PermissionDenied { .. } => Some("choose another name, or ask the owner to remove it".to_owned()),
+            ErrorKind::ForeignOwner { owner, .. } => Some(format!(
+                "give --share users:{owner} to join files of that user, if you trust it, or --share group:GID for a group; or choose \
+                 another name"
+            )),
+            ErrorKind::TimedOut { .. } => {
+                Some(format!("another download of this array makes no progress: wait for its chunks; {discard}"))
+            }
+            ErrorKind::Mismatch { state: OtherWork::Idle, .. } => {
+                Some(format!("give --replace to replace it, or choose another name; {discard}"))
+            }
+            ErrorKind::Mismatch { .. } => {
+                Some(format!("a different download of this name was begun: wait for its chunks; {discard}"))
+            }
+            _ => None,
+        },
+        _ => None,
+    };
+    let failure = match error {
+        // The library's text names functions of the library.
+        Error::Array(ndarray_shm::Error { kind: ErrorKind::Mismatch { what, expected, found, state }, .. }) => {
+            let work = match state {
+                OtherWork::Idle => "these are painted chunks of a download with",
+                _ => "this is being painted with",
+            };
+            let who = match state {
+                OtherWork::Idle => "no process is attached to them",
+                _ => "a process is attached to it",
+            };
+            Failure::new(
+                Exit::Failed,
+                format!("`{location}`: {work} another {what}: found {found}, expected {expected}; {who}"),
+            )
         }
+        error => Failure::from(error),
+    };
+    match advice {
+        Some(advice) => failure.advice(advice),
+        None => failure,
     }
 }
 

@@ -9,12 +9,11 @@ use ndarray_shm::array::Description;
 use ndarray_shm::backend::EntryKind;
 use ndarray_shm::{DType, Directory, ErrorKind, Location, Order, with_element};
 use ndarray_shm_volume::{
-    Bbox, ChunkSink, Error, UploadOptions, Uploaded, VolumeNotes, upload_from_array, upload_from_file,
+    Bbox, ChunkSink, Error, Found, UploadOptions, Uploaded, VolumeNotes, upload_from_array, upload_from_file,
     upload_from_shared_memory,
 };
 
 use crate::args::{LayoutArgs, UploadArgs};
-use crate::arrays::counted::Look;
 use crate::arrays::places::Search;
 use crate::arrays::typed::{Described, plain_order, refuse_other};
 use crate::exit::{Exit, Failure};
@@ -40,12 +39,13 @@ impl<'a> UploadSource<'a> {
         }
         let location = location(&args.source)?;
         let found = Search::new(args.backend)?.find(&location, &[EntryKind::Array])?;
-        let look = found.array.as_ref().map_or(Look::Other, |entry| Look::at(&found.backend, entry));
-        match look {
-            Look::Plain(said) => {
+        match found.array.as_ref().map_or(Found::Other, |entry| Found::at(&found.backend, entry)) {
+            Found::Plain(said) => {
                 return Ok(Self::Plain(location, found.backend, said.filter(|_| !args.ignore_description)));
             }
-            Look::Other => return Ok(Self::Plain(location, found.backend, None)),
+            Found::UploadLock | Found::Semaphore | Found::Other => {
+                return Ok(Self::Plain(location, found.backend, None));
+            }
             _ => {}
         }
         let layout =

@@ -172,8 +172,7 @@ impl DemoSpec {
         bbox.check_within(&Bbox::whole(&self.shape))?;
         if T::DTYPE != self.dtype {
             let (expected, found) = (T::DTYPE.to_string(), self.dtype.to_string());
-            let location = "a demo volume".to_owned();
-            return Err(ndarray_shm::ErrorKind::DTypeMismatch { expected, found }.at(location).into());
+            return Err(ndarray_shm::ErrorKind::DTypeMismatch { expected, found }.at("a demo volume").into());
         }
         // Reused for all elements, because there are many.
         let (mut place, mut bytes) = (Vec::new(), Vec::new());

@@ -175,9 +175,7 @@ pub fn download_to_file(
     if let Some(backend) = &options.backend {
         let (setting, value) = ("the directory of a download to a file", backend.path().display().to_string());
         let expected = "unset: a file is created in its own directory";
-        return Err(
-            ndarray_shm::Error::from(ndarray_shm::ErrorKind::InvalidSetting { setting, value, expected }).into()
-        );
+        return Err(ndarray_shm::Error::setting(setting, value, expected).into());
     }
     let (backend, location) = file_location(path)?;
     download_as(source, bbox, &location, options, &backend, options.keep_partial)

@@ -231,6 +231,5 @@ impl<'a> OwnDownload<'a> {
 }
 
 fn invalid(setting: &'static str, value: &str, expected: &'static str) -> Error {
-    ndarray_shm::Error::from(ndarray_shm::ErrorKind::InvalidSetting { setting, value: value.to_owned(), expected })
-        .into()
+    ndarray_shm::Error::setting(setting, value, expected).into()
 }

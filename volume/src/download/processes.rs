@@ -8,6 +8,7 @@
 use std::collections::VecDeque;
 use std::fmt;
 use std::io::{BufRead as _, BufReader, Read};
+use std::path::PathBuf;
 use std::process::{ChildStdin, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::thread;
@@ -16,7 +17,7 @@ use std::time::Duration;
 use ndarray::IxDyn;
 use ndarray_shm::process::{ChildError, Ending, Processes, SpawnOptions};
 use ndarray_shm::render::SharedWith;
-use ndarray_shm::{Element, Location, NextClaim, RenderBuffer};
+use ndarray_shm::{Directory, Element, Location, NextClaim, RenderBuffer};
 
 use crate::download::paint::{self, PaintWork, in_volume, worker_count};
 use crate::download::report::{self, TotalsReader};
@@ -25,6 +26,7 @@ use crate::download::watch::{PaintOutcome, Watch};
 use crate::error::Error;
 use crate::retries::Retry;
 use crate::scratch::Scratch;
+use crate::store::url::VolumeUrl;
 use crate::store::wanted::in_job;
 
 /// Longest time until the last chunk or the caller's stop flag is noticed. The end of a worker is noticed at once.
@@ -69,6 +71,25 @@ impl ProcessWorkers {
     /// generates.
     pub fn with_location(count: usize, command: impl Fn(&Location) -> Command + Send + Sync + 'static) -> Self {
         Self { count, command: Box::new(command) }
+    }
+
+    /// Uses `count` processes of the program `ndshm`, which open scale `mip` of the volume at `url` and paint in
+    /// `directory`.
+    pub fn of_program(
+        count: usize,
+        program: impl Into<PathBuf>,
+        url: &VolumeUrl,
+        mip: usize,
+        directory: &Directory,
+    ) -> Self {
+        let (program, url, mip) = (program.into(), url.to_argument(), mip.to_string());
+        let directory = directory.clone();
+        Self::with_location(count, move |location| {
+            let mut command = Command::new(&program);
+            command.args(["worker", "--mip", &mip, "--location", location.as_str()]);
+            command.args(["--backend", directory.name(), "--directory"]).arg(directory.path()).args(["--", &url]);
+            command
+        })
     }
 }
 

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use ndarray::Ix1;
 use ndarray_shm::backend::{Backend, DraftOptions};
-use ndarray_shm::{CreateOptions, CreationMode, Directory, Location, OpenOptions, Pages, SharedArray};
+use ndarray_shm::{CreateOptions, CreationMode, Directory, ErrorKind, Location, OpenOptions, Pages, SharedArray};
 
 use crate::bbox::ranges_text;
 use crate::error::{Error, Result};
@@ -57,13 +57,16 @@ impl Locks {
         };
         while !give_up() {
             let Some(file) = self.file().map_err(failed)? else { continue };
-            match file.lock_cell(cell(region), PATIENCE) {
+            let error = match file.lock_cell(cell(region), PATIENCE) {
                 Ok(_locked) => return work().map(Some),
-                Err(ndarray_shm::Error { kind: ndarray_shm::ErrorKind::TimedOut { .. }, .. }) => {}
+                Err(error) => error,
+            };
+            match error.kind {
+                ErrorKind::TimedOut { .. } => {}
                 // Another upload ended and removed the name. A lock on this array no longer excludes later uploads,
                 // which create a new array: attach that one.
-                Err(ndarray_shm::Error { kind: ndarray_shm::ErrorKind::Unlinked, .. }) => self.forget(&file),
-                Err(error) => return Err(failed(error)),
+                ErrorKind::Unlinked => self.forget(&file),
+                _ => return Err(failed(error)),
             }
         }
         Ok(None)
@@ -81,10 +84,7 @@ impl Locks {
             Ok(file) => Ok(Some(Arc::clone(known.insert(Arc::new(file))))),
             // Other uploads create and remove the array at any time, and `ndshm gc` locks it to see whether it is an
             // orphan.
-            Err(ndarray_shm::Error {
-                kind: ndarray_shm::ErrorKind::WouldBlock | ndarray_shm::ErrorKind::Unlinked,
-                ..
-            }) => Ok(None),
+            Err(error) if matches!(error.kind, ErrorKind::WouldBlock | ErrorKind::Unlinked) => Ok(None),
             Err(error) => Err(error),
         }
     }

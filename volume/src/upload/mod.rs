@@ -169,14 +169,14 @@ pub fn upload_from_array<T: Element>(
 ) -> Result<Uploaded> {
     let sink: &dyn ChunkSink = &sink;
     let units = Units::of(sink, bbox, options)?;
-    let location = || "the array in memory".to_owned();
+    let location = "the array in memory";
     if T::DTYPE != sink.meta().dtype {
         let (expected, found) = (sink.meta().dtype.to_string(), T::DTYPE.to_string());
-        return Err(ndarray_shm::ErrorKind::DTypeMismatch { expected, found }.at(location()).into());
+        return Err(ndarray_shm::ErrorKind::DTypeMismatch { expected, found }.at(location).into());
     }
     if array.shape() != bbox.shape() {
         let (expected, found) = (format!("{:?}", bbox.shape()), format!("{:?}", array.shape()));
-        return Err(ndarray_shm::ErrorKind::ShapeMismatch { expected, found }.at(location()).into());
+        return Err(ndarray_shm::ErrorKind::ShapeMismatch { expected, found }.at(location).into());
     }
     write(sink, array, bbox, &units, options)
 }
