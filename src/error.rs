@@ -417,6 +417,12 @@ impl ErrorKind {
 }
 
 impl Error {
+    /// Returns the error for a setting or a limit that is not possible, which is about no place. `expected` says what
+    /// is possible.
+    pub fn setting(setting: &'static str, value: impl fmt::Display, expected: &'static str) -> Self {
+        ErrorKind::InvalidSetting { setting, value: value.to_string(), expected }.at("")
+    }
+
     /// Returns whether nothing has the name, at least where it was searched: [`NotFound`](ErrorKind::NotFound) or
     /// [`Elsewhere`](ErrorKind::Elsewhere).
     pub fn is_not_found(&self) -> bool {
@@ -475,13 +481,6 @@ impl Error {
             ErrorKind::InvalidSetting { .. } | ErrorKind::NoDirectory | ErrorKind::Manager { .. } => self,
             _ => Self { location: array.to_string(), ..self },
         }
-    }
-}
-
-/// An error about no place: of a setting.
-impl From<ErrorKind> for Error {
-    fn from(kind: ErrorKind) -> Self {
-        kind.at("")
     }
 }
 
@@ -650,8 +649,7 @@ mod tests {
 
     #[test]
     fn invalid_setting_names_setting_value_and_choices() {
-        let error =
-            Error::from(ErrorKind::InvalidSetting { setting: "the order", value: "C\n".into(), expected: "C or F" });
+        let error = Error::setting("the order", "C\n", "C or F");
         assert_eq!(error.to_string(), r#"the order is "C\n", but must be C or F"#);
     }
 }

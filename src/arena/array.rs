@@ -15,7 +15,7 @@ use ndarray::{ArrayView, ArrayViewMut, Dimension, RawArrayView, RawArrayViewMut}
 use crate::arena::blocks::{Block, BlockContents};
 use crate::arena::handle::ArenaHandle;
 use crate::arena::header::{ArenaHeader, DROP_WAIT};
-use crate::arena::tables::slots::Slot;
+use crate::arena::tables::entries::BlockEntry;
 use crate::array::{Element, Layout};
 use crate::backoff::Deadline;
 use crate::error::{ErrorKind, IntoError, Result};
@@ -73,7 +73,7 @@ impl<T: Element, D: Dimension> ArenaDraft<T, D> {
         if let Err(error) = block.header.check_process() {
             return Err(IntoError::new(error, self));
         }
-        self.array.serial = block.header.slots().share(block.slot);
+        self.array.serial = block.header.entries().share(block.entry);
         Ok(self.array)
     }
 }
@@ -96,8 +96,8 @@ impl<T: Element, D: Dimension> ArenaArray<T, D> {
 
     /// Takes over a hold on a shared block. Releases it if the block does not contain elements `T` with the axes of
     /// `D`.
-    pub(crate) fn of_held(header: &Arc<ArenaHeader>, slot: u32, serial: u64) -> Result<Self> {
-        let (block, found) = Block::of_held(header, slot)?;
+    pub(crate) fn of_held(header: &Arc<ArenaHeader>, entry: u32, serial: u64) -> Result<Self> {
+        let (block, found) = Block::of_held(header, entry)?;
         Ok(Self::of_block(block, serial, &found)?)
     }
 
@@ -130,13 +130,13 @@ impl<T: Element, D: Dimension> ArenaArray<T, D> {
 
     /// Returns a handle, by which other members get the array as long as any process holds it.
     pub fn handle(&self) -> ArenaHandle {
-        ArenaHandle { owner: self.block.header.tag(), slot: self.block.slot, serial: self.serial }
+        ArenaHandle { owner: self.block.header.tag(), entry: self.block.entry, serial: self.serial }
     }
 
     /// Returns how many members of the arena hold the array. A killed process counts until its holds are reclaimed.
     pub fn members(&self) -> u32 {
-        let table = self.block.header.slot_table();
-        table.get(self.block.slot as usize).map_or(0, Slot::members)
+        let table = self.block.header.entry_table();
+        table.get(self.block.entry as usize).map_or(0, BlockEntry::members)
     }
 
     /// Turns the array into a draft again, without copying. This value must be the only hold, in this and every other
@@ -159,16 +159,16 @@ impl<T: Element, D: Dimension> ArenaArray<T, D> {
     fn make_exclusive(&mut self) -> Result<()> {
         self.block.header.check_process()?;
         let is_taken = Arc::get_mut(&mut self.block).is_some_and(|block| {
-            let (header, slot) = (&block.header, block.slot);
+            let (header, entry) = (&block.header, block.entry);
             // Besides this hold, only the ORPHAN bit of a message that was received since may keep the block.
             // Reclaiming clears it.
             let reclaim = || {
                 // May fail while another process reclaims; `make_exclusive` decides.
                 let _ = header.reclaim_dead(Deadline::after(DROP_WAIT));
-                header.slots().make_exclusive(slot)
+                header.entries().make_exclusive(entry)
             };
-            let is_orphaned = || header.slot_table().get(slot as usize).is_some_and(Slot::is_orphaned);
-            header.slots().make_exclusive(slot) || is_orphaned() && reclaim()
+            let is_orphaned = || header.entry_table().get(entry as usize).is_some_and(BlockEntry::is_orphaned);
+            header.entries().make_exclusive(entry) || is_orphaned() && reclaim()
         });
         if is_taken { Ok(()) } else { Err(ErrorKind::WouldBlock.at(self.block.header.name())) }
     }

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 
 /// Defines one kind of handle. Both kinds have the same bytes; as text they begin with different prefixes.
 macro_rules! handle {
@@ -14,7 +14,7 @@ macro_rules! handle {
         #[cfg_attr(feature = "serde", serde(try_from = "String", into = "String"))]
         pub struct $name {
             pub(super) owner: u64,
-            pub(super) slot: u32,
+            pub(super) entry: u32,
             pub(super) serial: u64,
         }
 
@@ -22,11 +22,12 @@ macro_rules! handle {
             /// Bytes of a handle.
             pub const BYTES: usize = 24;
 
-            /// Returns the handle as bytes: the file's number (8 bytes), slot (4), zero (4), serial (8), little-endian.
+            /// Returns the handle as bytes: the file's number (8 bytes), entry (4), zero (4), serial (8),
+            /// little-endian.
             pub fn to_bytes(self) -> [u8; Self::BYTES] {
                 let mut bytes = [0; Self::BYTES];
                 bytes[..8].copy_from_slice(&self.owner.to_le_bytes());
-                bytes[8..12].copy_from_slice(&self.slot.to_le_bytes());
+                bytes[8..12].copy_from_slice(&self.entry.to_le_bytes());
                 bytes[16..].copy_from_slice(&self.serial.to_le_bytes());
                 bytes
             }
@@ -38,17 +39,17 @@ macro_rules! handle {
             /// [`InvalidSetting`](ErrorKind::InvalidSetting): bytes that must be zero are not.
             pub fn from_bytes(bytes: [u8; Self::BYTES]) -> Result<Self> {
                 let number = |at: usize| u64::from_le_bytes(std::array::from_fn(|byte| bytes[at + byte]));
-                let Ok(slot) = u32::try_from(number(8)) else {
+                let Ok(entry) = u32::try_from(number(8)) else {
                     let expected = "24 bytes, of which the second eight are less than 2^32";
                     return Err(invalid(format!("{bytes:02x?}"), expected));
                 };
-                Ok(Self { owner: number(0), slot, serial: number(16) })
+                Ok(Self { owner: number(0), entry, serial: number(16) })
             }
         }
 
         impl fmt::Display for $name {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                write!(f, "{}{:016x}:{:08x}:{:016x}", $prefix, self.owner, self.slot, self.serial)
+                write!(f, "{}{:016x}:{:08x}:{:016x}", $prefix, self.owner, self.entry, self.serial)
             }
         }
 
@@ -57,8 +58,8 @@ macro_rules! handle {
 
             fn from_str(text: &str) -> Result<Self> {
                 let read = || {
-                    let [owner, slot, serial] = numbers(text.strip_prefix($prefix)?)?;
-                    Some(Self { owner, slot: u32::try_from(slot).ok()?, serial })
+                    let [owner, entry, serial] = numbers(text.strip_prefix($prefix)?)?;
+                    Some(Self { owner, entry: u32::try_from(entry).ok()?, serial })
                 };
                 read().ok_or_else(|| invalid(text.chars().take(80).collect(), $format))
             }
@@ -101,7 +102,7 @@ handle! {
     /// assert_eq!(same.view().sum(), 6.0);
     /// # Ok::<(), ndarray_shm::Error>(())
     /// ```
-    ArenaHandle, "ndshm-arena1:", "ndshm-arena1:ARENA:SLOT:SERIAL, in hexadecimal"
+    ArenaHandle, "ndshm-arena1:", "ndshm-arena1:ARENA:ENTRY:SERIAL, in hexadecimal"
 }
 
 handle! {
@@ -109,7 +110,7 @@ handle! {
     ///
     /// It can be received once, by one receiver. Until then it keeps the memory, unless the producer ends or revokes
     /// it. [`Limbo`](crate::arena::loans::Limbo) has an example.
-    CounterHandle, "ndshm-counter1:", "ndshm-counter1:COUNTERS:SLOT:SERIAL, in hexadecimal"
+    CounterHandle, "ndshm-counter1:", "ndshm-counter1:COUNTERS:ENTRY:SERIAL, in hexadecimal"
 }
 
 /// Reads three hexadecimal numbers.
@@ -124,7 +125,7 @@ fn numbers(text: &str) -> Option<[u64; 3]> {
 }
 
 fn invalid(value: String, expected: &'static str) -> Error {
-    Error::from(ErrorKind::InvalidSetting { setting: "the handle", value, expected })
+    Error::setting("the handle", value, expected)
 }
 
 #[cfg(test)]
@@ -133,7 +134,7 @@ mod tests {
 
     #[test]
     fn written_handle_is_read_back() {
-        let handle = ArenaHandle { owner: 0x1234_5678_9abc_def0, slot: 77, serial: 1 << 40 };
+        let handle = ArenaHandle { owner: 0x1234_5678_9abc_def0, entry: 77, serial: 1 << 40 };
         assert_eq!(ArenaHandle::from_bytes(handle.to_bytes()).expect("its own bytes"), handle);
         assert_eq!(handle.to_string().parse::<ArenaHandle>().expect("its own text"), handle);
         let mut bytes = handle.to_bytes();

@@ -3,6 +3,7 @@
 //! This is the only file of the arena that turns addresses into references. All references to tables are to atomics.
 //! The bytes of blocks are returned as pointers; `array.rs` says when they may be dereferenced.
 
+use std::fmt;
 use std::fs::File;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -10,11 +11,11 @@ use std::time::Duration;
 
 use crate::arena::hints::BlockHints;
 use crate::arena::sent::SentList;
+use crate::arena::tables::entries::{BlockEntry, EntryTable, Released, SEATS};
 use crate::arena::tables::event::Event;
-use crate::arena::tables::geometry::{Geometry, MEMBER, MEMBERS_AT, QUEUE_HEAD, SLOT, SLOTS_OF_SPAN, SPAN};
+use crate::arena::tables::geometry::{ENTRIES_OF_SPAN, ENTRY, Geometry, MEMBER, MEMBERS_AT, QUEUE_HEAD, SPAN};
 use crate::arena::tables::ring::{Message, Ring, RingRefusal};
 use crate::arena::tables::senders::SenderWord;
-use crate::arena::tables::slots::{Released, SEATS, Slot, Slots};
 use crate::backend::{DraftOptions, Turn};
 use crate::backoff::Deadline;
 use crate::error::{Error, ErrorKind, Result};
@@ -24,7 +25,7 @@ use crate::random;
 use crate::segment::counts::State;
 use crate::segment::footer::Kind;
 use crate::segment::trailer::Trailer;
-use crate::segment::{DraftSegment, Home, Mark, Segment, Verdict, reclaim_if_orphaned};
+use crate::segment::{Aftermath, DraftSegment, Home, Mark, Segment, Verdict, reclaim_if_orphaned};
 
 /// Time limit for locks that members hold only for moments (RECOVER, SPANS), where the caller has set none. It passes
 /// only if the lock's holder is stopped.
@@ -44,7 +45,7 @@ pub(super) struct Member {
 }
 
 const _: () = assert!(size_of::<Member>() as u64 == MEMBER);
-const _: () = assert!(size_of::<Slot<AtomicU64>>() as u64 == SLOT);
+const _: () = assert!(size_of::<BlockEntry<AtomicU64>>() as u64 == ENTRY);
 
 /// The head of a queue. Its parts have cache lines of their own, so that writing to one does not slow down access to
 /// another.
@@ -85,8 +86,8 @@ pub(crate) struct QueueWords<'a> {
     pub(crate) emptied: Event<'a>,
 }
 
-/// The slot table in shared memory, for this member.
-pub(crate) type SharedSlots<'a> = Slots<'a, AtomicU64, AtomicU32>;
+/// The entry table in shared memory, for this member.
+pub(crate) type SharedEntries<'a> = EntryTable<'a, AtomicU64, AtomicU32>;
 
 /// How many descriptors are open at once while the name of a file is removed that no process uses. A creator has so
 /// many in reserve, so that it can do so if it fails for lack of them.
@@ -101,10 +102,7 @@ pub(crate) struct ArenaHeader {
     id: u128,
     /// Fork generation of the process that joined. A forked child is not a member.
     generation: u64,
-    /// This member's seat, or [`SEATS`] when it has none.
-    pub(super) seat: u32,
-    /// Holds the lock of the seat.
-    pub(super) mark: Option<Mark>,
+    pub(super) membership: Membership,
     /// How many holds this process has on each block.
     held: Box<[AtomicU32]>,
     /// Where this process found free blocks.
@@ -113,8 +111,20 @@ pub(crate) struct ArenaHeader {
     pub(super) sent: Box<[SentList]>,
     /// For each queue, how many registered senders this process has.
     senders: Box<[Mutex<usize>]>,
-    /// `None` after leaving.
-    segment: Option<Segment>,
+    segment: Segment,
+    /// Runs when everything above has been dropped.
+    aftermath: Option<Aftermath>,
+}
+
+/// Whether this process is a member.
+#[derive(Debug)]
+pub(super) enum Membership {
+    /// It has no seat yet.
+    Joining,
+    /// It has this seat. The mark holds the seat's lock.
+    Seated { seat: u32, _mark: Mark },
+    /// It has given its seat up, or could not get one.
+    Left,
 }
 
 impl ArenaHeader {
@@ -171,20 +181,21 @@ impl ArenaHeader {
     }
 
     fn join(home: Home, geometry: Geometry, id: u128, segment: Segment) -> Result<Self> {
-        let held = bytemuck::allocation::try_zeroed_slice_box(geometry.slots() as usize)
-            .map_err(|()| ErrorKind::TooLarge { shape: vec![geometry.slots() as usize], item: 4 }.at(&home.location))?;
+        let held = bytemuck::allocation::try_zeroed_slice_box(geometry.entries() as usize).map_err(|()| {
+            ErrorKind::TooLarge { shape: vec![geometry.entries() as usize], item: 4 }.at(&home.location)
+        })?;
         let mut header = Self {
             home,
             geometry,
             id,
             generation: os::fork_generation(),
-            seat: SEATS,
-            mark: None,
+            membership: Membership::Joining,
             held,
             hints: BlockHints::default(),
             sent: (0..geometry.queues).map(|_| SentList::default()).collect(),
             senders: (0..geometry.queues).map(|_| Mutex::default()).collect(),
-            segment: Some(segment),
+            segment,
+            aftermath: None,
         };
         header.take_seat()?;
         Ok(header)
@@ -201,12 +212,12 @@ impl ArenaHeader {
     }
 
     /// Refuses handles of other files, and every handle in a forked child.
-    pub(super) fn check_handle(&self, owner: u64, handle: &impl ToString, expected: &'static str) -> Result<()> {
+    pub(super) fn check_handle(&self, owner: u64, handle: &impl fmt::Display, expected: &'static str) -> Result<()> {
         self.check_process()?;
         if owner == self.tag() {
             return Ok(());
         }
-        Err(Error::from(ErrorKind::InvalidSetting { setting: "the handle", value: handle.to_string(), expected }))
+        Err(Error::setting("the handle", handle, expected))
     }
 
     /// Refuses forked children, which are not members.
@@ -223,20 +234,25 @@ impl ArenaHeader {
         self.generation == os::fork_generation()
     }
 
-    pub(crate) fn segment(&self) -> Result<&Segment> {
-        self.segment.as_ref().ok_or_else(|| ErrorKind::Unlinked.at(self.name()))
+    pub(crate) fn segment(&self) -> &Segment {
+        &self.segment
+    }
+
+    /// Returns the number of this member's seat; [`SEATS`], which is no seat, while it has none.
+    pub(super) fn own_seat(&self) -> u32 {
+        if let Membership::Seated { seat, .. } = self.membership { seat } else { SEATS }
     }
 
     /// Waits until the deadline for a lock that members hold only for moments.
     pub(super) fn turn(&self, range: LockRange, until: Deadline) -> Result<Turn> {
-        self.segment()?.turn(range, until)
+        self.segment.turn(range, until)
     }
 
     /// Returns `count` values of a type that consists of atomics, `at` bytes from the beginning; empty if they are not
     /// all mapped.
     #[allow(unsafe_code)]
     fn table<T>(&self, at: u64, count: u64) -> &[T] {
-        let Some(segment) = &self.segment else { return &[] };
+        let segment = &self.segment;
         let bytes = count.checked_mul(size_of::<T>() as u64).and_then(|bytes| bytes.checked_add(at));
         let fits = bytes.is_some_and(|end| end <= segment.length() as u64) && at % align_of::<T>() as u64 == 0;
         let (true, Ok(offset), Ok(count)) = (fits, usize::try_from(at), usize::try_from(count)) else { return &[] };
@@ -254,7 +270,7 @@ impl ArenaHeader {
         self.table(0, 1).first()
     }
 
-    /// Returns how many spans, from the first, may hold blocks. All later spans and slots are zero.
+    /// Returns how many spans, from the first, may hold blocks. All later spans and entries are zero.
     #[allow(clippy::cast_possible_truncation)] // at most `spans`, which has 32 bits
     pub(crate) fn touched(&self) -> u32 {
         let touched = self.touched_word().map_or(0, |word| word.load(Ordering::Acquire));
@@ -309,27 +325,27 @@ impl ArenaHeader {
         self.table(self.geometry.spans_at(), self.geometry.spans.into())
     }
 
-    /// Returns all slots, for queries and for changes on behalf of other members.
-    pub(crate) fn slot_table(&self) -> &[Slot<AtomicU64>] {
-        self.table(self.geometry.slots_at(), self.geometry.slots().into())
+    /// Returns all entries, for queries and for changes on behalf of other members.
+    pub(crate) fn entry_table(&self) -> &[BlockEntry<AtomicU64>] {
+        self.table(self.geometry.entries_at(), self.geometry.entries().into())
     }
 
-    /// Returns the slots that may have holders.
-    pub(crate) fn touched_slots(&self) -> &[Slot<AtomicU64>] {
-        let slots = self.slot_table();
-        &slots[..slots.len().min((self.touched() * SLOTS_OF_SPAN) as usize)]
+    /// Returns the entries that may have holders.
+    pub(crate) fn touched_entries(&self) -> &[BlockEntry<AtomicU64>] {
+        let entries = self.entry_table();
+        &entries[..entries.len().min((self.touched() * ENTRIES_OF_SPAN) as usize)]
     }
 
-    /// Returns the slot table for this member.
-    pub(crate) fn slots(&self) -> SharedSlots<'_> {
-        Slots::new(self.slot_table(), &self.held, self.seat)
+    /// Returns the entry table for this member.
+    pub(crate) fn entries(&self) -> SharedEntries<'_> {
+        EntryTable::new(self.entry_table(), &self.held, self.own_seat())
     }
 
     /// Returns the address of `length` bytes that begin `offset` bytes into span `span`. `None` if they are not all in
     /// the data.
     #[allow(unsafe_code)]
     pub(crate) fn bytes_at(&self, span: u32, offset: u64, length: u64) -> Option<*mut u8> {
-        let segment = self.segment.as_ref()?;
+        let segment = &self.segment;
         let start = u64::from(span).checked_mul(SPAN)?.checked_add(offset)?;
         let end = start.checked_add(length).filter(|end| *end <= self.geometry.capacity())?;
         debug_assert!(self.geometry.data_at() + end <= segment.length() as u64);
@@ -349,9 +365,9 @@ impl ArenaHeader {
     /// # Errors
     ///
     /// [`ErrorKind::HandleSpent`]: this process does not hold the block.
-    pub(crate) fn release(&self, slot: u32) -> Result<()> {
+    pub(crate) fn release(&self, entry: u32) -> Result<()> {
         self.check_process()?;
-        if self.slots().release(slot) == Released::NotHeld { Err(self.spent()) } else { Ok(()) }
+        if self.entries().release(entry) == Released::NotHeld { Err(self.spent()) } else { Ok(()) }
     }
 
     pub(super) fn spent(&self) -> Error {
@@ -359,23 +375,23 @@ impl ArenaHeader {
     }
 
     /// Sends a block that this process holds, and adds a hold that keeps the block until it is received.
-    pub(super) fn send(&self, queue: u32, slot: u32) -> Result<(), RingRefusal> {
+    pub(super) fn send(&self, queue: u32, entry: u32) -> Result<(), RingRefusal> {
         let (Some(words), Some(list)) = (self.queue_words(queue), self.sent.get(queue as usize)) else {
             return Err(RingRefusal::Damaged);
         };
-        if !self.slots().hold_invited(slot) {
+        if !self.entries().hold_invited(entry) {
             return Err(RingRefusal::Damaged);
         }
         // Locked before the message gets its position. Otherwise two threads could add their messages to the list in
         // another order than they sent them, and `end_received`, which stops at the first unconsumed message, would
         // keep received ones.
         let mut messages = list.lock();
-        let sent = words.ring.push(Message { sender: self.seat, slot });
+        let sent = words.ring.push(Message { sender: self.own_seat(), entry });
         match sent {
-            Ok(position) => messages.push_back((position, slot)),
-            Err(_) => drop(self.release(slot)),
+            Ok(position) => messages.push_back((position, entry)),
+            Err(_) => drop(self.release(entry)),
         }
-        list.end_received(&words.ring, &mut messages, |slot| drop(self.release(slot)));
+        list.end_received(&words.ring, &mut messages, |entry| drop(self.release(entry)));
         drop(messages);
         if sent.is_ok() {
             words.filled.notify();
@@ -383,13 +399,13 @@ impl ArenaHeader {
         sent.map(drop)
     }
 
-    /// Receives a block, which this process then holds, and returns its slot.
+    /// Receives a block, which this process then holds, and returns its entry.
     pub(super) fn receive(&self, queue: u32) -> Result<u32, RingRefusal> {
         let words = self.queue_words(queue).ok_or(RingRefusal::Damaged)?;
-        let slots = self.slots();
-        let message = words.ring.pop(|slot| slots.hold_invited(slot), |slot| drop(self.release(slot)))?;
+        let entries = self.entries();
+        let message = words.ring.pop(|entry| entries.hold_invited(entry), |entry| drop(self.release(entry)))?;
         words.emptied.notify();
-        Ok(message.slot)
+        Ok(message.entry)
     }
 
     /// As [`receive`](Self::receive), but fails with [`RingRefusal::Deserted`] if the queue is empty and has lost its
@@ -413,7 +429,7 @@ impl ArenaHeader {
             return Err(RingRefusal::Damaged);
         };
         if *count == 0 {
-            words.senders.register(self.seat);
+            words.senders.register(self.own_seat());
         }
         *count += 1;
         Ok(())
@@ -423,7 +439,7 @@ impl ArenaHeader {
     pub(super) fn unregister_sender(&self, queue: u32) {
         let (Some(words), Some(mut count)) = (self.queue_words(queue), self.own_senders(queue)) else { return };
         *count -= 1;
-        if *count == 0 && words.senders.leave(self.seat) {
+        if *count == 0 && words.senders.leave(self.own_seat()) {
             words.filled.notify_all();
         }
     }
@@ -445,34 +461,30 @@ impl ArenaHeader {
         for (queue, list) in (0u32..).zip(&self.sent) {
             let Some(mut messages) = list.try_lock().filter(|_| self.is_own_process()) else { continue };
             if let Some(words) = self.queue_words(queue) {
-                list.end_received(&words.ring, &mut messages, |slot| drop(self.release(slot)));
+                list.end_received(&words.ring, &mut messages, |entry| drop(self.release(entry)));
             }
         }
     }
 
     /// Gives up the seat, unmaps, and removes the name if no other process is attached.
     pub(crate) fn close(mut self) -> Result<()> {
-        self.leave(TURN_WAIT)
+        let left = self.leave(TURN_WAIT);
+        let aftermath = self.aftermath.take();
+        drop(self);
+        aftermath.map_or(Ok(()), |aftermath| aftermath.reclaim().map(drop)).and(left)
     }
 
+    /// Gives up the seat and the lease. What remains is done when the header is dropped.
     fn leave(&mut self, limit: Duration) -> Result<()> {
-        if self.segment.is_none() {
-            return Ok(());
-        }
-        if !self.is_own_process() {
-            self.mark = None;
-            self.segment = None;
+        if matches!(self.membership, Membership::Left) || !self.is_own_process() {
             return Ok(());
         }
         // If this fails, the seat's state stays. Its lock is released below, so the next process that reclaims finds
         // the seat dead.
-        let settled = if self.seat < SEATS { self.give_up_seat(Deadline::after(limit)) } else { Ok(()) };
-        self.mark = None;
-        let Some(segment) = self.segment.take() else { return settled };
-        let id = Some(segment.id());
-        segment.end_lease();
-        drop(segment);
-        reclaim_if_orphaned(&self.home, id, true)?;
+        let settled = self.give_up_seat(Deadline::after(limit));
+        self.membership = Membership::Left;
+        self.segment.end_lease();
+        self.aftermath = Some(Aftermath::new(self.home.clone(), self.segment.id(), None));
         settled
     }
 }

@@ -1,7 +1,7 @@
 //! Inspecting an arena, or a file of counters, without joining it.
 
+use crate::arena::tables::entries::SEATS;
 use crate::arena::tables::geometry::Geometry;
-use crate::arena::tables::slots::SEATS;
 use crate::backend::lock_space;
 use crate::backend::{Access, Backend, Directory, IntoLocation, Location};
 use crate::error::{Error, ErrorKind, Result};

@@ -3,7 +3,7 @@
 //! An arena has 46 seats, each with a lock byte that the kernel unlocks when its process dies. A seat's state is 0 when
 //! no process has taken it and nothing is left of an earlier member. *A state other than 0 with a free lock is a
 //! death*: the process that takes the lock reclaims the member's holds before it sets the state to 0. A member sets its
-//! state before it sets its first bit in any slot, and sets it back to 0 after it has cleared the last.
+//! state before it sets its first bit in any entry, and sets it back to 0 after it has cleared the last.
 //!
 //! # Reclaiming
 //!
@@ -13,8 +13,8 @@
 //! 1. Messages that the member sent and that have not been received become *orphaned*: first the block gets ORPHAN,
 //!    then the message names ORPHAN as its sender. A receiver that takes the message in between holds the block
 //!    already.
-//! 2. Its registrations as a sender end, and its bit is cleared in every slot. This comes after 1, so that the block of
-//!    a message is never free.
+//! 2. Its registrations as a sender end, and its bit is cleared in every entry. This comes after 1, so that the block
+//!    of a message is never free.
 //! 3. Spans that the member was joining to a run, or taking apart, are freed (`blocks/spans.rs`).
 //! 4. The seat's state becomes 0. This comes last: until then the seat is found dead again.
 //!
@@ -24,14 +24,15 @@ use std::collections::HashSet;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use crate::arena::header::ArenaHeader;
+use crate::arena::header::{ArenaHeader, Membership};
+use crate::arena::tables::entries::{BlockEntry, SEATS};
 use crate::arena::tables::ring::{ORPHAN_SENDER, Ring};
-use crate::arena::tables::slots::{SEATS, Slot};
 use crate::backend::Turn;
 use crate::backend::lock_space::{self, RECOVER};
 use crate::backoff::{Backoff, Deadline};
 use crate::error::{Error, ErrorKind, Result};
 use crate::os::{self, LockKind};
+use crate::segment::Mark;
 
 /// How long a joining process waits in total: for seats that other processes are reclaiming, for the locks with which
 /// it reclaims one itself, and until no thread of its own is forking.
@@ -54,27 +55,26 @@ impl ArenaHeader {
         let until = Deadline::after(JOIN_WAIT);
         let mut backoff = Backoff::until(until);
         loop {
-            if let Some(seat) = self.try_seats(until)? {
-                self.seat = seat;
+            if let Some((seat, mark)) = self.try_seats(until)? {
+                self.membership = Membership::Seated { seat, _mark: mark };
                 return Ok(());
             }
             // If a member is not alive, its seat may become free at any moment: it is leaving, or is dead and being
             // reclaimed.
             let all_alive = (0..SEATS).all(|seat| self.is_taken(seat) && self.is_alive(seat).unwrap_or(true));
-            let location = || self.name().to_owned();
             if all_alive {
-                return Err(ErrorKind::TooManyProcesses { limit: SEATS }.at(location()));
+                return Err(ErrorKind::TooManyProcesses { limit: SEATS }.at(self.name()));
             }
             if !backoff.pause() {
-                return Err(ErrorKind::TimedOut { waited: JOIN_WAIT }.at(location()));
+                return Err(ErrorKind::TimedOut { waited: JOIN_WAIT }.at(self.name()));
             }
         }
     }
 
-    fn try_seats(&mut self, until: Deadline) -> Result<Option<u32>> {
+    fn try_seats(&self, until: Deadline) -> Result<Option<(u32, Mark)>> {
         // While another thread forks, the child may get a copy of the file description that is opened now: retry later.
         let Some(forks) = os::forks() else { return Ok(None) };
-        let mut mark = self.segment()?.mark()?;
+        let mut mark = self.segment().mark()?;
         // Free seats first: reclaiming a dead member takes longer.
         let free = (0..SEATS).filter(|seat| !self.is_taken(*seat));
         for seat in free.chain(0..SEATS) {
@@ -97,8 +97,7 @@ impl ArenaHeader {
             let Some(member) = self.members().get(seat as usize) else { continue };
             member.process.store(std::process::id().into(), Ordering::Relaxed);
             member.state.store(self.next_member(), Ordering::Release);
-            self.mark = Some(mark);
-            return Ok(Some(seat));
+            return Ok(Some((seat, mark)));
         }
         Ok(None)
     }
@@ -110,7 +109,7 @@ impl ArenaHeader {
 
     /// Asks the kernel whether the process that took the seat is alive.
     pub(crate) fn is_alive(&self, seat: u32) -> Result<bool> {
-        Ok(seat == self.seat || self.segment()?.is_range_locked(lock_space::seat(seat))?)
+        Ok(seat == self.own_seat() || self.segment().is_range_locked(lock_space::seat(seat))?)
     }
 
     /// Returns the number of the process in a seat, only for display.
@@ -121,11 +120,10 @@ impl ArenaHeader {
 
     /// Gives up this member's seat and holds. Its messages stay valid: those that have not been received become
     /// orphaned.
-    pub(super) fn give_up_seat(&mut self, until: Deadline) -> Result<()> {
+    pub(super) fn give_up_seat(&self, until: Deadline) -> Result<()> {
+        let Membership::Seated { seat, .. } = self.membership else { return Ok(()) };
         let turn = self.turn(RECOVER, until)?;
-        let settled = self.reclaim_seat(self.seat, &turn, until);
-        self.seat = SEATS;
-        settled.map(drop)
+        self.reclaim_seat(seat, &turn, until).map(drop)
     }
 
     /// Reclaims the holds of the member in `seat`, and returns how many blocks became free. The caller holds that
@@ -134,16 +132,16 @@ impl ArenaHeader {
     /// Waits for SPANS until the deadline. If that fails, the seat's state stays, and the next process that reclaims
     /// starts again.
     pub(super) fn reclaim_seat(&self, seat: u32, _recover: &Turn, until: Deadline) -> Result<usize> {
-        let slots = self.slot_table();
+        let entries = self.entry_table();
         for ring in self.rings() {
-            ring.orphan_messages(seat, |slot| slots.get(slot as usize).is_some_and(Slot::orphan));
+            ring.orphan_messages(seat, |entry| entries.get(entry as usize).is_some_and(BlockEntry::orphan));
         }
         for queue in self.queues() {
             if queue.senders.leave(seat) {
                 queue.filled.notify_all();
             }
         }
-        let freed = self.touched_slots().iter().filter(|slot| slot.clear_seat(seat)).count();
+        let freed = self.touched_entries().iter().filter(|entry| entry.clear_seat(seat)).count();
         self.free_loose_spans(until)?;
         if let Some(member) = self.members().get(seat as usize) {
             // A release store: the next process that takes the seat loads this 0 before it sets its first bit, and so
@@ -162,7 +160,7 @@ impl ArenaHeader {
         let failed = |error| Error::os("lock", &self.home.location, error);
         let mut recover = self.turn(RECOVER, until)?;
         os::step("reclaim: alone");
-        for seat in (0..SEATS).filter(|seat| *seat != self.seat) {
+        for seat in (0..SEATS).filter(|seat| *seat != self.own_seat()) {
             let range = lock_space::seat(seat);
             if !self.is_taken(seat) || !recover.try_lock(LockKind::Exclusive, range).map_err(failed)? {
                 continue;
@@ -177,9 +175,9 @@ impl ArenaHeader {
         // Messages become orphaned only under RECOVER, which this process holds. So an ORPHAN bit without an orphaned
         // message belongs to a message that was received, or that a receiver took while it was being orphaned.
         let messages = self.rings().flat_map(Ring::messages).filter(|message| message.sender == ORPHAN_SENDER);
-        let kept: HashSet<u32> = messages.map(|message| message.slot).collect();
-        for (index, slot) in (0u32..).zip(self.touched_slots()).filter(|(_, slot)| slot.is_orphaned()) {
-            if !kept.contains(&index) && slot.release_orphan() {
+        let kept: HashSet<u32> = messages.map(|message| message.entry).collect();
+        for (index, entry) in (0u32..).zip(self.touched_entries()).filter(|(_, entry)| entry.is_orphaned()) {
+            if !kept.contains(&index) && entry.release_orphan() {
                 reclaimed.blocks += 1;
             }
         }

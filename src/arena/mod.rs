@@ -60,7 +60,7 @@ pub use self::inspect::{ArenaInspection, inspect, inspect_in};
 pub use self::members::ReclaimedBlocks;
 pub use self::options::ArenaOptions;
 pub use self::queues::{ArenaMessage, Queue, ReceiveError, Sendable, Sender};
-use self::tables::slots::SEATS;
+use self::tables::entries::SEATS;
 use crate::array::Element;
 use crate::array::layout::{Layout, shape_like};
 use crate::backend::{Directory, IntoLocation, Location, default_directory};
@@ -271,10 +271,10 @@ impl Arena {
     pub fn get<T: Element, D: Dimension>(&self, handle: &ArenaHandle) -> Result<ArenaArray<T, D>> {
         let expected = "a handle of this arena: this is one of another arena, or of an earlier one with the same name";
         self.header.check_handle(handle.owner, handle, expected)?;
-        if !self.header.slots().hold(handle.slot, handle.serial) {
+        if !self.header.entries().hold(handle.entry, handle.serial) {
             return Err(self.header.spent());
         }
-        ArenaArray::of_held(&self.header, handle.slot, handle.serial)
+        ArenaArray::of_held(&self.header, handle.entry, handle.serial)
     }
 
     /// Reclaims what dead processes held.
@@ -318,7 +318,7 @@ impl Arena {
     ///
     /// [`PermissionDenied`](crate::ErrorKind::PermissionDenied).
     pub fn unlink(&self) -> Result<bool> {
-        self.header.home.unlink(self.header.segment()?.id())
+        self.header.home.unlink(self.header.segment().id())
     }
 
     /// Leaves the arena, and reports errors. Dropping leaves it too, and ignores them. If this process has clones or
@@ -339,11 +339,11 @@ impl ArenaHeader {
         let mut held = [0usize; SEATS as usize];
         let mut dead = 0;
         let mut stats = ArenaStats { capacity: self.geometry.capacity(), ..ArenaStats::default() };
-        for slot in self.touched_slots().iter().filter(|slot| !slot.is_free()) {
+        for entry in self.touched_entries().iter().filter(|entry| !entry.is_free()) {
             stats.arrays += 1;
-            stats.orphaned_messages += usize::from(slot.is_orphaned());
+            stats.orphaned_messages += usize::from(entry.is_orphaned());
             for (seat, held) in (0..).zip(&mut held) {
-                *held += usize::from(slot.is_held_by(seat));
+                *held += usize::from(entry.is_held_by(seat));
             }
         }
         for (seat, arrays) in (0..).zip(held).filter(|(seat, _)| self.is_taken(*seat)) {

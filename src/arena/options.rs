@@ -99,11 +99,11 @@ impl ArenaOptions {
             return Err(ErrorKind::TooLarge { shape, item: 1 }.at(&home.location));
         }
         if self.queues > MOST_QUEUES || self.cells > MOST_CELLS || (self.queues > 0 && self.cells == 0) {
-            return Err(Error::from(ErrorKind::InvalidSetting {
-                setting: "the choice of queues",
-                value: format!("{} of {} messages", self.queues, self.cells),
-                expected: "at most 1024 queues, of 1 to 2^24 messages each",
-            }));
+            return Err(Error::setting(
+                "the choice of queues",
+                format!("{} of {} messages", self.queues, self.cells),
+                "at most 1024 queues, of 1 to 2^24 messages each",
+            ));
         }
         let geometry = Geometry {
             spans: u32::try_from(spans).unwrap_or(u32::MAX),

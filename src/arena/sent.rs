@@ -12,7 +12,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::arena::tables::ring::Ring;
 
-/// A message: its position, and the slot of its block.
+/// A message: its position, and the entry of its block.
 pub(super) type SentMessage = (u64, u32);
 
 /// The messages that this process sent to a queue and that were not received when the list was last checked.
@@ -45,7 +45,7 @@ impl SentList {
         release: impl Fn(u32),
     ) {
         let received = messages.iter().take_while(|(position, _)| ring.is_consumed(*position)).count();
-        messages.drain(..received).for_each(|(_, slot)| release(slot));
+        messages.drain(..received).for_each(|(_, entry)| release(entry));
         self.count.store(messages.len(), Ordering::Relaxed);
     }
 }

@@ -246,7 +246,7 @@ impl CreateOptions {
         if self.mode != CreationMode::CreateNew {
             let (setting, value) = ("the creation mode", format!("{:?}", self.mode));
             let expected = "CreateNew, because a shared array gets a random name";
-            return Err(Error::from(ErrorKind::InvalidSetting { setting, value, expected }).into());
+            return Err(Error::setting(setting, value, expected).into());
         }
         self.refuse_notes()?;
         let backend = self.backend.clone().map_or_else(default_directory, Ok)?;
@@ -260,7 +260,7 @@ impl CreateOptions {
         let Some((key, _)) = self.notes.first() else { return Ok(()) };
         let (setting, value) = ("a note of a counted array", key.clone());
         let expected = "none: only plain arrays have a description with notes";
-        Err(Error::from(ErrorKind::InvalidSetting { setting, value, expected }))
+        Err(Error::setting(setting, value, expected))
     }
 
     /// Returns the text of the description, if it has notes.

@@ -131,17 +131,17 @@ impl Description {
         if !is_key(key) {
             let (value, expected) =
                 (key.to_owned(), "1 to 64 of a-z, 0-9 and -, and none of dtype, shape, order, bytes");
-            return Err(Error::from(ErrorKind::InvalidSetting { setting: "the key of a note", value, expected }));
+            return Err(Error::setting("the key of a note", value, expected));
         }
         if text.contains(char::is_control) {
             let expected = "text without control characters";
-            return Err(Error::from(ErrorKind::InvalidSetting { setting: "a note", value: text.to_owned(), expected }));
+            return Err(Error::setting("a note", text, expected));
         }
         self.notes.retain(|(found, _)| found != key);
         self.notes.push((key.to_owned(), text.to_owned()));
         if self.to_text().len() > LONGEST_DESCRIPTION {
             let expected = "short enough for a description of 3,500 bytes in all";
-            return Err(Error::from(ErrorKind::InvalidSetting { setting: "a note", value: text.to_owned(), expected }));
+            return Err(Error::setting("a note", text, expected));
         }
         Ok(self)
     }

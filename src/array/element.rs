@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use crate::error::{Error, ErrorKind};
+use crate::error::Error;
 
 /// A type that arrays in shared memory can have as elements.
 ///
@@ -120,11 +120,11 @@ impl FromStr for DType {
 
     fn from_str(text: &str) -> Result<Self, Error> {
         Self::ALL.iter().copied().find(|dtype| dtype.as_str() == text).ok_or_else(|| {
-            Error::from(ErrorKind::InvalidSetting {
-                setting: "the element type",
-                value: text.to_owned(),
-                expected: "one of |u1 <u2 <u4 <u8 |i1 <i2 <i4 <i8 <f2 <f4 <f8 bfloat16 <c8 <c16",
-            })
+            Error::setting(
+                "the element type",
+                text,
+                "one of |u1 <u2 <u4 <u8 |i1 <i2 <i4 <i8 <f2 <f4 <f8 bfloat16 <c8 <c16",
+            )
         })
     }
 }

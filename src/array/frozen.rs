@@ -206,7 +206,6 @@ impl<T: Element, D: Dimension> FrozenArray<T, D> {
 
     #[allow(unsafe_code)]
     pub(crate) fn of_sealed(file: File, layout: Layout<T, D>) -> Result<Self> {
-        let location = NAMELESS.to_owned();
         if !os::is_sealed(&file) {
             return Err(ErrorKind::Unsupported {
                 what:
@@ -214,12 +213,12 @@ impl<T: Element, D: Dimension> FrozenArray<T, D> {
                        F_SEAL_SHRINK and F_SEAL_GROW); ask its creator to freeze it"
                         .into(),
             }
-            .at(location));
+            .at(NAMELESS));
         }
         let found = os::facts(&file).map_err(|error| Error::os("look at", NAMELESS, error))?.length;
         let expected = layout.bytes();
         if found != expected {
-            return Err(ErrorKind::SizeMismatch { expected, found, description: None }.at(location));
+            return Err(ErrorKind::SizeMismatch { expected, found, description: None }.at(NAMELESS));
         }
         let mapped = Mapped::of_sealed(&file, found, NAMELESS)?;
         // SAFETY: the memory is sealed: the kernel lets no process change the bytes or their number.

@@ -38,11 +38,7 @@ impl FromStr for Order {
         match text {
             "C" | "c" => Ok(Self::C),
             "F" | "f" => Ok(Self::F),
-            _ => Err(Error::from(ErrorKind::InvalidSetting {
-                setting: "the order",
-                value: text.to_owned(),
-                expected: "C or F",
-            })),
+            _ => Err(Error::setting("the order", text, "C or F")),
         }
     }
 }
@@ -103,8 +99,7 @@ impl<T: Element, D: Dimension> Layout<T, D> {
         let bytes =
             span.and_then(|span| span.checked_mul(size_of::<T>())).filter(|bytes| isize::try_from(*bytes).is_ok());
         if bytes.is_none() {
-            let (location, shape) = (name.to_owned(), lengths.to_vec());
-            return Err(ErrorKind::TooLarge { shape, item: size_of::<T>() }.at(location));
+            return Err(ErrorKind::TooLarge { shape: lengths.to_vec(), item: size_of::<T>() }.at(name));
         }
         let len = dim.size();
         Ok(Self { order: order(), dim, len, elements: PhantomData })
@@ -112,17 +107,16 @@ impl<T: Element, D: Dimension> Layout<T, D> {
 
     /// Checks a description against element type `T` and the number of axes of `D`.
     pub(crate) fn described(dtype: DType, shape: &[usize], order: Order, name: &str) -> Result<Self> {
-        let location = || name.to_owned();
         if dtype != T::DTYPE {
             let (expected, found) = (T::DTYPE.to_string(), dtype.to_string());
-            return Err(ErrorKind::DTypeMismatch { expected, found }.at(location()));
+            return Err(ErrorKind::DTypeMismatch { expected, found }.at(name));
         }
         let dim = D::from_dimension(&IxDyn(shape)).ok_or_else(|| {
             ErrorKind::ShapeMismatch {
                 expected: D::NDIM.map_or_else(|| "any".to_owned(), |axes| format!("one of {axes} axes")),
                 found: format!("{shape:?}"),
             }
-            .at(location())
+            .at(name)
         })?;
         match order {
             Order::C => Self::checked(dim, name, || Order::C),

@@ -6,7 +6,7 @@ use ndarray::{Dimension, Ix1, ShapeBuilder};
 
 use super::{ArrayReader, ArrayWriter, Description, Element, Layout, SharedArray, description};
 use crate::backend::{Access, Directory, IntoLocation};
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 use crate::os::LockKind;
 use crate::segment::{Attach, CellWait, Home, Segment};
 
@@ -357,5 +357,5 @@ impl OpenOptions {
 }
 
 fn refused<R>(setting: &'static str, value: &str, expected: &'static str) -> Result<R> {
-    Err(Error::from(ErrorKind::InvalidSetting { setting, value: value.to_owned(), expected }))
+    Err(Error::setting(setting, value, expected))
 }

@@ -327,9 +327,8 @@ pub(crate) fn check_length(directory: &Path, length: u64) -> Result<()> {
 }
 
 fn no_space(directory: &Path, place: Place, needed: u64, room: Room) -> Error {
-    let location = directory.display().to_string();
     ErrorKind::NoSpace { needed, available: room.bytes, in_flight: 0, advice: advice(room.bound, place, directory) }
-        .at(location)
+        .at(directory.display())
 }
 
 fn denied(location: String, facts: Option<Facts>, reason: &'static str) -> Error {

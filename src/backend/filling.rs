@@ -6,7 +6,7 @@ use std::ffi::OsString;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 use crate::os::{self, Bound, Room};
 
 /// The name of the backend for emulated shared memory.
@@ -38,11 +38,11 @@ fn limit_from(value: Option<OsString>) -> Result<Option<u64>> {
     let number: Option<u64> = digits.parse().ok().filter(|_| digits.bytes().all(|byte| byte.is_ascii_digit()));
     let bytes = number.zip(shift).and_then(|(number, shift)| number.checked_mul(1 << shift));
     bytes.map(Some).ok_or_else(|| {
-        Error::from(ErrorKind::InvalidSetting {
-            setting: LIMIT,
-            value: value.into_owned(),
-            expected: "a whole number of bytes, or one with K, M, G or T behind it, such as 10G, or unset",
-        })
+        Error::setting(
+            LIMIT,
+            value,
+            "a whole number of bytes, or one with K, M, G or T behind it, such as 10G, or unset",
+        )
     })
 }
 
@@ -77,6 +77,7 @@ pub(super) fn warn_of_full_disk(directory: &Path, room: u64, needed: u64, warned
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::ErrorKind;
 
     #[test]
     fn limit_is_a_number_with_an_optional_unit() {

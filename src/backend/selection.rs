@@ -98,11 +98,7 @@ fn emulate_from(value: Option<OsString>) -> Result<Option<bool>> {
     match value.to_ascii_lowercase().as_str() {
         "1" | "true" | "yes" => Ok(Some(true)),
         "0" | "false" | "no" => Ok(Some(false)),
-        _ => Err(Error::from(ErrorKind::InvalidSetting {
-            setting: EMULATE,
-            value: value.into_owned(),
-            expected: "1, true or yes, or 0, false or no, or unset",
-        })),
+        _ => Err(Error::setting(EMULATE, value, "1, true or yes, or 0, false or no, or unset")),
     }
 }
 
@@ -131,14 +127,11 @@ impl Directory {
     ///   it names is missing.
     pub fn emulated() -> Result<Self> {
         let path = Self::emulated_path()?;
-        os::private_directory(&path).map_err(|error| {
-            let location = path.display().to_string();
-            match error {
-                os::PrivateDirectoryError::Unsafe { reason, owner, mode } => {
-                    ErrorKind::PermissionDenied { owner, mode, reason }.at(location)
-                }
-                os::PrivateDirectoryError::Os(source) => no_emulated_directory(&path, source),
+        os::private_directory(&path).map_err(|error| match error {
+            os::PrivateDirectoryError::Unsafe { reason, owner, mode } => {
+                ErrorKind::PermissionDenied { owner, mode, reason }.at(path.display())
             }
+            os::PrivateDirectoryError::Os(source) => no_emulated_directory(&path, source),
         })?;
         Ok(remembered(EMULATED, &path))
     }
@@ -165,11 +158,7 @@ impl Directory {
     pub fn emulated_path() -> Result<PathBuf> {
         let path = match std::env::var_os(EMULATED_DIRECTORY) {
             Some(path) if path.is_empty() => {
-                return Err(Error::from(ErrorKind::InvalidSetting {
-                    setting: EMULATED_DIRECTORY,
-                    value: String::new(),
-                    expected: "the path of a directory of yours, or unset",
-                }));
+                return Err(Error::setting(EMULATED_DIRECTORY, "", "the path of a directory of yours, or unset"));
             }
             Some(path) => PathBuf::from(path),
             None => {
@@ -188,11 +177,11 @@ impl Directory {
 fn no_emulated_directory(path: &Path, source: std::io::Error) -> Error {
     let is_orphan = path.parent().is_some_and(|parent| !parent.exists());
     match std::env::var_os(EMULATED_DIRECTORY) {
-        Some(value) if is_orphan => Error::from(ErrorKind::InvalidSetting {
-            setting: EMULATED_DIRECTORY,
-            value: value.to_string_lossy().into_owned(),
-            expected: "the path of a directory in an existing one: correct it, or create its parent",
-        }),
+        Some(value) if is_orphan => Error::setting(
+            EMULATED_DIRECTORY,
+            value.to_string_lossy(),
+            "the path of a directory in an existing one: correct it, or create its parent",
+        ),
         _ => {
             let op = "making the directory for emulated shared memory (NDSHM_EMULATED_DIR names another)";
             ErrorKind::Os { op }.at(path.display()).because(source)

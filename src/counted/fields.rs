@@ -5,7 +5,7 @@
 //! wrong.
 
 use crate::array::{DType, Order};
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 
 /// Maximum number of axes that a record or ledger can hold.
 pub(crate) const MOST_AXES: usize = 32;
@@ -16,7 +16,7 @@ pub(crate) fn check_axes(shape: &[usize]) -> Result<()> {
         return Ok(());
     }
     let (value, expected) = (format!("{} axes", shape.len()), "at most 32 axes");
-    Err(Error::from(ErrorKind::InvalidSetting { setting: "the shape", value, expected }))
+    Err(Error::setting("the shape", value, expected))
 }
 
 /// Encodes the first fields of a record or ledger: the element type, padded with NUL to `width` bytes, the order, the

@@ -113,13 +113,8 @@ impl Foreign {
         note: impl Into<String>,
         descriptor: impl Into<File>,
     ) -> Result<Self> {
-        let kind = ForeignKind::try_from(kind.to_owned()).map_err(|_| {
-            Error::from(ErrorKind::InvalidSetting {
-                setting: "the kind of a foreign descriptor",
-                value: kind.to_owned(),
-                expected: "1 to 64 of a-z, 0-9 and -",
-            })
-        })?;
+        let kind = ForeignKind::try_from(kind.to_owned())
+            .map_err(|_| Error::setting("the kind of a foreign descriptor", kind, "1 to 64 of a-z, 0-9 and -"))?;
         let label = Label { kind, note: note.into() };
         require_size(dtype, shape)?;
         Ok(Self { dtype, shape: shape.to_vec(), order, label, descriptor: descriptor.into() })

@@ -363,11 +363,11 @@ impl FromStr for Handle {
 
     fn from_str(text: &str) -> Result<Self> {
         let invalid = || {
-            Error::from(ErrorKind::InvalidSetting {
-                setting: "the handle",
-                value: text.chars().take(200).collect(),
-                expected: "the line that its sender printed, which begins with `ndshm1:`",
-            })
+            Error::setting(
+                "the handle",
+                text.chars().take(200).collect::<String>(),
+                "the line that its sender printed, which begins with `ndshm1:`",
+            )
         };
         let parts: Vec<&str> = text.trim().split(':').collect();
         let [SCHEME, ticket, id, backend, directory, location] = parts[..] else { return Err(invalid()) };

@@ -206,7 +206,6 @@ fn attach<T: Element, D: Dimension>(
 ) -> Result<(CountedSegment, Layout<T, D>, u128)> {
     // First of all, so that the manager knows this directory if the process is killed while it is attached.
     manager_client::announce(&home.backend);
-    let how = Attach { farewell: Some(manager_client::remind), ..how };
     let (memory, (layout, id)) = CountedSegment::attach(home, how, entry, |trailer| read::<T, D>(trailer, home))?;
     Ok((memory, layout, id))
 }

@@ -113,7 +113,7 @@ impl<T: Element, D: Dimension> RefcountedArray<T, D> {
 
     /// Attaches through a received descriptor.
     pub(super) fn of_descriptor(file: &File, home: &Home, access: Access) -> Result<Self> {
-        let how = Attach { keep_descriptor: true, farewell: Some(manager_client::remind), ..Attach::new(access) };
+        let how = Attach { keep_descriptor: true, ..Attach::new(access) };
         let (memory, (layout, id)) =
             CountedSegment::attach_descriptor(file, home, how, |trailer| read::<T, D>(trailer, home))?;
         Ok(Self::of(memory, layout, id))
@@ -421,11 +421,7 @@ impl<T: Element, D: Dimension> RefcountedArray<T, D> {
 
 /// Attaches through a descriptor, with a read lock on the mapping's own description, and keeps no descriptor.
 pub(super) fn reader_of_descriptor<T: Element, D: Dimension>(file: &File, home: &Home) -> Result<ArrayReader<T, D>> {
-    let how = Attach {
-        held: Some((LockKind::Shared, CellWait::Forever)),
-        farewell: Some(manager_client::remind),
-        ..Attach::new(Access::Read)
-    };
+    let how = Attach { held: Some((LockKind::Shared, CellWait::Forever)), ..Attach::new(Access::Read) };
     let (memory, (layout, _)) =
         CountedSegment::attach_descriptor(file, home, how, |trailer| read::<T, D>(trailer, home))?;
     Ok(ArrayReader::of(memory, layout))
@@ -505,7 +501,7 @@ pub(super) fn share_as<T: Element, D: Dimension>(
         // Before the file has a name, so that the manager knows this directory if the process is killed afterwards.
         manager_client::announce(&home.backend);
     }
-    match memory.share(home, mode, keep, Some(manager_client::remind)) {
+    match memory.share(home, mode, keep) {
         Ok(memory) => Ok(RefcountedArray::of(memory, layout, id)),
         Err((error, memory)) => Err(IntoError::new(error, Draft::from_parts(memory, layout, keep))),
     }

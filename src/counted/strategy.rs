@@ -61,13 +61,8 @@ impl SharingStrategy {
         let Some(value) = value else {
             return Ok(if os::DESCRIPTORS_CAN_BE_SHARED { Self::FileDescriptor } else { Self::FileSystem });
         };
-        let strategy = Self::from_str(&value).map_err(|_| {
-            Error::from(ErrorKind::InvalidSetting {
-                setting: VARIABLE,
-                value,
-                expected: "file_descriptor or file_system, or unset",
-            })
-        })?;
+        let strategy = Self::from_str(&value)
+            .map_err(|_| Error::setting(VARIABLE, value, "file_descriptor or file_system, or unset"))?;
         strategy.check(VARIABLE)?;
         Ok(strategy)
     }
@@ -111,13 +106,10 @@ impl FromStr for SharingStrategy {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Self> {
-        Self::ALL.into_iter().find(|strategy| strategy.as_str() == text).ok_or_else(|| {
-            Error::from(ErrorKind::InvalidSetting {
-                setting: "the sharing strategy",
-                value: text.to_owned(),
-                expected: "file_descriptor or file_system",
-            })
-        })
+        Self::ALL
+            .into_iter()
+            .find(|strategy| strategy.as_str() == text)
+            .ok_or_else(|| Error::setting("the sharing strategy", text, "file_descriptor or file_system"))
     }
 }
 

@@ -51,7 +51,7 @@ pub fn one_error_of_each_kind() -> Vec<Error> {
     kinds
         .into_iter()
         .map(|kind| match kind {
-            ErrorKind::InvalidSetting { .. } => Error::from(kind),
+            ErrorKind::InvalidSetting { .. } => kind.at(""),
             ErrorKind::Os { .. } => kind.at("em").because(io::Error::other("input/output error")),
             kind => kind.at("em"),
         })

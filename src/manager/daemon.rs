@@ -7,11 +7,12 @@ use std::time::{Duration, Instant};
 
 use super::endpoint::listen;
 use super::places::Places;
+use super::requests::{self, Request, Status};
 use crate::backend::Directory;
 use crate::counted::Reclaim;
 use crate::error::{Error, Result};
 use crate::manager_client::socket_path;
-use crate::manager_client::wire::{self, CANNOT, DONE, GREETING, REFUSAL, Request, Status, Talk, Use};
+use crate::manager_client::wire::{CANNOT, DONE, GREETING, REFUSAL, Talk, Use};
 use crate::os::daemon::{self, Process, Source};
 use crate::os::{self, Bell, Listener, Socket};
 use crate::segment::counts::LONGEST_GRACE;
@@ -322,7 +323,7 @@ impl Manager {
     }
 
     fn answer(&mut self, number: u64, line: &str) -> Result<String, &'static str> {
-        let request = wire::parse(line)?;
+        let request = requests::parse(line)?;
         let client = self.clients.get_mut(&number).ok_or("gone")?;
         client.greeted |= request == Request::Greeting;
         if !client.greeted {

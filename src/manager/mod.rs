@@ -32,12 +32,16 @@
 mod daemon;
 mod endpoint;
 mod places;
+mod query;
+mod requests;
 
 use std::process::{Child, Command, Stdio};
 
 pub use self::daemon::{Manager, ManagerOptions, Stopper};
+pub use self::query::{status, stop};
+pub use self::requests::Status;
 use crate::error::{Error, ErrorKind, Result};
-pub use crate::manager_client::{Program, Status, announce, set_program, socket_path, status, stop};
+pub use crate::manager_client::{Program, announce, set_program, socket_path};
 use crate::os;
 
 /// Runs this user's manager in the calling thread. Returns `Ok(false)` if there is one already.

@@ -4,9 +4,10 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use super::address;
-use super::wire::{DONE, GREETING, REFUSAL, Status, Talk};
+use super::requests::Status;
 use crate::error::{Error, Result};
+use crate::manager_client::address;
+use crate::manager_client::wire::{DONE, GREETING, REFUSAL, Talk};
 
 /// How long a manager may take to answer.
 const PATIENCE: Duration = Duration::from_secs(10);

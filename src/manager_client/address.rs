@@ -41,11 +41,7 @@ fn choose(
     let path = match (explicit, from_environment) {
         (Some(path), _) => path.to_owned(),
         (None, Some(path)) if path.is_empty() => {
-            return Err(Error::from(ErrorKind::InvalidSetting {
-                setting: SOCKET,
-                value: String::new(),
-                expected: "the path of a socket in a directory of yours, or unset",
-            }));
+            return Err(Error::setting(SOCKET, "", "the path of a socket in a directory of yours, or unset"));
         }
         (None, Some(path)) => path.into(),
         (None, None) => {

@@ -17,7 +17,6 @@ use crate::backend::Directory;
 use crate::backoff::Backoff;
 use crate::error::{Error, ErrorKind, Result, with_causes};
 use crate::os::{FileId, PerProcess};
-use crate::segment::Home;
 
 /// Maximum number of directories that one process announces.
 const MOST: usize = 64;
@@ -96,12 +95,12 @@ pub fn announce(backend: &Directory) {
 /// death would make it search then, and only the tickets still keep the array's name.
 ///
 /// Called while an array is dropped. It fails silently: the manager also searches at regular intervals.
-pub(crate) fn remind(home: &Home, after: Duration) {
+pub(crate) fn remind(directory: &Directory, after: Duration) {
     if program::choice() == Program::Off {
         return;
     }
     if let Some(mut slot) = STATE.lock(REMINDER) {
-        slot.value.get_or_insert_default().remind(home.backend.path(), home.backend.name(), after);
+        slot.value.get_or_insert_default().remind(directory.path(), directory.name(), after);
     }
 }
 

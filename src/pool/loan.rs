@@ -10,6 +10,7 @@ use crate::array::{Draft, Element, NAMELESS, SharedArray};
 use crate::backend::IntoLocation;
 use crate::error::{ErrorKind, IntoError};
 use crate::interrupt;
+use crate::segment::AfterUse;
 
 /// A value lent by a pool. Dropping it calls `give_back`; `end` takes the value out instead.
 struct Loan<A> {
@@ -130,7 +131,7 @@ impl<T: Element, D: Dimension> PooledDraft<T, D> {
     /// later.
     pub fn into_draft(self) -> Draft<T, D> {
         let (mut memory, layout, keep_descriptor) = self.loan.end().0.into_parts();
-        memory.set_recyclable(false);
+        memory.set_after_use(AfterUse::Freed);
         Draft::from_parts(memory, layout, keep_descriptor)
     }
 }

@@ -34,7 +34,7 @@ use crate::array::{Draft, Element, Layout, SharedArray};
 use crate::backend::{Directory, DraftOptions, Pages, default_directory};
 use crate::error::{Error, ErrorKind, IntoError, Result};
 use crate::os;
-use crate::segment::{DraftSegment, can_recycle, recycle};
+use crate::segment::{AfterUse, DraftSegment, can_recycle, recycle};
 
 /// How long `put` waits for another process that removes or replaces the same name.
 const PUT_WAIT: Duration = Duration::from_secs(10);
@@ -340,7 +340,9 @@ impl Pool {
         let backend = || self.shared.backend.clone();
         let mut memory = self.making_room(|| DraftSegment::new(backend(), bytes, options))?;
         let is_mine = self.with_shelf(|shelf| shelf.stats.misses += 1).is_some();
-        memory.set_recyclable(is_mine && can_recycle());
+        if is_mine && can_recycle() {
+            memory.set_after_use(AfterUse::Recycled);
+        }
         Ok((memory, false))
     }
 
@@ -393,17 +395,11 @@ impl Pool {
     ) -> Result<SharedArray<T, D>, IntoError<SharedArray<T, D>>> {
         let found = array.directory().path();
         let error = if found != self.shared.backend.path() {
-            let value = found.display().to_string();
-            Error::from(ErrorKind::InvalidSetting {
-                setting: "the array's directory",
-                value,
-                expected: "that of the pool",
-            })
+            Error::setting("the array's directory", found.display(), "that of the pool")
         } else if self.is_mine() {
             return Ok(array);
         } else {
-            let location = array.location().to_string();
-            ErrorKind::Unsupported { what: FOREIGN.into() }.at(location)
+            ErrorKind::Unsupported { what: FOREIGN.into() }.at(array.location())
         };
         Err(IntoError::new(error, array))
     }

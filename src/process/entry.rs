@@ -10,7 +10,7 @@ use std::sync::{Arc, OnceLock};
 use std::thread;
 
 use super::report::{self, ERROR, PANIC, Report};
-use crate::error::{Error, ErrorKind, Result, with_causes};
+use crate::error::{Error, Result, with_causes};
 use crate::os;
 
 /// The first argument of a process that is to run an entry. An environment variable would be inherited by processes
@@ -87,11 +87,7 @@ pub(super) fn command(entry: &str, index: usize, count: usize, arguments: &[&str
     if !ENTRIES.get().is_some_and(|known| known.iter().any(|known| known == entry)) {
         // Without this check the child would run `main` past `init`, and `main` might spawn again, without end.
         let expected = "the name of an entry that this program gave to process::init, first thing in main";
-        return Err(Error::from(ErrorKind::InvalidSetting {
-            setting: "the entry of a child process",
-            value: entry.to_owned(),
-            expected,
-        }));
+        return Err(Error::setting("the entry of a child process", entry, expected));
     }
     let program = os::own_program().map_err(|error| Error::os("finding this program", entry, error))?;
     let mut command = Command::new(program);
@@ -151,6 +147,7 @@ fn hear_panics(report: Arc<ManuallyDrop<File>>, index: usize) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::ErrorKind;
 
     #[test]
     fn message_of_error_includes_its_causes() {

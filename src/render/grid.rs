@@ -44,9 +44,8 @@ impl<D: Dimension> ChunkGrid<D> {
     ///   the numbers of axes differ.
     /// - [`TooLarge`](ErrorKind::TooLarge): there are more chunks than the address space has bytes.
     pub fn new(shape: D, chunk: D, offset: D) -> Result<Self> {
-        let invalid = |setting, value: &D, expected| {
-            Err(Error::from(ErrorKind::InvalidSetting { setting, value: format!("{:?}", value.slice()), expected }))
-        };
+        let invalid =
+            |setting, value: &D, expected| Err(Error::setting(setting, format!("{:?}", value.slice()), expected));
         if chunk.ndim() != shape.ndim() {
             return invalid("the chunk shape", &chunk, "as many axes as the array has");
         }

@@ -78,11 +78,11 @@ impl RenderSpec {
     /// Refuses a work that a ledger cannot hold.
     pub(crate) fn check(&self) -> Result<()> {
         if self.fingerprint.len() > LONGEST_FINGERPRINT {
-            return Err(Error::from(ErrorKind::InvalidSetting {
-                setting: "the fingerprint",
-                value: format!("{} bytes long", self.fingerprint.len()),
-                expected: "at most 4096 bytes of text (use a hash of a longer one)",
-            }));
+            return Err(Error::setting(
+                "the fingerprint",
+                format!("{} bytes long", self.fingerprint.len()),
+                "at most 4096 bytes of text (use a hash of a longer one)",
+            ));
         }
         check_axes(&self.shape)
     }

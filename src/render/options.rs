@@ -209,11 +209,7 @@ impl RenderOptions {
         let layout = Layout::<T, _>::named(shape, home.location.as_str())?;
         let offset = match &self.chunk_offset {
             Some(offset) => dimension(offset, layout.shape().len()).ok_or_else(|| {
-                Error::from(ErrorKind::InvalidSetting {
-                    setting: "the chunk offset",
-                    value: format!("{offset:?}"),
-                    expected: "as many axes as the array has",
-                })
+                Error::setting("the chunk offset", format!("{offset:?}"), "as many axes as the array has")
             })?,
             None => D::zeros(layout.shape().len()),
         };
@@ -237,7 +233,7 @@ impl RenderOptions {
             if key == WORK_NOTE {
                 let (value, expected) =
                     (key.clone(), "another one: renderbuffers keep the digest of their work as `work`");
-                return Err(Error::from(ErrorKind::InvalidSetting { setting: "the key of a note", value, expected }));
+                return Err(Error::setting("the key of a note", value, expected));
             }
             description = description.with_note(key, text)?;
         }
@@ -259,11 +255,11 @@ impl RenderOptions {
             || !self.notes.is_empty()
             || ![Pages::default(), Pages::Sparse].contains(&self.pages)
         {
-            return Err(Error::from(ErrorKind::InvalidSetting {
-                setting: "the choice of options for joining a buffer",
-                value: "chunk offset, pool, note or pages".to_owned(),
-                expected: "without these, except Pages::Sparse: the process that begins the buffer chooses them",
-            }));
+            return Err(Error::setting(
+                "the choice of options for joining a buffer",
+                "chunk offset, pool, note or pages",
+                "without these, except Pages::Sparse: the process that begins the buffer chooses them",
+            ));
         }
         let home = Home::new(self.backend.as_ref(), location)?;
         let pair =
@@ -316,11 +312,11 @@ fn require_same(pool: &Pool, home: &Home, options: &RenderOptions) -> Result<()>
     let permissions = options.file_permissions();
     if matches!(options.shared_with, SharedWith::Group(_)) {
         let (setting, value) = ("the sharing of a pool's memory", format!("{:?}", options.shared_with));
-        return Err(Error::from(ErrorKind::InvalidSetting {
+        return Err(Error::setting(
             setting,
             value,
-            expected: "without a group, because only this user may use the pool's memory",
-        }));
+            "without a group, because only this user may use the pool's memory",
+        ));
     }
     let (setting, value) = if pool.directory().path() != home.backend.path() {
         ("the pool's directory", pool.directory().path().display().to_string())
@@ -329,7 +325,7 @@ fn require_same(pool: &Pool, home: &Home, options: &RenderOptions) -> Result<()>
     } else {
         return Ok(());
     };
-    Err(Error::from(ErrorKind::InvalidSetting { setting, value, expected: "that of the buffer" }))
+    Err(Error::setting(setting, value, "that of the buffer"))
 }
 
 /// Returns the lengths as a `D`. `None`: their number is not `axes`, or `D` has another number of axes.

@@ -410,8 +410,7 @@ impl Pair {
                 let reason = "a painter that has died left the ledger of its buffer, and in a directory with the sticky bit only its \
                               owner or root can remove it: have one of them discard the buffer, or choose another name, or a \
                               directory of the group without that bit";
-                let location = home.location.to_string();
-                Ok(FoundPair::Blocked(ErrorKind::PermissionDenied { owner, mode, reason }.at(location)))
+                Ok(FoundPair::Blocked(ErrorKind::PermissionDenied { owner, mode, reason }.at(&home.location)))
             }
             Err(error) => Err(error),
         };
@@ -421,11 +420,9 @@ impl Pair {
         if is_of_this_boot == Some(false) {
             // If it is leased, the process is on another machine and uses a network file system.
             if ledger.is_in_use()? {
-                let location = home.location.to_string();
                 let (expected, found) = ("this machine, now".into(), "a process of another machine or boot".into());
-                return Err(
-                    ErrorKind::Mismatch { what: "machine", expected, found, state: OtherWork::Attached }.at(location)
-                );
+                let state = OtherWork::Attached;
+                return Err(ErrorKind::Mismatch { what: "machine", expected, found, state }.at(&home.location));
             }
             return stale(&ledger);
         }
@@ -482,8 +479,8 @@ fn of_unknown_boot(home: &Home) -> Error {
 
 /// Pauses before the next attempt. Fails with `TimedOut` when the caller's time limit has passed.
 fn wait(backoff: &mut Backoff, home: &Home, how: &Making<'_>) -> Result<()> {
-    let (location, waited) = (home.location.to_string(), how.until.limit());
-    if backoff.pause() { Ok(()) } else { Err(ErrorKind::TimedOut { waited }.at(location)) }
+    let waited = how.until.limit();
+    if backoff.pause() { Ok(()) } else { Err(ErrorKind::TimedOut { waited }.at(&home.location)) }
 }
 
 /// A write lock on BEGINNING of a ledger, until this is dropped.

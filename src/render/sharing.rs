@@ -66,13 +66,7 @@ impl FromStr for SharedWith {
             Some(_) => None,
         };
         let expected = "me, users:UID,UID,.. or group:GID, with numbers as `id` prints them";
-        parsed.ok_or_else(|| {
-            Error::from(ErrorKind::InvalidSetting {
-                setting: "the users to share with",
-                value: text.to_owned(),
-                expected,
-            })
-        })
+        parsed.ok_or_else(|| Error::setting("the users to share with", text, expected))
     }
 }
 

@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 use super::locks::Wait;
 use super::mapping::{Sharing, fill_holes, map_as};
 use super::open_file::{is_named, look, unlinked};
-use super::{Farewell, Home, Kept, KeptDescriptor, Mapped, Segment};
+use super::{Home, Kept, KeptDescriptor, Mapped, Segment};
 use crate::backend::lock_space::{COUNTED, LEASE};
 use crate::backend::{Access, Backend, Location, Turn};
 use crate::backoff::{Backoff, Deadline};
@@ -51,8 +51,6 @@ pub(crate) struct Attach {
     /// Lock all cells through the mapping itself, for as long as it lives. Waits without limit, or at most until
     /// `patience` is over.
     pub(crate) held: Option<(LockKind, CellWait)>,
-    /// Called when this handle leaves and only handles in flight keep the name.
-    pub(crate) farewell: Option<Farewell>,
 }
 
 /// How long an attachment waits for its cells.
@@ -66,15 +64,7 @@ pub(crate) enum CellWait {
 impl Attach {
     pub(crate) fn new(access: Access) -> Self {
         let patience = LEASE_WAIT;
-        Self {
-            access,
-            sparse: false,
-            keep_descriptor: false,
-            copy_on_write: false,
-            patience,
-            held: None,
-            farewell: None,
-        }
+        Self { access, sparse: false, keep_descriptor: false, copy_on_write: false, patience, held: None }
     }
 }
 
@@ -290,10 +280,9 @@ fn without_plain<R>(file: &File, until: Deadline, location: &Location, read: imp
                 return Err(ErrorKind::TimedOut { waited: until.limit() }.at(location));
             }
         } else if !plain.get_or_insert_with(|| Backoff::new(PASSING_WAIT.min(until.left()))).pause() {
-            let location = location.to_string();
             let is_over = until.left().is_zero(); // sooner than a plain attachment must have left
-            let timed_out = |location| ErrorKind::TimedOut { waited: until.limit() }.at(location);
-            return Err(if is_over { timed_out(location) } else { ErrorKind::NotCounted.at(location) });
+            let kind = if is_over { ErrorKind::TimedOut { waited: until.limit() } } else { ErrorKind::NotCounted };
+            return Err(kind.at(location));
         }
     }
     let read = read();

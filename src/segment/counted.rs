@@ -17,12 +17,13 @@ use super::locks::{Hold, Wait};
 use super::mapping::{map, too_large};
 use super::open_file::unlinked;
 use super::trailer::{self, PAGE, RECORD, Trailer};
-use super::{Farewell, Home, Mapped, Segment, Verdict, reclaim_if_orphaned};
+use super::{Aftermath, Home, Mapped, Segment, Verdict};
 use crate::backend::lock_space::{ALL_CELLS, COUNTED, LEASE};
 use crate::backend::{Access, Backend, Directory, DraftFile, DraftOptions, Location, Publish};
 use crate::error::{Error, ErrorKind, Result};
 use crate::interrupt;
-use crate::os::{self, Facts, FileId, LockKind, LockRange, Mapping};
+use crate::manager_client;
+use crate::os::{self, Facts, LockKind, LockRange, Mapping};
 
 /// How long the last handle waits for another process that changes the name, when it is dropped, and when it is closed.
 pub(crate) const DROP_WAIT: Duration = Duration::from_millis(100);
@@ -36,7 +37,6 @@ pub(crate) struct CountedSegment {
     segment: Segment,
     /// Whether this handle is in the count and must be subtracted.
     counted: AtomicBool,
-    farewell: Option<Farewell>,
     /// Runs when everything above has been dropped.
     aftermath: Option<Aftermath>,
 }
@@ -50,38 +50,6 @@ impl Drop for CountedSegment {
 impl AsMut<Segment> for CountedSegment {
     fn as_mut(&mut self) -> &mut Segment {
         &mut self.segment
-    }
-}
-
-/// The work that remains after unmapping; dropping this does it.
-#[derive(Debug)]
-struct Aftermath {
-    home: Home,
-    id: FileId,
-    /// The verdict, if it is known already. Otherwise the lease is queried: the handles that are still counted may be
-    /// those of killed processes.
-    found: Option<Verdict>,
-    farewell: Option<Farewell>,
-    is_done: bool,
-}
-
-impl Aftermath {
-    fn reclaim(&mut self) -> Result<Verdict> {
-        self.is_done = true;
-        let found = self.found.map_or_else(|| reclaim_if_orphaned(&self.home, Some(self.id), true), Ok)?;
-        if let (Verdict::InFlight(left), Some(farewell)) = (found, self.farewell) {
-            farewell(&self.home, left);
-        }
-        Ok(found)
-    }
-}
-
-impl Drop for Aftermath {
-    fn drop(&mut self) {
-        if !self.is_done {
-            // On failure the array stays an orphan, which another process reclaims.
-            let _ = interrupt::uninterrupted(|| self.reclaim());
-        }
     }
 }
 
@@ -138,7 +106,6 @@ impl DraftSegment {
         home: &Home,
         mode: Option<Publish>,
         keep: bool,
-        farewell: Option<Farewell>,
     ) -> Result<CountedSegment, (Error, Self)> {
         let (name, was_alone) = (home.location.as_str(), self.is_alone());
         let own = self.refuse_forked_child(name);
@@ -152,7 +119,7 @@ impl DraftSegment {
             None => self.share_nameless(home),
         };
         match shared {
-            Ok(segment) => Ok(CountedSegment::of(segment, None, true, farewell)),
+            Ok(segment) => Ok(CountedSegment::of(segment, None, true)),
             Err((error, mut draft)) => {
                 let _ = draft.lease_as(LEASE, COUNTED, name); // no other process can hold a conflicting lease
                 if was_alone {
@@ -212,7 +179,7 @@ impl<R, F: Fn(&Trailer) -> Result<R>> Subject for Counted<F> {
             }
             _ => None,
         };
-        let mut memory = CountedSegment::of(segment, page, false, how.farewell);
+        let mut memory = CountedSegment::of(segment, page, false);
         match memory.counts().acquire() {
             Ok(()) => *memory.counted.get_mut() = true,
             Err(CountRefusal::Dead) if self.found == FoundBy::Name => {
@@ -249,8 +216,8 @@ fn page_at(mapped: &Mapped) -> usize {
 }
 
 impl CountedSegment {
-    fn of(segment: Segment, page: Option<Mapping>, counted: bool, farewell: Option<Farewell>) -> Self {
-        Self { page, segment, counted: AtomicBool::new(counted), farewell, aftermath: None }
+    fn of(segment: Segment, page: Option<Mapping>, counted: bool) -> Self {
+        Self { page, segment, counted: AtomicBool::new(counted), aftermath: None }
     }
 
     /// Opens, leases, maps and counts the array of this name, if `read` accepts its trailer.
@@ -433,11 +400,13 @@ impl CountedSegment {
         if !self.segment.is_own_process() || !self.counted.swap(false, Ordering::AcqRel) {
             return Ok(());
         }
-        match (self.counts().release(os::since_boot()), self.farewell) {
-            (Left::Nothing, _) => {
+        match self.counts().release(os::since_boot()) {
+            Left::Nothing => {
                 self.home().unlink_within(self.segment.id, DROP_WAIT)?;
             }
-            (Left::InFlight, Some(farewell)) => farewell(self.home(), self.counts().in_flight(os::since_boot()).1),
+            Left::InFlight => {
+                manager_client::remind(&self.home().backend, self.counts().in_flight(os::since_boot()).1);
+            }
             _ => {}
         }
         Ok(())
@@ -460,10 +429,7 @@ impl CountedSegment {
         os::step("leave: counted out");
         // Read after the release: another handle that is leaving too may just have published the array.
         let named = self.counts().state().is_named();
-        let remains = |found| {
-            let (home, farewell) = (self.home().clone(), self.farewell);
-            Aftermath { home, id, found, farewell, is_done: false }
-        };
+        let remains = |found| Aftermath::new(self.home().clone(), id, found);
         let (aftermath, done) = match left {
             Left::Nothing if named => match self.home().unlink_within(id, limit) {
                 Ok(_) => return Ok(()),
@@ -486,7 +452,7 @@ impl CountedSegment {
         let left = self.leave(CLOSE_WAIT);
         let aftermath = self.aftermath.take();
         drop(self); // and with it the lease
-        match aftermath.map(|mut remains| remains.reclaim()).transpose()? {
+        match aftermath.map(Aftermath::reclaim).transpose()? {
             Some(Verdict::Orphan(_) | Verdict::Gone) => Ok(()),
             _ => left,
         }

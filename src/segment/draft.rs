@@ -15,8 +15,15 @@ pub(crate) struct DraftSegment {
     pub(super) backend: Directory,
     options: DraftOptions,
     pub(super) reach: Reachability,
-    /// The published segment keeps its descriptor, so that its memory can be recycled once its name is removed.
-    recyclable: bool,
+    after_use: AfterUse,
+}
+
+/// What becomes of the memory of a published draft once its name is removed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum AfterUse {
+    Freed,
+    /// A pool takes it back. The segment keeps its descriptor for that.
+    Recycled,
 }
 
 /// Which processes can reach the memory of a draft.
@@ -41,17 +48,16 @@ impl DraftSegment {
         let file = room::with_room(&backend, || backend.draft(bytes, options))?;
         let name = backend.path().display().to_string();
         let mapped = Mapped::of_draft(file.file(), length, &name)?;
-        Ok(Self { mapped, file, backend, options, reach: Reachability::Own, recyclable: false })
+        Ok(Self { mapped, file, backend, options, reach: Reachability::Own, after_use: AfterUse::Freed })
     }
 
     /// Makes a draft of memory that was published before. It has no public name, but processes may still be attached.
     pub(super) fn of_used(mapped: Mapped, file: DraftFile, backend: Directory, options: DraftOptions) -> Self {
-        Self { mapped, file, backend, options, reach: Reachability::Earlier, recyclable: true }
+        Self { mapped, file, backend, options, reach: Reachability::Earlier, after_use: AfterUse::Recycled }
     }
 
-    /// Sets whether the published segment keeps its descriptor, so that its memory can be recycled.
-    pub(crate) fn set_recyclable(&mut self, recyclable: bool) {
-        self.recyclable = recyclable;
+    pub(crate) fn set_after_use(&mut self, after_use: AfterUse) {
+        self.after_use = after_use;
     }
 
     pub(crate) fn file(&self) -> &DraftFile {
@@ -188,7 +194,7 @@ impl DraftSegment {
     /// Returns the draft's descriptor, to be kept by the segment, if guards are to use it, if its memory can be
     /// recycled, or if the lease ends with the descriptor.
     fn descriptor_to_keep(&self, for_guards: bool, name: &str) -> Result<Kept> {
-        if !for_guards && !self.recyclable && self.backend.lock_survives_close()? {
+        if !for_guards && self.after_use == AfterUse::Freed && self.backend.lock_survives_close()? {
             return Ok(Kept::Nothing);
         }
         let file = self.file.file().try_clone().map_err(|error| Error::os("keep the descriptor", name, error))?;

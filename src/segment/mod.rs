@@ -2,6 +2,7 @@
 //!
 //! Knows bytes, lengths and locks; knows no element types and hands out no references, only pointers.
 
+mod aftermath;
 mod attach;
 mod counted;
 pub(crate) mod counts;
@@ -21,12 +22,12 @@ mod room;
 pub(crate) mod trailer;
 
 use std::fs::File;
-use std::time::Duration;
 
+pub(crate) use self::aftermath::Aftermath;
 pub(crate) use self::attach::{Attach, CellWait};
 pub(crate) use self::counted::{CountedBy, CountedSegment, DROP_WAIT};
 pub(crate) use self::description::{FoundDescription, LONGEST_DESCRIPTION, describe, read_description};
-pub(crate) use self::draft::DraftSegment;
+pub(crate) use self::draft::{AfterUse, DraftSegment};
 pub(crate) use self::home::{Home, has_name, pin};
 pub(crate) use self::joint::Mark;
 use self::locks::{Hold, Token, Wait};
@@ -41,10 +42,6 @@ use crate::backend::lock_space::{ALL_CELLS, LEASE};
 use crate::backend::{Access, Backend, Directory, IntoLocation, Location, PageUse, Turn};
 use crate::error::{Error, ErrorKind, Result};
 use crate::os::{self, Facts, FileId, LockKind, LockRange, Mapping};
-
-/// Called when the last handle leaves while tickets are in flight, with the time until the last ticket expires. It runs
-/// in `Drop`, so it must neither wait nor fail.
-pub(crate) type Farewell = fn(&Home, Duration);
 
 /// A file's bytes in memory.
 #[derive(Debug)]

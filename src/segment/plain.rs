@@ -30,7 +30,7 @@ impl Subject for Expect {
         match *self {
             Self::Payload(expected) => {
                 refuse_bookkeeping(file, facts, location)?;
-                let (location, found) = (location.to_string(), facts.length);
+                let found = facts.length;
                 let mismatch = || ErrorKind::SizeMismatch { expected, found, description: None }.at(location);
                 (expected == found).then_some(()).ok_or_else(mismatch)
             }

@@ -18,9 +18,9 @@ const FLOORS: &[(&str, u32)] = &[
     ("random", 0),
     ("search_time", 0),
     ("backend", 1),
+    ("manager_client", 1),
     ("segment", 2),
     ("array", 3),
-    ("manager_client", 3),
     ("counted", 4),
     ("pool", 4),
     ("process", 4),
@@ -58,6 +58,7 @@ const VOLUME_FLOORS: &[(&str, u32)] = &[
     ("open", 6),
     ("download", 7),
     ("upload", 7),
+    ("found", 9),
     ("leftovers", 8),
 ];
 

@@ -7,7 +7,7 @@ use std::thread;
 use std::time::Duration;
 
 use crate::arena::header::{ArenaHeader, TURN_WAIT};
-use crate::arena::tables::geometry::{SLOTS_OF_SPAN, SPAN};
+use crate::arena::tables::geometry::{ENTRIES_OF_SPAN, SPAN};
 use crate::arena::tables::sizes::Size;
 use crate::arena::tables::span::Area;
 use crate::backoff::Deadline;
@@ -32,7 +32,7 @@ const TURN_IN_WAIT: Duration = Duration::from_millis(100);
 /// A block that this member has taken exclusively.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Taken {
-    pub(crate) slot: u32,
+    pub(crate) entry: u32,
     /// Offset in bytes from the first span.
     pub(crate) at: u64,
     pub(crate) bytes: u64,
@@ -182,16 +182,16 @@ impl ArenaHeader {
 
     fn taken(area: Area, size: Size, block: u32) -> Taken {
         Taken {
-            slot: Self::first_slot(area.span) + block,
+            entry: Self::first_entry(area.span) + block,
             at: u64::from(area.span) * SPAN + u64::from(block) * size.block(),
             bytes: size.block(),
         }
     }
 
-    /// Locates the block of a slot that this process holds. `None` if the span has no such block: its bytes are
+    /// Locates the block of an entry that this process holds. `None` if the span has no such block: its bytes are
     /// damaged.
-    pub(crate) fn locate(&self, slot: u32) -> Option<Taken> {
-        let (span, block) = (slot / SLOTS_OF_SPAN, slot % SLOTS_OF_SPAN);
+    pub(crate) fn locate(&self, entry: u32) -> Option<Taken> {
+        let (span, block) = (entry / ENTRIES_OF_SPAN, entry % ENTRIES_OF_SPAN);
         let word = self.span(span)?;
         let size = word.size().filter(|size| block < size.blocks())?;
         let taken = Self::taken(Area { span, word }, size, block);

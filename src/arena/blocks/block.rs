@@ -26,8 +26,8 @@ use crate::error::{Error, ErrorKind, Result};
 const MOST_AXES: usize = 32;
 /// Words before the lengths.
 const FIRST_LENGTH: usize = 2;
-/// Stands for no slot: an arena has fewer slots.
-const NO_SLOT: u32 = u32::MAX;
+/// Stands for no entry: an arena has fewer entries.
+const NO_ENTRY: u32 = u32::MAX;
 
 /// Returns the number of bytes before the elements of an array with this many axes.
 fn description_bytes(axes: usize) -> u64 {
@@ -61,7 +61,7 @@ pub(crate) struct BlockContents {
 #[derive(Debug)]
 pub(crate) struct Block {
     pub(crate) header: Arc<ArenaHeader>,
-    pub(crate) slot: u32,
+    pub(crate) entry: u32,
     /// Offset of the elements from the first span, and their length, in bytes.
     at: u64,
     bytes: u64,
@@ -76,11 +76,7 @@ impl Block {
     ) -> Result<Self> {
         let axes = layout.shape().len();
         if axes > MOST_AXES {
-            return Err(Error::from(ErrorKind::InvalidSetting {
-                setting: "the shape",
-                value: format!("{axes} axes"),
-                expected: "at most 32 axes",
-            }));
+            return Err(Error::setting("the shape", format!("{axes} axes"), "at most 32 axes"));
         }
         let (ahead, bytes) = (description_bytes(axes), layout.bytes());
         let needed = ahead.saturating_add(bytes);
@@ -88,7 +84,7 @@ impl Block {
             None => header.allocate(needed)?,
             Some(limit) => header.allocate_wait(needed, limit)?,
         };
-        let block = Self { header: Arc::clone(header), slot: taken.slot, at: taken.at + ahead, bytes };
+        let block = Self { header: Arc::clone(header), entry: taken.entry, at: taken.at + ahead, bytes };
         let words = [dtype_word(T::DTYPE), shape_word(layout.order(), axes)];
         let lengths = layout.shape().iter().map(|length| *length as u64);
         for (word, value) in header.description_words(&taken, axes).iter().zip(words.into_iter().chain(lengths)) {
@@ -98,9 +94,9 @@ impl Block {
     }
 
     /// Takes over a hold of this process, and reads the description. If that is damaged, releases the hold.
-    pub(crate) fn of_held(header: &Arc<ArenaHeader>, slot: u32) -> Result<(Self, BlockContents)> {
-        let mut block = Self { header: Arc::clone(header), slot, at: 0, bytes: 0 };
-        let described = header.describe(slot)?;
+    pub(crate) fn of_held(header: &Arc<ArenaHeader>, entry: u32) -> Result<(Self, BlockContents)> {
+        let mut block = Self { header: Arc::clone(header), entry, at: 0, bytes: 0 };
+        let described = header.describe(entry)?;
         (block.at, block.bytes) = (described.at, described.bytes);
         Ok((block, described))
     }
@@ -123,15 +119,15 @@ impl Block {
 
     /// Releases the hold. Fails if there was none.
     pub(crate) fn release(mut self) -> Result<()> {
-        let slot = std::mem::replace(&mut self.slot, NO_SLOT);
-        self.header.release(slot)
+        let entry = std::mem::replace(&mut self.entry, NO_ENTRY);
+        self.header.release(entry)
     }
 }
 
 impl Drop for Block {
     fn drop(&mut self) {
-        if self.slot != NO_SLOT {
-            let _ = self.header.release(self.slot); // fails only in a forked child, which holds no block
+        if self.entry != NO_ENTRY {
+            let _ = self.header.release(self.entry); // fails only in a forked child, which holds no block
         }
         self.header.end_sent();
     }
@@ -143,14 +139,14 @@ impl ArenaHeader {
         self.words_at(taken.at, (FIRST_LENGTH + axes) as u64)
     }
 
-    /// Reads the description of the block of a slot, which this process holds.
+    /// Reads the description of the block of an entry, which this process holds.
     ///
     /// # Errors
     ///
     /// [`ErrorKind::Trailer`]: the description is damaged.
-    pub(crate) fn describe(&self, slot: u32) -> Result<BlockContents> {
+    pub(crate) fn describe(&self, entry: u32) -> Result<BlockContents> {
         let read = || {
-            let taken = self.locate(slot).ok_or("its span has no such block")?;
+            let taken = self.locate(entry).ok_or("its span has no such block")?;
             let [dtype, rest] = self.description_words(&taken, 0) else { return Err("it lies outside the data") };
             let (dtype, rest) = (dtype.load(Ordering::Relaxed), rest.load(Ordering::Relaxed));
             let known = DTYPE_WORDS.iter().position(|known| *known == dtype);
@@ -172,7 +168,7 @@ impl ArenaHeader {
             Ok(BlockContents { dtype, order, shape, at: taken.at + ahead, bytes })
         };
         read().map_err(|reason| {
-            ErrorKind::Trailer { reason: format!("the array in slot {slot}: {reason}") }.at(self.name())
+            ErrorKind::Trailer { reason: format!("the array in entry {entry}: {reason}") }.at(self.name())
         })
     }
 }

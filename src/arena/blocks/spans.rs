@@ -12,9 +12,9 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::arena::header::ArenaHeader;
-use crate::arena::tables::geometry::{SLOTS_OF_SPAN, SPAN};
+use crate::arena::tables::entries::BlockEntry;
+use crate::arena::tables::geometry::{ENTRIES_OF_SPAN, SPAN};
 use crate::arena::tables::sizes::Size;
-use crate::arena::tables::slots::Slot;
 use crate::arena::tables::span::{Area, BLOCKS, FREE, HEAD, PART, Span, around, exchange};
 use crate::backend::Turn;
 use crate::backend::lock_space::SPANS;
@@ -27,9 +27,9 @@ impl ArenaHeader {
         self.spans().get(index as usize).map(|word| Span(word.load(Ordering::Acquire)))
     }
 
-    /// Returns the number of the first slot of a span.
-    pub(crate) fn first_slot(span: u32) -> u32 {
-        span * SLOTS_OF_SPAN
+    /// Returns the number of the first entry of a span.
+    pub(crate) fn first_entry(span: u32) -> u32 {
+        span * ENTRIES_OF_SPAN
     }
 
     /// Takes a block of an area, searching from block `from` on. `None` if all are held, or the area has been freed.
@@ -38,16 +38,16 @@ impl ArenaHeader {
         if self.span(area.span)? != area.word {
             return None;
         }
-        let slots = self.slots();
-        let first = Self::first_slot(area.span);
-        let block = around(count, from).find(|block| slots.allocate(first + block))?;
+        let entries = self.entries();
+        let first = Self::first_entry(area.span);
+        let block = around(count, from).find(|block| entries.allocate(first + block))?;
         // Between the first check and the exchange in `allocate`, another process may have freed the span, and cut or
-        // joined it again: then this slot belongs to another block. The held block keeps the span as it is, so this
+        // joined it again: then this entry belongs to another block. The held block keeps the span as it is, so this
         // second check is final.
         if self.span(area.span) == Some(area.word) && self.is_whole(area) {
             return Some(block);
         }
-        slots.release(first + block);
+        entries.release(first + block);
         None
     }
 
@@ -160,18 +160,18 @@ impl ArenaHeader {
 
     /// Runs `action` while this member holds every block of a span, if all of them are free.
     fn with_all_blocks(&self, span: u32, size: Size, action: impl FnOnce() -> usize) -> usize {
-        let first = Self::first_slot(span);
+        let first = Self::first_entry(span);
         let blocks = first..first + size.blocks();
-        let table = self.slot_table();
-        if !blocks.clone().all(|slot| table.get(slot as usize).is_some_and(Slot::is_free)) {
+        let table = self.entry_table();
+        if !blocks.clone().all(|entry| table.get(entry as usize).is_some_and(BlockEntry::is_free)) {
             return 0;
         }
-        let slots = self.slots();
+        let entries = self.entries();
         // Another process may have taken one of the blocks since the check. Then the blocks before it are released.
-        let got = blocks.clone().take_while(|slot| slots.allocate(*slot)).count();
+        let got = blocks.clone().take_while(|entry| entries.allocate(*entry)).count();
         let done = if got == blocks.len() { action() } else { 0 };
-        blocks.take(got).for_each(|slot| {
-            slots.release(slot);
+        blocks.take(got).for_each(|entry| {
+            entries.release(entry);
         });
         done
     }
@@ -199,7 +199,7 @@ impl ArenaHeader {
     /// Returns the bytes of the spans that are free now, or that a search for memory would free: no member holds a
     /// block of them, except members with a bit in `dead`.
     pub(crate) fn unused(&self, dead: u64) -> u64 {
-        let table = self.slot_table();
+        let table = self.entry_table();
         let (mut unused, mut covered) = (0, 0);
         for (span, word) in (0u32..).zip(self.spans()) {
             let found = Span(word.load(Ordering::Acquire));
@@ -210,9 +210,9 @@ impl ArenaHeader {
             };
             let spans = if let Size::Run(spans) = size { spans } else { 1 };
             covered = span.saturating_add(spans);
-            let first = Self::first_slot(span);
+            let first = Self::first_entry(span);
             let mut blocks = first..first + size.blocks();
-            let is_free = |slot: u32| table.get(slot as usize).is_some_and(|slot| slot.is_free_without(dead));
+            let is_free = |entry: u32| table.get(entry as usize).is_some_and(|entry| entry.is_free_without(dead));
             unused += if blocks.all(is_free) { u64::from(spans) } else { 0 };
         }
         (unused * SPAN).min(self.geometry.capacity())

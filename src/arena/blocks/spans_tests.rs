@@ -52,11 +52,11 @@ fn run_is_joined_used_and_freed() {
     assert_eq!(two.take_block(area, 0), Some(0));
     assert_eq!(one.take_block(area, 0), None);
     assert_eq!(one.free_unused_spans(soon()).expect("a turn"), 0, "the other member holds it");
-    two.release(ArenaHeader::first_slot(area.span)).expect("it was held");
+    two.release(ArenaHeader::first_entry(area.span)).expect("it was held");
     assert_eq!(one.free_unused_spans(soon()).expect("a turn"), 3);
     assert_eq!(kinds(&one), [FREE; SPANS as usize]);
     assert_eq!(two.take_block(area, 0), None, "the area was freed");
-    assert!(two.slots().allocate(0), "the slot is free");
+    assert!(two.entries().allocate(0), "the entry is free");
 }
 
 #[test]
@@ -100,8 +100,8 @@ fn span_of_killed_member_is_freed_after_reclaim() {
     assert_eq!(two.take_block(area, 0), Some(0));
     assert_eq!(one.free_unused_spans(soon()).expect("a turn"), 0);
     let turn = one.turn(RECOVER, soon()).expect("a turn");
-    assert_eq!(one.reclaim_seat(two.seat, &turn, soon()).expect("a turn"), 1);
-    assert_eq!(one.reclaim_seat(two.seat, &turn, soon()).expect("again"), 0);
+    assert_eq!(one.reclaim_seat(two.own_seat(), &turn, soon()).expect("a turn"), 1);
+    assert_eq!(one.reclaim_seat(two.own_seat(), &turn, soon()).expect("again"), 0);
     drop(turn);
     assert_eq!(one.free_unused_spans(soon()).expect("a turn"), 1);
 }
@@ -116,6 +116,6 @@ fn run_with_foreign_parts_is_refused() {
     set(&one, 3, BLOCKS, 0);
     let overlapping = Area { span: 2, word: one.span(2).expect("it is there") };
     assert_eq!(one.take_block(overlapping, 0), None);
-    assert!(one.slot_table().iter().all(crate::arena::tables::slots::Slot::is_free));
-    assert_eq!(one.locate(ArenaHeader::first_slot(6)), None);
+    assert!(one.entry_table().iter().all(crate::arena::tables::entries::BlockEntry::is_free));
+    assert_eq!(one.locate(ArenaHeader::first_entry(6)), None);
 }

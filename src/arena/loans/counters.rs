@@ -1,6 +1,6 @@
-//! Counters: an arena's slots without data, for memory that lies elsewhere and belongs to its producer.
+//! Counters: an arena's entries without data, for memory that lies elsewhere and belongs to its producer.
 //!
-//! A loan to one receiver is one slot. The producer's bit keeps the slot from being used for another loan until the
+//! A loan to one receiver is one entry. The producer's bit keeps the entry from being used for another loan until the
 //! producer has seen that this one is over. FLIGHT stands for the receiver until it receives the handle, then its own
 //! bit does. So every loan ends exactly once: when its receiver releases it or dies, or the producer revokes it.
 
@@ -12,8 +12,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use crate::arena::handle::CounterHandle;
 use crate::arena::header::{ArenaHeader, TURN_WAIT};
 use crate::arena::members::ReclaimedBlocks;
-use crate::arena::tables::geometry::{Geometry, SLOTS_OF_SPAN};
-use crate::arena::tables::slots::{Released, Slot};
+use crate::arena::tables::entries::{BlockEntry, Released};
+use crate::arena::tables::geometry::{ENTRIES_OF_SPAN, Geometry};
 use crate::arena::tables::span::around;
 use crate::backend::{Directory, DraftOptions, IntoLocation, Location};
 use crate::backoff::Deadline;
@@ -37,12 +37,12 @@ pub struct Counters {
 
 struct CountersState {
     header: ArenaHeader,
-    /// The slot at which the next search for a free one begins.
+    /// The entry at which the next search for a free one begins.
     cursor: AtomicU32,
-    /// Slots that this process has freed: hints for the next loans.
+    /// EntryTable that this process has freed: hints for the next loans.
     free: Mutex<Vec<u32>>,
     /// Handles that this process has received and not released. A process that receives its own loan has two holds on
-    /// the slot, so the slot alone does not tell whether it may release one as a receiver.
+    /// the entry, so the entry alone does not tell whether it may release one as a receiver.
     received: Mutex<HashSet<CounterHandle>>,
 }
 
@@ -84,7 +84,7 @@ impl Counters {
     }
 
     fn make(home: Home, counters: u32) -> Result<Self> {
-        let spans = counters.div_ceil(SLOTS_OF_SPAN).clamp(1, u32::MAX / SLOTS_OF_SPAN);
+        let spans = counters.div_ceil(ENTRIES_OF_SPAN).clamp(1, u32::MAX / ENTRIES_OF_SPAN);
         let creator = os::process_number();
         let geometry = Geometry { spans, queues: 0, cells: 0, sparse: false, counters: true, creator };
         Ok(Self::of(ArenaHeader::create(home, Kind::Counters, geometry, DraftOptions::default(), false)?))
@@ -120,7 +120,7 @@ impl Counters {
 
     /// Returns the maximum number of loans at one time.
     pub fn capacity(&self) -> u32 {
-        self.header().geometry.slots()
+        self.header().geometry.entries()
     }
 
     /// Receives a loan by its handle. This succeeds once for each handle.
@@ -132,7 +132,7 @@ impl Counters {
     /// [`Unsupported`](ErrorKind::Unsupported): this is a forked child.
     pub fn receive(&self, handle: &CounterHandle) -> Result<ReceivedLoan> {
         self.check(handle)?;
-        if !self.header().slots().receive(handle.slot, handle.serial) {
+        if !self.header().entries().receive(handle.entry, handle.serial) {
             return Err(self.header().spent());
         }
         self.received().insert(*handle);
@@ -150,7 +150,7 @@ impl Counters {
         if !self.received().remove(handle) {
             return Err(self.header().spent());
         }
-        self.header().release(handle.slot)
+        self.header().release(handle.entry)
     }
 
     /// Returns how many receivers hold a loan or have its handle in flight: 0 or 1. Reclaims what dead processes held
@@ -163,9 +163,9 @@ impl Counters {
     pub fn count(&self, handle: &CounterHandle) -> Result<u32> {
         self.check(handle)?;
         self.reclaim()?;
-        let slot = self.header().slot_table().get(handle.slot as usize).filter(|slot| !slot.is_free());
-        match slot {
-            Some(slot) if self.header().slots().is_shared_as(handle.slot, handle.serial) => Ok(slot.borrowers()),
+        let entry = self.header().entry_table().get(handle.entry as usize).filter(|entry| !entry.is_free());
+        match entry {
+            Some(entry) if self.header().entries().is_shared_as(handle.entry, handle.serial) => Ok(entry.borrowers()),
             _ => Err(self.header().spent()),
         }
     }
@@ -191,23 +191,23 @@ impl Counters {
             self.reclaim()?;
             taken = self.take();
         }
-        let slot = taken.ok_or_else(|| {
+        let entry = taken.ok_or_else(|| {
             ErrorKind::TooManyHandles { limit: self.capacity().into(), doing: "in flight" }.at(self.header().name())
         })?;
-        Ok(CounterHandle { owner: self.header().tag(), slot, serial: self.header().slots().share(slot) })
+        Ok(CounterHandle { owner: self.header().tag(), entry, serial: self.header().entries().share(entry) })
     }
 
     fn take(&self) -> Option<u32> {
-        let slots = self.header().slots();
+        let entries = self.header().entries();
         let known = || self.free().pop();
-        while let Some(slot) = known() {
-            if slots.allocate_in_flight(slot) {
-                return Some(slot);
+        while let Some(entry) = known() {
+            if entries.allocate_in_flight(entry) {
+                return Some(entry);
             }
         }
-        let found = around(self.capacity(), self.inner.cursor.load(Ordering::Relaxed)).find(|slot| {
-            self.header().touch(slot / SLOTS_OF_SPAN + 1);
-            slots.allocate_in_flight(*slot)
+        let found = around(self.capacity(), self.inner.cursor.load(Ordering::Relaxed)).find(|entry| {
+            self.header().touch(entry / ENTRIES_OF_SPAN + 1);
+            entries.allocate_in_flight(*entry)
         })?;
         self.inner.cursor.store(found + 1, Ordering::Relaxed);
         Some(found)
@@ -216,17 +216,17 @@ impl Counters {
     /// Ends a loan of this process if it is over: its receiver has released it, or has died and was reclaimed. Returns
     /// `true` then.
     pub(super) fn end_if_over(&self, handle: &CounterHandle) -> bool {
-        let slots = self.header().slots();
-        let is_over = slots.is_held_by_us_alone(handle.slot);
-        if is_over && self.header().is_own_process() && slots.release(handle.slot) == Released::Freed {
-            self.free().push(handle.slot);
+        let entries = self.header().entries();
+        let is_over = entries.is_held_by_us_alone(handle.entry);
+        if is_over && self.header().is_own_process() && entries.release(handle.entry) == Released::Freed {
+            self.free().push(handle.entry);
         }
         is_over
     }
 
     /// Revokes a loan that was not received yet. Returns `false` if it was.
     pub(super) fn revoke(&self, handle: &CounterHandle) -> bool {
-        self.header().slot_table().get(handle.slot as usize).is_some_and(Slot::revoke)
+        self.header().entry_table().get(handle.entry as usize).is_some_and(BlockEntry::revoke)
     }
 
     fn check(&self, handle: &CounterHandle) -> Result<()> {
@@ -268,7 +268,7 @@ impl ReceivedLoan {
     /// As [`Counters::reclaim`].
     pub fn producer_lives(&self) -> Result<bool> {
         self.counters.reclaim()?;
-        Ok(!self.counters.header().slots().is_held_by_us_alone(self.handle.slot))
+        Ok(!self.counters.header().entries().is_held_by_us_alone(self.handle.entry))
     }
 
     /// Releases the loan, and reports errors. Dropping releases it too, and ignores them.

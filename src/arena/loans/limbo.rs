@@ -107,7 +107,7 @@ impl Loans {
 
     /// Revokes a loan of this buffer. Returns `None` if it is none, or is over, and otherwise whether it was in flight.
     fn revoke(&self, handle: &CounterHandle, counters: &Counters) -> Option<bool> {
-        // While the loan is in the list, which is locked, its slot is not used for another one.
+        // While the loan is in the list, which is locked, its entry is not used for another one.
         self.lock().contains(handle).then(|| counters.revoke(handle))
     }
 }

@@ -14,9 +14,9 @@ use crate::arena::Arena;
 use crate::arena::array::ArenaArray;
 use crate::arena::blocks::{Block, BlockContents};
 use crate::arena::header::{ArenaHeader, QueueWords};
+use crate::arena::tables::entries::SEATS;
 use crate::arena::tables::event::Event;
 use crate::arena::tables::ring::RingRefusal;
-use crate::arena::tables::slots::SEATS;
 use crate::array::{DType, Element, Order};
 use crate::backoff::Deadline;
 use crate::error::{Error, ErrorKind, IntoError, Result};
@@ -79,11 +79,11 @@ impl Arena {
     /// [`InvalidSetting`](ErrorKind::InvalidSetting): the arena has fewer queues.
     pub fn queue(&self, index: u32) -> Result<Queue> {
         if self.header.queue_words(index).is_none() {
-            return Err(Error::from(ErrorKind::InvalidSetting {
-                setting: "the number of the queue",
-                value: index.to_string(),
-                expected: "less than the number of queues that the arena was created with",
-            }));
+            return Err(Error::setting(
+                "the number of the queue",
+                index,
+                "less than the number of queues that the arena was created with",
+            ));
         }
         Ok(Queue::of(Arc::clone(&self.header), index))
     }
@@ -157,8 +157,8 @@ impl Queue {
     ///
     /// [`QueueFull`](ErrorKind::QueueFull), and those of [`send`](Self::send).
     pub fn try_send<A: Sendable>(&self, array: A) -> Result<(), IntoError<A::GivenBack>> {
-        let send = |slot| self.header.send(self.index, slot).map_err(|refused| self.error(refused));
-        self.slot_of(&array).and_then(send).map_err(|error| IntoError::new(error, array.into_given_back()))
+        let send = |entry| self.header.send(self.index, entry).map_err(|refused| self.error(refused));
+        self.entry_of(&array).and_then(send).map_err(|error| IntoError::new(error, array.into_given_back()))
     }
 
     /// Sends an array. Waits for room for at most `limit`.
@@ -171,11 +171,11 @@ impl Queue {
     }
 
     fn send_within<A: Sendable>(&self, array: A, limit: Option<Duration>) -> Result<(), IntoError<A::GivenBack>> {
-        let send = |slot| {
-            let attempt = || self.header.send(self.index, slot);
+        let send = |entry| {
+            let attempt = || self.header.send(self.index, entry);
             self.wait_while(RingRefusal::Full, limit, &self.for_room, &self.words()?.emptied, attempt)
         };
-        self.slot_of(&array).and_then(send).map_err(|error| IntoError::new(error, array.into_given_back()))
+        self.entry_of(&array).and_then(send).map_err(|error| IntoError::new(error, array.into_given_back()))
     }
 
     /// Calls `attempt` until it succeeds, or is refused for another reason than this.
@@ -194,18 +194,18 @@ impl Queue {
         }
     }
 
-    /// Returns the slot of an array, if it may be sent through this queue.
-    fn slot_of(&self, array: &impl Sendable) -> Result<u32> {
+    /// Returns the entry of an array, if it may be sent through this queue.
+    fn entry_of(&self, array: &impl Sendable) -> Result<u32> {
         self.header.check_process()?;
         let block = array.block();
         if !Arc::ptr_eq(&block.header, &self.header) {
-            return Err(Error::from(ErrorKind::InvalidSetting {
-                setting: "the array to be sent",
-                value: block.header.name().to_owned(),
-                expected: "an array of the queue's arena, from the same `Arena` or a clone of it",
-            }));
+            return Err(Error::setting(
+                "the array to be sent",
+                block.header.name(),
+                "an array of the queue's arena, from the same `Arena` or a clone of it",
+            ));
         }
-        Ok(block.slot)
+        Ok(block.entry)
     }
 
     /// Receives the next array. Waits for it.
@@ -261,7 +261,7 @@ impl Queue {
             received => received,
         };
         match received {
-            Ok(slot) => ArenaMessage::of_held(&self.header, slot).map(Some),
+            Ok(entry) => ArenaMessage::of_held(&self.header, entry).map(Some),
             Err(RingRefusal::Empty) => Ok(None),
             Err(refused) => Err(self.error(refused)),
         }
@@ -280,7 +280,7 @@ impl Queue {
         self.header.check_process()?;
         let attempt = || self.receive();
         let received = self.wait_while(RingRefusal::Empty, limit, &self.for_messages, &self.words()?.filled, attempt);
-        let slot = match received {
+        let entry = match received {
             // Senders are checked after every sleep. If the limit was too short for a sleep, they are checked here.
             Err(error) if matches!(error.kind, ErrorKind::TimedOut { .. }) && self.notice_deaths() => {
                 match self.receive() {
@@ -290,10 +290,10 @@ impl Queue {
             }
             received => received?,
         };
-        ArenaMessage::of_held(&self.header, slot)
+        ArenaMessage::of_held(&self.header, entry)
     }
 
-    /// Receives the next message's slot, without waiting.
+    /// Receives the next message's entry, without waiting.
     fn receive(&self) -> Result<u32, RingRefusal> {
         if self.keep_waiting { self.header.receive(self.index) } else { self.header.receive_until_deserted(self.index) }
     }
@@ -373,7 +373,7 @@ impl Queue {
     }
 
     fn error(&self, refused: RingRefusal) -> Error {
-        let location = self.header.name().to_owned();
+        let location = self.header.name();
         match refused {
             RingRefusal::Full => ErrorKind::QueueFull { queue: self.index, capacity: self.capacity() }.at(location),
             RingRefusal::Empty => ErrorKind::WouldBlock.at(location),
@@ -413,10 +413,10 @@ pub struct ArenaMessage {
 }
 
 impl ArenaMessage {
-    fn of_held(header: &Arc<ArenaHeader>, slot: u32) -> Result<Self> {
-        let (block, description) = Block::of_held(header, slot)?;
-        let serial = header.slots().serial(slot).ok_or_else(|| {
-            ErrorKind::Trailer { reason: format!("the array in slot {slot} was sent before it was shared") }
+    fn of_held(header: &Arc<ArenaHeader>, entry: u32) -> Result<Self> {
+        let (block, description) = Block::of_held(header, entry)?;
+        let serial = header.entries().serial(entry).ok_or_else(|| {
+            ErrorKind::Trailer { reason: format!("the array in entry {entry} was sent before it was shared") }
                 .at(header.name())
         })?;
         Ok(Self { block, serial, description })

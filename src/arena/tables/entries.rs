@@ -1,4 +1,4 @@
-//! The slot table: for each block one word of shared memory that says which members hold it.
+//! The entry table: for each block one word of shared memory that says which members hold it.
 //!
 //! ```text
 //! bits 63..48  generation: changes whenever a member takes the block exclusively
@@ -25,9 +25,9 @@
 //!
 //! - The exchange that clears a reader's bit releases; the exchange that takes the free block acquires. So all reads of
 //!   the old elements come before the first write of the new ones.
-//! - The store of the serial in [`Slots::share`] releases; the load in [`Slots::hold`] acquires. So a process that gets
-//!   the block by its handle sees all elements. (A receiver gets this order from the message's cell instead, see
-//!   `ring.rs`.)
+//! - The store of the serial in [`EntryTable::share`] releases; the load in [`EntryTable::hold`] acquires. So a process
+//!   that gets the block by its handle sees all elements. (A receiver gets this order from the message's cell instead,
+//!   see `ring.rs`.)
 //!
 //! Threads of one process are ordered by `held`: a thread that gives up its hold releases there, and the thread that
 //! gives up the last one acquires before it clears the bit.
@@ -82,10 +82,10 @@ impl Holds for AtomicU32 {
     }
 }
 
-/// One block's entry in the slot table.
+/// One block's entry in the entry table.
 #[repr(C)]
 #[derive(Debug)]
-pub(crate) struct Slot<W> {
+pub(crate) struct BlockEntry<W> {
     word: W,
     serial: W,
 }
@@ -120,22 +120,22 @@ fn next_generation(word: u64, serial: u64) -> u64 {
     if next == low(serial) { low(next + 1) } else { next }
 }
 
-/// The slot table as one member sees it.
+/// The entry table as one member sees it.
 #[derive(Debug)]
-pub(crate) struct Slots<'a, W, H> {
-    table: &'a [Slot<W>],
+pub(crate) struct EntryTable<'a, W, H> {
+    table: &'a [BlockEntry<W>],
     held: &'a [H],
     bit: u64,
 }
 
-impl<'a, W: Word, H: Holds> Slots<'a, W, H> {
+impl<'a, W: Word, H: Holds> EntryTable<'a, W, H> {
     /// Returns the table for the member in `seat`. `held` counts the holds of its process.
-    pub(crate) fn new(table: &'a [Slot<W>], held: &'a [H], seat: u32) -> Self {
+    pub(crate) fn new(table: &'a [BlockEntry<W>], held: &'a [H], seat: u32) -> Self {
         debug_assert!(seat < SEATS && held.len() == table.len());
         Self { table, held, bit: 1 << seat }
     }
 
-    fn at(&self, index: u32) -> Option<(&'a Slot<W>, &'a H)> {
+    fn at(&self, index: u32) -> Option<(&'a BlockEntry<W>, &'a H)> {
         Some((self.table.get(index as usize)?, self.held.get(index as usize)?))
     }
 
@@ -164,22 +164,22 @@ impl<'a, W: Word, H: Holds> Slots<'a, W, H> {
     }
 
     fn take_free(&self, index: u32, also: u64) -> bool {
-        let Some((slot, held)) = self.at(index) else { return false };
-        let word = slot.word.load();
+        let Some((entry, held)) = self.at(index) else { return false };
+        let word = entry.word.load();
         if holders(word) != 0 || !held.exchange(0, CHANGING) {
             return false;
         }
-        let new = next_generation(word, slot.serial.load());
+        let new = next_generation(word, entry.serial.load());
         // If two members found the same free word, the exchange of only one succeeds.
-        let taken = slot.word.exchange(word, new << GENERATION | self.bit | also).is_ok();
+        let taken = entry.word.exchange(word, new << GENERATION | self.bit | also).is_ok();
         // The generation has 16 bits. While this thread was stopped between its loads and its exchange, other members
         // may have taken and freed the block 2^16 times: the word is the same again, but the serial is not, and its low
         // bits may be the generation chosen above. An old handle would lead to this draft. While this member holds the
         // block, the serial cannot change, so this second check is final. An old handle that is used between exchange
         // and check, or before the seat of a member killed there is reclaimed, shows bytes of a later draft, but harms
         // none: this member writes only after the check, and no other can take the block while it is held.
-        if taken && low(slot.serial.load()) == new {
-            slot.change(|word| Some(word & !(self.bit | also)));
+        if taken && low(entry.serial.load()) == new {
+            entry.change(|word| Some(word & !(self.bit | also)));
             held.store(0);
             return false;
         }
@@ -191,26 +191,26 @@ impl<'a, W: Word, H: Holds> Slots<'a, W, H> {
     ///
     /// From now on the handle with this serial leads to it. The store releases what was written to the block.
     pub(crate) fn share(&self, index: u32) -> u64 {
-        let Some((slot, _)) = self.at(index) else { return 0 };
+        let Some((entry, _)) = self.at(index) else { return 0 };
         // Load and store need not be one step: only the member that has the block exclusively stores its serial.
-        let old = slot.serial.load();
-        let ahead = generation(slot.word.load()).wrapping_sub(low(old));
+        let old = entry.serial.load();
+        let ahead = generation(entry.word.load()).wrapping_sub(low(old));
         let serial = old.wrapping_add(low(ahead));
-        slot.serial.store(serial);
+        entry.serial.store(serial);
         serial
     }
 
     /// Takes a shared block exclusively again, if no other member holds it and this process holds it once.
     pub(crate) fn make_exclusive(&self, index: u32) -> bool {
-        let Some((slot, held)) = self.at(index) else { return false };
+        let Some((entry, held)) = self.at(index) else { return false };
         if !held.exchange(1, CHANGING) {
             return false;
         }
-        let word = slot.word.load();
-        let new = next_generation(word, slot.serial.load()) << GENERATION | self.bit;
+        let word = entry.word.load();
+        let new = next_generation(word, entry.serial.load()) << GENERATION | self.bit;
         // A member that uses the handle at the same time exchanges the same word. If its exchange is first, this one
         // fails. If this one is first, the other member finds another generation and is refused.
-        let taken = holders(word) == self.bit && slot.word.exchange(word, new).is_ok();
+        let taken = holders(word) == self.bit && entry.word.exchange(word, new).is_ok();
         held.store(1);
         taken
     }
@@ -233,8 +233,8 @@ impl<'a, W: Word, H: Holds> Slots<'a, W, H> {
     }
 
     fn hold_shared(&self, index: u32, serial: u64, over: u64) -> bool {
-        let Some((slot, _)) = self.at(index) else { return false };
-        if slot.serial.load() != serial || !self.hold_if(index, over, |word| generation(word) == low(serial)) {
+        let Some((entry, _)) = self.at(index) else { return false };
+        if entry.serial.load() != serial || !self.hold_if(index, over, |word| generation(word) == low(serial)) {
             return false;
         }
         // Now that this member holds the block, neither serial nor generation can change, so check again. The block is
@@ -248,7 +248,7 @@ impl<'a, W: Word, H: Holds> Slots<'a, W, H> {
         }
         // The FLIGHT bit that was taken over belongs to another handle.
         if over != 0 {
-            slot.change(|word| Some(word | over));
+            entry.change(|word| Some(word | over));
         }
         self.release(index);
         false
@@ -257,13 +257,13 @@ impl<'a, W: Word, H: Holds> Slots<'a, W, H> {
     /// Returns whether a block is shared under this serial. The answer lasts only while this member holds the block.
     pub(crate) fn is_shared_as(&self, index: u32, serial: u64) -> bool {
         self.at(index)
-            .is_some_and(|(slot, _)| generation(slot.word.load()) == low(serial) && slot.serial.load() == serial)
+            .is_some_and(|(entry, _)| generation(entry.word.load()) == low(serial) && entry.serial.load() == serial)
     }
 
     /// Returns the serial of a block that this member holds, if it is shared.
     pub(crate) fn serial(&self, index: u32) -> Option<u64> {
-        let (slot, _) = self.at(index)?;
-        let serial = slot.serial.load();
+        let (entry, _) = self.at(index)?;
+        let serial = entry.serial.load();
         self.is_shared_as(index, serial).then_some(serial)
     }
 
@@ -272,7 +272,7 @@ impl<'a, W: Word, H: Holds> Slots<'a, W, H> {
     /// `may` decides whether the word allows it. It is not called if this process holds the block already and
     /// `over` is 0.
     fn hold_if(&self, index: u32, over: u64, may: impl Fn(u64) -> bool) -> bool {
-        let Some((slot, held)) = self.at(index) else { return false };
+        let Some((entry, held)) = self.at(index) else { return false };
         loop {
             let before = Self::holds(held);
             if before == CHANGING - 1 {
@@ -290,7 +290,7 @@ impl<'a, W: Word, H: Holds> Slots<'a, W, H> {
             if !held.exchange(before, CHANGING) {
                 continue;
             }
-            let set = slot.change(|word| {
+            let set = entry.change(|word| {
                 // Refuses a bit of this member that this process did not set: the bytes were forged.
                 let fits = (holders(word) & self.bit != 0) == (before > 0) && word & over == over;
                 (holders(word) != 0 && fits && may(word)).then_some(word & !over | self.bit)
@@ -302,13 +302,13 @@ impl<'a, W: Word, H: Holds> Slots<'a, W, H> {
 
     /// Gives up one hold.
     pub(crate) fn release(&self, index: u32) -> Released {
-        let Some((slot, held)) = self.at(index) else { return Released::NotHeld };
+        let Some((entry, held)) = self.at(index) else { return Released::NotHeld };
         loop {
             match Self::holds(held) {
                 0 => return Released::NotHeld,
                 // CHANGING keeps a thread that adds a hold from setting the bit until it is cleared here.
                 1 if held.exchange(1, CHANGING) => {
-                    let left = slot.change(|word| (word & self.bit != 0).then_some(word & !self.bit));
+                    let left = entry.change(|word| (word & self.bit != 0).then_some(word & !self.bit));
                     held.store(0);
                     return match left.map(holders) {
                         None => Released::NotHeld, // forged bytes: only this process clears its bit
@@ -324,13 +324,13 @@ impl<'a, W: Word, H: Holds> Slots<'a, W, H> {
 
     /// Returns whether this process holds the block once, no other member holds it, and no handle to it is in flight.
     pub(crate) fn is_held_by_us_alone(&self, index: u32) -> bool {
-        self.at(index).is_some_and(|(slot, held)| holders(slot.word.load()) == self.bit && held.load() == 1)
+        self.at(index).is_some_and(|(entry, held)| holders(entry.word.load()) == self.bit && held.load() == 1)
     }
 }
 
-/// Queries of a slot, and changes on behalf of other members.
-impl<W: Word> Slot<W> {
-    /// Makes a slot without a table.
+/// Queries of an entry, and changes on behalf of other members.
+impl<W: Word> BlockEntry<W> {
+    /// Makes an entry without a table.
     #[cfg(test)]
     pub(crate) fn of(word: W, serial: W) -> Self {
         Self { word, serial }
@@ -420,5 +420,5 @@ impl<W: Word> Slot<W> {
 }
 
 #[cfg(test)]
-#[path = "slots_tests.rs"]
+#[path = "entries_tests.rs"]
 mod tests;

@@ -1,27 +1,27 @@
-//! The slot protocol without an arena: single steps, and under loom every interleaving of two or three threads.
+//! The entry protocol without an arena: single steps, and under loom every interleaving of two or three threads.
 
 use std::sync::atomic::AtomicU64;
 
 use super::*;
 
-/// A table with one slot, and the holds of two processes on it.
+/// A table with one entry, and the holds of two processes on it.
 struct Table<W, H> {
-    slots: [Slot<W>; 1],
+    entries: [BlockEntry<W>; 1],
     held: [[H; 1]; 2],
 }
 
 impl<W: Word, H: Holds> Table<W, H> {
     fn new(word: fn(u64) -> W, hold: fn(u32) -> H) -> Self {
-        Self { slots: [Slot::of(word(0), word(0))], held: [[hold(0)], [hold(0)]] }
+        Self { entries: [BlockEntry::of(word(0), word(0))], held: [[hold(0)], [hold(0)]] }
     }
 
     /// Returns the table for the member in seat 0 or 1, each a process of its own.
-    fn seen_by(&self, seat: u32) -> Slots<'_, W, H> {
-        Slots::new(&self.slots, &self.held[seat as usize], seat)
+    fn seen_by(&self, seat: u32) -> EntryTable<'_, W, H> {
+        EntryTable::new(&self.entries, &self.held[seat as usize], seat)
     }
 
     fn word(&self) -> u64 {
-        self.slots[0].word.load()
+        self.entries[0].word.load()
     }
 }
 
@@ -39,7 +39,7 @@ fn block_is_taken_then_shared_then_freed() {
     let serial = one.share(0);
     assert_eq!(one.serial(0), Some(serial));
     assert!(two.hold(0, serial));
-    assert_eq!((table.slots[0].members(), table.slots[0].is_held_by(1)), (2, true));
+    assert_eq!((table.entries[0].members(), table.entries[0].is_held_by(1)), (2, true));
     assert_eq!(one.release(0), Released::Held);
     assert_eq!(two.release(0), Released::Freed);
     assert!(!one.hold(0, serial) && !one.hold_invited(0));
@@ -57,7 +57,7 @@ fn second_release_of_a_hold_is_refused() {
     assert_eq!(one.release(0), Released::Freed);
     assert_eq!(one.release(0), Released::NotHeld);
     assert_eq!(holders(table.word()), 0);
-    assert_eq!(one.release(1), Released::NotHeld, "there is no such slot");
+    assert_eq!(one.release(1), Released::NotHeld, "there is no such entry");
 }
 
 #[test]
@@ -69,7 +69,7 @@ fn several_holds_of_a_process_are_one_bit() {
     for _ in 0..3 {
         assert!(two.hold(0, serial));
     }
-    assert_eq!(table.slots[0].members(), 2);
+    assert_eq!(table.entries[0].members(), 2);
     assert_eq!(one.release(0), Released::Held);
     assert_eq!([two.release(0), two.release(0)], [Released::Held; 2]);
     assert!(two.is_held_by_us_alone(0) && !one.is_held_by_us_alone(0));
@@ -80,11 +80,11 @@ fn several_holds_of_a_process_are_one_bit() {
 fn forged_bit_or_count_is_refused() {
     let table = plain();
     let one = table.seen_by(0);
-    Word::store(&table.slots[0].word, 1);
+    Word::store(&table.entries[0].word, 1);
     assert!(!one.hold_invited(0), "its process did not set this bit");
-    Word::store(&table.slots[0].word, 2);
+    Word::store(&table.entries[0].word, 2);
     assert!(one.hold_invited(0));
-    Word::store(&table.slots[0].word, 2);
+    Word::store(&table.entries[0].word, 2);
     assert_eq!(one.release(0), Released::NotHeld, "its bit was cleared");
     Holds::store(&table.held[0][0], CHANGING - 1);
     assert!(!one.hold_invited(0), "the number would overflow");
@@ -129,7 +129,7 @@ fn handle_in_flight_has_one_receiver() {
     assert!(one.allocate_in_flight(0));
     assert!(!two.receive(0, 0), "not shared yet");
     let serial = one.share(0);
-    assert!(table.slots[0].is_in_flight());
+    assert!(table.entries[0].is_in_flight());
     assert!(two.receive(0, serial));
     assert!(!two.receive(0, serial) && !one.receive(0, serial));
     assert_eq!(two.release(0), Released::Held);
@@ -145,7 +145,7 @@ fn producer_receives_or_revokes_its_own_handle() {
     assert!(one.receive(0, serial));
     assert_eq!((one.release(0), one.release(0)), (Released::Held, Released::Freed));
     assert!(one.allocate_in_flight(0));
-    assert!(table.slots[0].revoke() && !table.slots[0].revoke());
+    assert!(table.entries[0].revoke() && !table.entries[0].revoke());
     assert_eq!(one.release(0), Released::Freed);
 }
 
@@ -153,17 +153,17 @@ fn producer_receives_or_revokes_its_own_handle() {
 fn orphaned_messages_keep_their_blocks() {
     let table = plain();
     let [one, two] = [table.seen_by(0), table.seen_by(1)];
-    let slot = &table.slots[0];
-    assert!(!slot.orphan(), "it is free");
+    let entry = &table.entries[0];
+    assert!(!entry.orphan(), "it is free");
     assert!(one.allocate(0));
     one.share(0);
-    assert!(slot.orphan());
-    assert!(!slot.clear_seat(0));
-    assert!(slot.is_orphaned() && slot.members() == 0);
+    assert!(entry.orphan());
+    assert!(!entry.clear_seat(0));
+    assert!(entry.is_orphaned() && entry.members() == 0);
     assert!(two.hold_invited(0), "its message is received");
-    assert!(!slot.release_orphan());
+    assert!(!entry.release_orphan());
     assert_eq!(two.release(0), Released::Freed);
-    assert!(!slot.release_orphan() && !slot.clear_seat(0), "repeating changes nothing");
+    assert!(!entry.release_orphan() && !entry.clear_seat(0), "repeating changes nothing");
 }
 
 #[test]
@@ -172,7 +172,7 @@ fn handle_in_flight_is_void_when_its_producer_dies() {
     let one = table.seen_by(0);
     assert!(one.allocate_in_flight(0));
     let serial = one.share(0);
-    assert!(table.slots[0].clear_seat(0) && table.slots[0].is_free());
+    assert!(table.entries[0].clear_seat(0) && table.entries[0].is_free());
     assert!(!table.seen_by(1).receive(0, serial));
 }
 
@@ -203,7 +203,7 @@ mod model {
         }
     }
 
-    /// One slot, and its block's elements: loom fails the test if one thread reads while another writes.
+    /// One entry, and its block's elements: loom fails the test if one thread reads while another writes.
     struct Model {
         table: Table<AtomicU64, AtomicU32>,
         elements: loom::cell::UnsafeCell<u64>,
@@ -260,7 +260,7 @@ mod model {
             let other = beside(&model, take(1));
             let taken = [take(0)(&model), other.join().expect("it ends")];
             assert_eq!(taken.iter().filter(|taken| **taken).count(), 1);
-            assert_eq!(model.table.slots[0].members(), 1);
+            assert_eq!(model.table.entries[0].members(), 1);
         });
     }
 
@@ -296,7 +296,7 @@ mod model {
                 model.release(0);
             }
             reader.join().expect("it ends");
-            assert!(model.table.slots[0].is_free());
+            assert!(model.table.entries[0].is_free());
         });
     }
 
@@ -318,7 +318,7 @@ mod model {
                 model.release(0);
             }
             guesser.join().expect("it ends");
-            assert!(model.table.slots[0].is_free());
+            assert!(model.table.entries[0].is_free());
         });
     }
 
@@ -337,7 +337,7 @@ mod model {
             }
             model.release(0);
             reader.join().expect("it ends");
-            assert!(model.table.slots[0].is_free());
+            assert!(model.table.entries[0].is_free());
         });
     }
 
@@ -356,7 +356,7 @@ mod model {
             }
             model.release(0);
             reader.join().expect("it ends");
-            assert!(model.table.slots[0].is_free());
+            assert!(model.table.entries[0].is_free());
         });
     }
 
@@ -376,7 +376,7 @@ mod model {
             });
             model.release(1);
             let held = other.join().expect("it ends");
-            assert_eq!(model.table.slots[0].is_held_by(1), held);
+            assert_eq!(model.table.entries[0].is_held_by(1), held);
             assert_eq!(model.table.seen_by(1).is_held_by_us_alone(0), held);
         });
     }
@@ -390,7 +390,7 @@ mod model {
             assert!(other.join().expect("it ends"), "the member in seat 0 holds it all the time");
             assert_eq!([model.release(1), model.release(1)], [Released::Held; 2]);
             assert_eq!(model.release(1), Released::NotHeld);
-            assert_eq!((model.table.slots[0].members(), model.release(0)), (1, Released::Freed));
+            assert_eq!((model.table.entries[0].members(), model.release(0)), (1, Released::Freed));
         });
     }
 
@@ -402,9 +402,9 @@ mod model {
             let other = beside(&model, move |model| model.table.seen_by(1).hold(0, serial));
             assert_eq!(model.release(1), Released::Held);
             assert!(other.join().expect("it ends"), "the member in seat 0 holds it all the time");
-            assert!(model.table.slots[0].is_held_by(1));
+            assert!(model.table.entries[0].is_held_by(1));
             assert_eq!(model.release(1), Released::Held);
-            assert_eq!(model.table.slots[0].members(), 1);
+            assert_eq!(model.table.entries[0].members(), 1);
         });
     }
 
@@ -417,7 +417,7 @@ mod model {
             let other = beside(&model, move |model| model.table.seen_by(1).receive(0, serial));
             let received = [model.table.seen_by(0).receive(0, serial), other.join().expect("it ends")];
             assert_eq!(received.iter().filter(|received| **received).count(), 1, "{received:?}");
-            assert!(!model.table.slots[0].is_in_flight());
+            assert!(!model.table.entries[0].is_in_flight());
         });
     }
 
@@ -437,10 +437,10 @@ mod model {
                     model.release(1);
                 }
             });
-            model.table.slots[0].clear_seat(0);
-            model.table.slots[0].clear_seat(0);
+            model.table.entries[0].clear_seat(0);
+            model.table.entries[0].clear_seat(0);
             user.join().expect("it ends");
-            assert!(model.table.slots[0].is_free());
+            assert!(model.table.entries[0].is_free());
         });
     }
 
@@ -450,11 +450,11 @@ mod model {
         loom::model(|| {
             let (model, _) = Model::shared();
             let taker = beside(&model, |model| model.table.seen_by(1).allocate(0));
-            assert!(model.table.slots[0].orphan());
-            model.table.slots[0].clear_seat(0);
+            assert!(model.table.entries[0].orphan());
+            model.table.entries[0].clear_seat(0);
             assert!(!taker.join().expect("it ends"));
             assert!(model.table.seen_by(1).hold_invited(0));
-            assert!(!model.table.slots[0].release_orphan());
+            assert!(!model.table.entries[0].release_orphan());
             assert_eq!(model.release(1), Released::Freed);
         });
     }

@@ -5,26 +5,26 @@
 //! members         4096   64 bytes for each of 46 members: state, process
 //! queues                 256 bytes and the cells (8 bytes each, a power of two of them) for each queue, rounded up to 64
 //! span table             8 bytes for each span, rounded up to 4096
-//! slot table             256 slots of 16 bytes for each span
+//! entry table             256 entries of 16 bytes for each span
 //! data                   spans of 64 KiB, the first at a multiple of that; counters have none
 //! trailer         4096   as of a counted array: flags, name, the record below, footer of kind 3 (4: counters)
 //!
 //! record: version 2 (4) | 1 = sparse, 2 = counters (4) | spans (8) | queues (4) | cells of a queue (4) | creator's process (4) | zeros
 //! ```
 
-use crate::arena::tables::slots::SEATS;
+use crate::arena::tables::entries::SEATS;
 use crate::segment::footer::Kind;
 use crate::segment::trailer::{PAGE, RECORD};
 
 /// Bytes of a span.
 pub(crate) const SPAN: u64 = 1 << 16;
-/// Slots of a span: the maximum number of blocks that it can be cut into.
-pub(crate) const SLOTS_OF_SPAN: u32 = 256;
-/// Bytes of a slot, of a member, and of the head of a queue.
-pub(crate) const SLOT: u64 = 16;
+/// EntryTable of a span: the maximum number of blocks that it can be cut into.
+pub(crate) const ENTRIES_OF_SPAN: u32 = 256;
+/// Bytes of an entry, of a member, and of the head of a queue.
+pub(crate) const ENTRY: u64 = 16;
 pub(crate) const MEMBER: u64 = 64;
 pub(crate) const QUEUE_HEAD: u64 = 256;
-/// Slots are numbered with 32 bits, and there are 256 of them in each span.
+/// EntryTable are numbered with 32 bits, and there are 256 of them in each span.
 pub(crate) const MOST_SPANS: u64 = (1 << 24) - 1;
 pub(crate) const MOST_QUEUES: u32 = 1 << 10;
 pub(crate) const MOST_CELLS: u32 = 1 << 24;
@@ -46,7 +46,7 @@ pub(crate) struct Geometry {
     pub(crate) queues: u32,
     pub(crate) cells: u32,
     pub(crate) sparse: bool,
-    /// Whether the slots have no data: they count memory that lies elsewhere.
+    /// Whether the entries have no data: they count memory that lies elsewhere.
     pub(crate) counters: bool,
     /// Number of the process that created the file.
     pub(crate) creator: u32,
@@ -67,16 +67,16 @@ impl Geometry {
         self.queue_at(self.queues).next_multiple_of(PAGE as u64)
     }
 
-    pub(crate) fn slots(&self) -> u32 {
-        self.spans * SLOTS_OF_SPAN
+    pub(crate) fn entries(&self) -> u32 {
+        self.spans * ENTRIES_OF_SPAN
     }
 
-    pub(crate) fn slots_at(&self) -> u64 {
+    pub(crate) fn entries_at(&self) -> u64 {
         (self.spans_at() + u64::from(self.spans) * 8).next_multiple_of(PAGE as u64)
     }
 
     pub(crate) fn data_at(&self) -> u64 {
-        (self.slots_at() + u64::from(self.slots()) * SLOT).next_multiple_of(SPAN)
+        (self.entries_at() + u64::from(self.entries()) * ENTRY).next_multiple_of(SPAN)
     }
 
     /// Returns the bytes of all spans. Counters have none.
@@ -158,7 +158,7 @@ mod tests {
         let spans = MOST_SPANS as u32;
         let most = Geometry { spans, queues: MOST_QUEUES, cells: MOST_CELLS, ..SAMPLE };
         assert_eq!(Geometry::of_record(Kind::Arena, &most.to_record(), most.payload()), Ok(most));
-        assert!(most.payload() > most.capacity() && most.slots() > u32::MAX - 512);
+        assert!(most.payload() > most.capacity() && most.entries() > u32::MAX - 512);
     }
 
     /// Checksums find most damage, but a hostile process can write a checksum that fits.

@@ -32,13 +32,13 @@
 //! the counter is the lap, which tells the position of a cell, so a position need not be loaded twice. Content and lap
 //! fit into 64 bits, so an ordinary compare-exchange is enough. And the queue can be closed.
 
-use crate::arena::tables::slots::{SEATS, Word};
+use crate::arena::tables::entries::{SEATS, Word};
 
 /// Stands for the sender of an orphaned message. The ORPHAN bit keeps the block in place of the sender, which has left
 /// or died.
 pub(crate) const ORPHAN_SENDER: u32 = SEATS + 1;
 
-const SLOT: u64 = u32::MAX as u64;
+const ENTRY: u64 = u32::MAX as u64;
 const SENDER_SHIFT: u32 = 32;
 const SENDER: u64 = 0x3f << SENDER_SHIFT;
 const CLOSED: u64 = 1 << 38;
@@ -50,8 +50,8 @@ const LAPS: u64 = u64::MAX >> LAP_SHIFT;
 pub(crate) struct Message {
     /// The seat of the member that sent it, or [`ORPHAN_SENDER`].
     pub(crate) sender: u32,
-    /// The number of the block's slot.
-    pub(crate) slot: u32,
+    /// The number of the block's entry.
+    pub(crate) entry: u32,
 }
 
 /// Why a message cannot be sent or received.
@@ -77,12 +77,12 @@ impl Cell {
     /// Returns the cell with this message in it.
     fn filled(self, message: Message) -> Self {
         let sender = u64::from(message.sender + 1) << SENDER_SHIFT & SENDER;
-        Self(self.0 & !(SENDER | SLOT) | sender | u64::from(message.slot))
+        Self(self.0 & !(SENDER | ENTRY) | sender | u64::from(message.entry))
     }
 
     /// Returns the cell without its message, in the next lap. The mark of a closed queue stays.
     fn emptied(self) -> Self {
-        Self((self.0 & !(SENDER | SLOT)).wrapping_add(1 << LAP_SHIFT))
+        Self((self.0 & !(SENDER | ENTRY)).wrapping_add(1 << LAP_SHIFT))
     }
 
     /// Returns how many laps the cell is ahead of `lap`, modulo 2^25: [`LAPS`] means one lap behind.
@@ -101,7 +101,7 @@ impl Cell {
     #[allow(clippy::cast_possible_truncation)] // the block is the lower half
     fn message(self) -> Option<Message> {
         let sender = (self.0 & SENDER) >> SENDER_SHIFT;
-        (sender != 0).then(|| Message { sender: sender as u32 - 1, slot: self.0 as u32 })
+        (sender != 0).then(|| Message { sender: sender as u32 - 1, entry: self.0 as u32 })
     }
 }
 
@@ -182,7 +182,7 @@ impl<'a, W: Word> Ring<'a, W> {
             let (place, cell, lead) = self.at(head);
             match (lead, cell.message()) {
                 (0, Some(message)) => {
-                    if !hold(message.slot) {
+                    if !hold(message.entry) {
                         // The sender's hold, or ORPHAN, keeps the block as long as the message is there. If the message
                         // is still there, its block was not kept: damage. Otherwise another receiver has taken it, or
                         // it was orphaned: retry.
@@ -197,7 +197,7 @@ impl<'a, W: Word> Ring<'a, W> {
                         Self::advance(self.head, head);
                         return Ok(message);
                     }
-                    release(message.slot); // the message was received or orphaned, or the queue was closed: retry
+                    release(message.entry); // the message was received or orphaned, or the queue was closed: retry
                 }
                 // The message of this position was never sent, so the head does not lag: there is no message.
                 (0, None) if cell.is_closed() => return Err(RingRefusal::Closed),
@@ -291,7 +291,7 @@ impl<'a, W: Word> Ring<'a, W> {
                 // A block that cannot be kept is free: a receiver has taken the message since the load, or the bytes
                 // are damaged. In both cases nothing is left to do for this message. The exchange fails if the cell has
                 // changed since the load.
-                let done = !keep(message.slot) || place.exchange(cell.0, cell.filled(heir).0).is_ok();
+                let done = !keep(message.entry) || place.exchange(cell.0, cell.filled(heir).0).is_ok();
                 let now = Cell(place.load());
                 if done && now == cell {
                     break;

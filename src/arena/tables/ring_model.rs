@@ -72,13 +72,13 @@ fn change<W: Word>(word: &W, step: impl Fn(u64) -> u64) {
 }
 
 impl<W: Word> Memory<W> {
-    fn keep(&self, slot: u32, seat: u32) {
-        change(&self.blocks[slot as usize], |word| word | 1 << seat);
+    fn keep(&self, entry: u32, seat: u32) {
+        change(&self.blocks[entry as usize], |word| word | 1 << seat);
     }
 
     /// Keeps a block that another member keeps. Returns `false` if no member keeps it.
-    fn hold(&self, slot: u32, seat: u32) -> bool {
-        let word = &self.blocks[slot as usize];
+    fn hold(&self, entry: u32, seat: u32) -> bool {
+        let word = &self.blocks[entry as usize];
         let mut current = word.load();
         while current % LIFE != 0 {
             match word.exchange(current, current | 1 << seat) {
@@ -90,21 +90,21 @@ impl<W: Word> Memory<W> {
     }
 
     /// Gives up a block. The last member to do so frees it, and its next life begins.
-    fn release(&self, slot: u32, seat: u32) {
-        change(&self.blocks[slot as usize], |word| {
+    fn release(&self, entry: u32, seat: u32) {
+        change(&self.blocks[entry as usize], |word| {
             let left = word & !(1 << seat);
             if word != left && left % LIFE == 0 { left + LIFE } else { left }
         });
     }
 
-    fn is_kept_by(&self, slot: u32, seat: u32) -> bool {
-        self.blocks[slot as usize].load() & (LIFE | 1 << seat) == 1 << seat
+    fn is_kept_by(&self, entry: u32, seat: u32) -> bool {
+        self.blocks[entry as usize].load() & (LIFE | 1 << seat) == 1 << seat
     }
 
     /// Holds the block of the next message, then takes the message.
     fn receive(&self, seat: u32) -> Option<u32> {
-        match self.ring().pop(|slot| self.hold(slot, seat), |slot| self.release(slot, seat)) {
-            Ok(message) => Some(message.slot),
+        match self.ring().pop(|entry| self.hold(entry, seat), |entry| self.release(entry, seat)) {
+            Ok(message) => Some(message.entry),
             Err(RingRefusal::Empty | RingRefusal::Closed) => None,
             Err(other) => panic!("{other:?}"),
         }
@@ -116,17 +116,17 @@ impl<W: Word> Memory<W> {
 
     /// Takes a message. The error says whether the queue is empty or has ended.
     fn receive_until_deserted(&self, seat: u32) -> Result<u32, RingRefusal> {
-        let pop = || self.ring().pop(|slot| self.hold(slot, seat), |slot| self.release(slot, seat));
-        self.senders().receive(pop).map(|message| message.slot)
+        let pop = || self.ring().pop(|entry| self.hold(entry, seat), |entry| self.release(entry, seat));
+        self.senders().receive(pop).map(|message| message.entry)
     }
 
     /// Sends a new block of this member, which keeps the block until the message is received.
-    fn send(&self, slot: u32, seat: u32) -> Option<u64> {
-        self.keep(slot, seat);
-        match self.ring().push(message(seat, slot)) {
+    fn send(&self, entry: u32, seat: u32) -> Option<u64> {
+        self.keep(entry, seat);
+        match self.ring().push(message(seat, entry)) {
             Ok(position) => Some(position),
             Err(RingRefusal::Full | RingRefusal::Closed) => {
-                self.release(slot, seat);
+                self.release(entry, seat);
                 None
             }
             Err(other) => panic!("{other:?}"),
@@ -168,7 +168,7 @@ fn receiver_gets_each_message_of_two_senders_once() {
             let expected: Vec<u32> = (0..2).filter(|sender| sent[*sender as usize].is_some()).collect();
             assert_eq!(received, expected);
             assert!(!expected.is_empty() && (cells == 1 || expected.len() == 2), "{sent:?}");
-            assert!(received.iter().all(|slot| memory.is_kept_by(*slot, 2)));
+            assert!(received.iter().all(|entry| memory.is_kept_by(*entry, 2)));
         });
     }
 }
@@ -182,14 +182,14 @@ fn receiver_keeps_block_that_sender_releases() {
             let receivers = [1, 2].map(|seat| {
                 spawn(&memory, move |memory| {
                     let received = memory.receive(seat);
-                    assert!(received.is_none_or(|slot| memory.is_kept_by(slot, seat)));
+                    assert!(received.is_none_or(|entry| memory.is_kept_by(entry, seat)));
                     received
                 })
             });
-            let sent = [0, 1].map(|slot| {
-                let position = memory.send(slot, 0);
+            let sent = [0, 1].map(|entry| {
+                let position = memory.send(entry, 0);
                 if position.is_some_and(|position| memory.ring().is_consumed(position)) {
-                    memory.release(slot, 0);
+                    memory.release(entry, 0);
                 }
                 position
             });
@@ -197,7 +197,7 @@ fn receiver_keeps_block_that_sender_releases() {
             let late = drain(&memory, 3);
             let mut received: Vec<u32> = early.into_iter().flatten().chain(late).collect();
             received.sort_unstable();
-            let expected: Vec<u32> = (0..2).filter(|slot| sent[*slot as usize].is_some()).collect();
+            let expected: Vec<u32> = (0..2).filter(|entry| sent[*entry as usize].is_some()).collect();
             assert_eq!(received, expected);
             assert!(sent[0] == Some(0) && (cells == 1 || sent[1] == Some(1)), "{sent:?}");
         });
@@ -235,13 +235,13 @@ fn killed_sender_has_sent_or_not_and_blocks_no_process() {
                 let early = memory.receive(2);
                 let killed = killed.join().expect("it ends");
                 // Reclaims the dead sender: its message is orphaned before its bit is cleared.
-                memory.ring().orphan_messages(0, |slot| memory.hold(slot, ORPHAN_SENDER));
+                memory.ring().orphan_messages(0, |entry| memory.hold(entry, ORPHAN_SENDER));
                 memory.release(0, 0);
                 let received: Vec<u32> = early.into_iter().chain(drain(&memory, 2)).collect();
-                let times = |slot| received.iter().filter(|received| **received == slot).count();
+                let times = |entry| received.iter().filter(|received| **received == entry).count();
                 assert_eq!(times(1), usize::from(sent.is_some()));
                 assert!(times(0) <= 1 && (killed || cells == 1 || times(0) == 1), "{received:?}");
-                assert!(received.iter().all(|slot| memory.is_kept_by(*slot, 2)));
+                assert!(received.iter().all(|entry| memory.is_kept_by(*entry, 2)));
                 assert!(memory.send(1, 1).is_some(), "there is room again");
             });
         }
@@ -255,7 +255,7 @@ fn killed_receiver_loses_only_what_it_took() {
     for steps in 0..9 {
         model(2, move || {
             let memory = memory(2, 2);
-            let positions = [0, 1].map(|slot| memory.send(slot, 0));
+            let positions = [0, 1].map(|entry| memory.send(entry, 0));
             let killed =
                 spawn(&memory, move |memory| killed_after(steps, memory, |memory| memory.receive(1)).is_none());
             let early = memory.receive(2);
@@ -263,13 +263,13 @@ fn killed_receiver_loses_only_what_it_took() {
             let received: Vec<u32> = early.into_iter().chain(drain(&memory, 2)).collect();
             assert!(received == [0, 1] || received == [0] || received == [1], "{received:?}");
             assert!(received.len() == 1 || was_killed);
-            assert!(received.iter().all(|slot| memory.is_kept_by(*slot, 2)));
-            for (slot, position) in [(0, positions[0]), (1, positions[1])] {
+            assert!(received.iter().all(|entry| memory.is_kept_by(*entry, 2)));
+            for (entry, position) in [(0, positions[0]), (1, positions[1])] {
                 assert!(memory.ring().is_consumed(position.expect("room")));
-                memory.release(slot, 0);
-                memory.release(slot, 1); // as reclaiming the dead receiver does
-                memory.release(slot, 2);
-                assert_eq!(Word::load(&memory.blocks[slot as usize]) % LIFE, 0, "no member keeps it");
+                memory.release(entry, 0);
+                memory.release(entry, 1); // as reclaiming the dead receiver does
+                memory.release(entry, 2);
+                assert_eq!(Word::load(&memory.blocks[entry as usize]) % LIFE, 0, "no member keeps it");
             }
         });
     }
@@ -286,13 +286,13 @@ fn block_is_kept_while_its_message_is_orphaned() {
             memory.send(1, 0).expect("room");
             let taker = spawn(&memory, |memory| {
                 let received = memory.receive(1);
-                assert!(received.is_none_or(|slot| memory.is_kept_by(slot, 1)));
+                assert!(received.is_none_or(|entry| memory.is_kept_by(entry, 1)));
                 received
             });
             let heir = spawn(&memory, move |memory| {
                 let orphan = |memory: &Memory<Mortal<'_>>| {
-                    memory.ring().orphan_messages(0, |slot| memory.hold(slot, ORPHAN_SENDER));
-                    (0..2).for_each(|slot| memory.release(slot, 0));
+                    memory.ring().orphan_messages(0, |entry| memory.hold(entry, ORPHAN_SENDER));
+                    (0..2).for_each(|entry| memory.release(entry, 0));
                 };
                 if killed_after(steps, memory, orphan).is_none() {
                     killed_after(u32::MAX, memory, orphan);
@@ -303,9 +303,9 @@ fn block_is_kept_while_its_message_is_orphaned() {
             assert_eq!(received, Some(0));
             assert_eq!(drain(&memory, 2), [1]);
             assert_eq!(memory.ring().messages().count(), 0);
-            for (slot, seat) in [(0, 1), (1, 2)] {
-                memory.release(slot, ORPHAN_SENDER);
-                assert_eq!(Word::load(&memory.blocks[slot as usize]), 1 << seat, "the receiver alone keeps it");
+            for (entry, seat) in [(0, 1), (1, 2)] {
+                memory.release(entry, ORPHAN_SENDER);
+                assert_eq!(Word::load(&memory.blocks[entry as usize]), 1 << seat, "the receiver alone keeps it");
             }
         });
     }
@@ -319,8 +319,8 @@ fn message_sent_during_close_is_received_or_refused() {
         for sent_before in 0..=1 {
             model(3, move || {
                 let memory = memory(cells, 3);
-                for slot in 0..sent_before {
-                    memory.send(slot, 0).expect("room");
+                for entry in 0..sent_before {
+                    memory.send(entry, 0).expect("room");
                 }
                 let sender = spawn(&memory, |memory| memory.send(2, 1).is_some());
                 let closer = spawn(&memory, |memory| memory.ring().close());

@@ -31,8 +31,8 @@ fn plain(cells: usize) -> Memory<AtomicU64> {
     Memory::new(AtomicU64::new, cells, 0)
 }
 
-fn message(sender: u32, slot: u32) -> Message {
-    Message { sender, slot }
+fn message(sender: u32, entry: u32) -> Message {
+    Message { sender, entry }
 }
 
 /// Takes a message without counting the holds on its block.
@@ -47,13 +47,13 @@ fn messages_arrive_in_order_over_many_laps() {
         let ring = memory.ring();
         assert_eq!((ring.len(), pop(&ring)), (0, Err(RingRefusal::Empty)));
         for round in 0..10 {
-            let slots = || (0..count).map(|slot| message(round, slot + round));
-            for (index, message) in slots().enumerate() {
+            let entries = || (0..count).map(|entry| message(round, entry + round));
+            for (index, message) in entries().enumerate() {
                 assert_eq!(ring.len(), index);
                 assert_eq!(ring.push(message), Ok(u64::from(round) * capacity as u64 + index as u64));
             }
             assert_eq!((ring.len(), ring.push(message(0, 0))), (capacity, Err(RingRefusal::Full)));
-            for message in slots() {
+            for message in entries() {
                 assert_eq!(pop(&ring), Ok(message));
             }
             assert_eq!((ring.len(), pop(&ring)), (0, Err(RingRefusal::Empty)));
@@ -76,12 +76,12 @@ fn queue_works_on_when_laps_overflow() {
     memory.head.store(last, Ordering::Relaxed);
     memory.tail.store(last, Ordering::Relaxed);
     memory.cells.iter().for_each(|cell| cell.store(LAPS << LAP_SHIFT, Ordering::Relaxed));
-    for slot in 0..10 {
-        memory.ring().push(message(1, slot)).expect("room");
-        memory.ring().push(message(2, slot)).expect("room");
-        assert_eq!(memory.ring().push(message(3, slot)), Err(RingRefusal::Full));
-        assert_eq!(pop(&memory.ring()), Ok(message(1, slot)));
-        assert_eq!(pop(&memory.ring()), Ok(message(2, slot)));
+    for entry in 0..10 {
+        memory.ring().push(message(1, entry)).expect("room");
+        memory.ring().push(message(2, entry)).expect("room");
+        assert_eq!(memory.ring().push(message(3, entry)), Err(RingRefusal::Full));
+        assert_eq!(pop(&memory.ring()), Ok(message(1, entry)));
+        assert_eq!(pop(&memory.ring()), Ok(message(2, entry)));
         assert_eq!(pop(&memory.ring()), Err(RingRefusal::Empty));
     }
 }
@@ -106,15 +106,15 @@ fn closed_queue_delivers_its_messages_and_refuses_new_ones() {
     for (capacity, sent) in [(1, 0), (1, 1), (2, 0), (2, 1), (2, 2), (4, 3)] {
         let memory = plain(capacity);
         let ring = memory.ring();
-        for slot in 0..sent {
-            ring.push(message(1, slot)).expect("room");
+        for entry in 0..sent {
+            ring.push(message(1, entry)).expect("room");
         }
         assert_eq!((ring.is_closed(), ring.close()), (Ok(false), Ok(true)));
         assert_eq!((ring.is_closed(), ring.close()), (Ok(true), Ok(false)));
         assert_eq!((ring.push(message(1, 9)), ring.len()), (Err(RingRefusal::Closed), sent as usize));
         ring.orphan_messages(1, |_| true);
-        for slot in 0..sent {
-            assert_eq!(pop(&ring), Ok(message(ORPHAN_SENDER, slot)));
+        for entry in 0..sent {
+            assert_eq!(pop(&ring), Ok(message(ORPHAN_SENDER, entry)));
             assert_eq!(ring.push(message(1, 9)), Err(RingRefusal::Closed));
         }
         assert_eq!((pop(&ring), ring.is_closed(), ring.len()), (Err(RingRefusal::Closed), Ok(true), 0));
@@ -130,14 +130,14 @@ fn orphaned_messages_keep_their_places() {
         ring.push(message).expect("room");
     }
     let mut kept = Vec::new();
-    ring.orphan_messages(1, |slot| {
-        kept.push(slot);
+    ring.orphan_messages(1, |entry| {
+        kept.push(entry);
         true
     });
     ring.orphan_messages(1, |_| panic!("there is nothing left"));
     assert_eq!(kept, [10, 11]);
     let found: Vec<_> =
-        memory.ring().messages().filter(|message| message.sender == ORPHAN_SENDER).map(|found| found.slot).collect();
+        memory.ring().messages().filter(|message| message.sender == ORPHAN_SENDER).map(|found| found.entry).collect();
     assert_eq!(found, [10, 11, 30]);
     let taken: Vec<_> = sent.iter().map(|_| pop(&ring).expect("a message")).collect();
     let after = sent.map(|sent| if sent.sender == 1 { Message { sender: ORPHAN_SENDER, ..sent } } else { sent });
@@ -195,8 +195,8 @@ fn many_threads_lose_double_or_reorder_no_message() {
             let senders: Vec<_> = (0..SENDERS)
                 .map(|sender| {
                     scope.spawn(move || {
-                        for slot in 0..EACH {
-                            while ring.push(message(sender, slot)).is_err() {
+                        for entry in 0..EACH {
+                            while ring.push(message(sender, entry)).is_err() {
                                 thread::yield_now();
                             }
                         }
@@ -222,10 +222,10 @@ fn many_threads_lose_double_or_reorder_no_message() {
         let mut times = vec![0; (SENDERS * EACH) as usize];
         for received in &received {
             for sender in 0..SENDERS {
-                let of_one = received.iter().filter(|message| message.sender == sender).map(|message| message.slot);
+                let of_one = received.iter().filter(|message| message.sender == sender).map(|message| message.entry);
                 assert!(of_one.clone().zip(of_one.skip(1)).all(|(one, next)| one < next), "overtaken");
             }
-            received.iter().for_each(|message| times[(message.sender * EACH + message.slot) as usize] += 1);
+            received.iter().for_each(|message| times[(message.sender * EACH + message.entry) as usize] += 1);
         }
         assert!(times.iter().all(|times| *times == 1));
     }

@@ -16,8 +16,8 @@
 
 use std::sync::atomic::AtomicU64;
 
+use crate::arena::tables::entries::{SEATS, Word};
 use crate::arena::tables::ring::RingRefusal;
-use crate::arena::tables::slots::{SEATS, Word};
 
 const MEMBERS: u64 = (1 << SEATS) - 1;
 const MOST: u64 = u64::MAX >> SEATS;

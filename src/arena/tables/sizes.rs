@@ -4,7 +4,7 @@
 //! chosen so that a header of 64 bytes and elements of 256, 512, 1024, .. bytes fit well, with about four classes per
 //! doubling.
 
-use crate::arena::tables::geometry::{SLOTS_OF_SPAN, SPAN};
+use crate::arena::tables::geometry::{ENTRIES_OF_SPAN, SPAN};
 
 /// Alignment of every block, and of its elements.
 pub(crate) const ALIGNMENT: u64 = 64;
@@ -16,7 +16,7 @@ const BLOCKS: [u16; CLASSES] =
 /// Number of classes.
 pub(crate) const CLASSES: usize = 27;
 
-const _: () = assert!(BLOCKS[0] as u32 <= SLOTS_OF_SPAN);
+const _: () = assert!(BLOCKS[0] as u32 <= ENTRIES_OF_SPAN);
 
 /// Size of a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]

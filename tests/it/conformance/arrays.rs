@@ -153,7 +153,7 @@ fn draft(arguments: &[String]) {
     let draft = draft.publish("a/b").unwrap_err().into_inner();
     let taken = SharedArray::<u8, _>::create(name, 1).unwrap();
     let (error, draft) = draft.publish(name).unwrap_err().into_parts();
-    assert!(error.kind == ErrorKind::AlreadyExists, "{error}");
+    assert_eq!(error.kind, ErrorKind::AlreadyExists, "{error}");
     assert!(taken.unlink().unwrap());
     let array = draft.publish(name).unwrap();
     assert_eq!((array.read().unwrap().sum(), array.order()), (28, Order::F));
@@ -173,7 +173,7 @@ fn creating_twice_is_an_error_and_changes_nothing(place: &Place) {
     let array = place.options().create_with::<u8, _>(name.location(), 4, |mut view| view.fill(3)).unwrap();
     let mut filled = false;
     let error = place.options().create_with::<u8, _>(name.location(), 4, |_| filled = true).unwrap_err();
-    assert!(error.kind == ErrorKind::AlreadyExists, "{error}");
+    assert_eq!(error.kind, ErrorKind::AlreadyExists, "{error}");
     assert!(!filled, "the name is checked before the fill runs");
     assert_eq!(array.read().unwrap().sum(), 12);
 }
@@ -188,7 +188,7 @@ fn name_case_follows_the_file_system(place: &Place) {
             assert!(second.unlink().unwrap());
         }
         Err(error) => {
-            assert!(error.kind == ErrorKind::AlreadyExists, "{error}");
+            assert_eq!(error.kind, ErrorKind::AlreadyExists, "{error}");
             let same = place.open_options().open::<u8, _>(&upper, 4).unwrap();
             array.write().unwrap().fill(3);
             assert_eq!(same.read().unwrap().sum(), 12);
@@ -222,7 +222,7 @@ fn old_attachment_keeps_its_bytes_after_replace(place: &Place) {
     #[allow(unsafe_code)]
     let bytes = unsafe { old.view() };
     assert_eq!(bytes.sum(), 4);
-    assert!(old.read().unwrap_err().kind == ErrorKind::Unlinked);
+    assert_eq!(old.read().unwrap_err().kind, ErrorKind::Unlinked);
     assert_eq!(place.files_of(&name), [name.as_str()]);
 }
 
@@ -266,7 +266,7 @@ fn unlink_reports_whether_the_name_existed(place: &Place) {
     assert!(place.backend.unlink(name.location()).unwrap());
     assert!(!place.backend.unlink(name.location()).unwrap());
     assert!(place.open_options().open::<u8, _>(name.location(), 4).unwrap_err().is_not_found());
-    assert!(array.read().unwrap_err().kind == ErrorKind::Unlinked);
+    assert_eq!(array.read().unwrap_err().kind, ErrorKind::Unlinked);
 }
 
 fn unlink_by_handle_spares_newer_array_of_same_name(place: &Place) {
@@ -332,7 +332,7 @@ fn copy_on_write_stays_in_its_process(place: &Place) {
     assert!(place.backend.attached(name.location()).unwrap());
     array.unlink().unwrap();
     drop(array);
-    assert!(private.read().unwrap_err().kind == ErrorKind::Unlinked);
+    assert_eq!(private.read().unwrap_err().kind, ErrorKind::Unlinked);
 }
 
 fn sparse_array_is_filled_when_opened_for_writing(place: &Place) {

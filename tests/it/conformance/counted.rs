@@ -232,7 +232,7 @@ fn kept_array_stays_until_unlinked(place: &Place) {
     let array = open(place, &name).unwrap();
     assert!(place.backend.unlink(name.location()).unwrap());
     assert!(open(place, &name).unwrap_err().is_not_found());
-    assert!(array.read().unwrap_err().kind == ErrorKind::Unlinked);
+    assert_eq!(array.read().unwrap_err().kind, ErrorKind::Unlinked);
     array.close().unwrap();
 }
 
@@ -277,9 +277,9 @@ fn clone_counts_and_keeps_its_access(place: &Place) {
     let array = create(place, &name);
     assert!(array.unlink().unwrap());
     let error = array.try_clone().unwrap_err();
-    assert!(error.kind == ErrorKind::Unlinked, "{error}");
+    assert_eq!(error.kind, ErrorKind::Unlinked, "{error}");
     let other = create(place, &name);
-    assert!(array.try_clone().unwrap_err().kind == ErrorKind::Unlinked, "another array has the name");
+    assert_eq!(array.try_clone().unwrap_err().kind, ErrorKind::Unlinked, "another array has the name");
     assert_eq!((array.refcount(), other.refcount()), (1, 1));
 }
 
@@ -301,13 +301,13 @@ fn a_reader_counts_and_keeps_writers_out(place: &Place) {
     let array = create(place, &name);
     let mut child = Holder::with(place, &name, "reader");
     assert_eq!((array.refcount(), child.ask("sum")), (2, "4".into()));
-    assert!(array.try_write().unwrap_err().kind == ErrorKind::WouldBlock);
+    assert_eq!(array.try_write().unwrap_err().kind, ErrorKind::WouldBlock);
     assert!(array.try_read().is_ok());
     child.0.kill();
     eventually("the killed reader's lock is released", || array.try_write().is_ok());
     let guard = array.write().unwrap();
     let reader = |limit| place.open_options().timeout(limit).open_counted_reader::<u32, Ix1>(name.location());
-    assert!(reader(Duration::ZERO).unwrap_err().kind == ErrorKind::WouldBlock);
+    assert_eq!(reader(Duration::ZERO).unwrap_err().kind, ErrorKind::WouldBlock);
     assert!(matches!(reader(Duration::from_millis(20)).unwrap_err().kind, ErrorKind::TimedOut { .. }));
     assert!(
         place.open_options().open_counted_reader::<u32, Ix1>(name.location()).unwrap_err().kind
@@ -344,11 +344,11 @@ fn an_array_becomes_a_reader_and_stays_counted(place: &Place) {
     let reader = create(place, &name).into_reader().unwrap();
     assert_eq!((place.inspect(&name).unwrap().refcount, reader.view().sum()), (1, 4));
     let array = open(place, &name).unwrap();
-    assert!(array.try_write().unwrap_err().kind == ErrorKind::WouldBlock);
+    assert_eq!(array.try_write().unwrap_err().kind, ErrorKind::WouldBlock);
     drop(reader);
     let guard = array.write().unwrap();
     let (error, again) = open(place, &name).unwrap().into_reader().unwrap_err().into_parts();
-    assert!(error.kind == ErrorKind::WouldDeadlock, "{error}");
+    assert_eq!(error.kind, ErrorKind::WouldDeadlock, "{error}");
     drop(guard);
     assert_eq!((again.read().unwrap().sum(), again.refcount()), (4, 2));
     drop((array, again));

@@ -139,7 +139,7 @@ fn dropped_memory_waits_for_its_receiver(place: &Place) {
     // The next lend or drop frees it.
     drop(scene.limbo.lend(scene.memory(1)).unwrap());
     assert_eq!((scene.limbo.len(), scene.alive()), (0, 0));
-    assert!(scene.counters.count(&handles[0]).unwrap_err().kind == ErrorKind::HandleSpent);
+    assert_eq!(scene.counters.count(&handles[0]).unwrap_err().kind, ErrorKind::HandleSpent);
     child.tell("end");
     child.finish();
 }
@@ -180,7 +180,7 @@ fn loan_of_killed_producer_cannot_be_received(place: &Place) {
     let collected = scene.counters.reclaim().unwrap();
     assert_eq!((collected.members, collected.blocks), (1, 1));
     assert!(!held.producer_lives().unwrap());
-    assert!(scene.counters.receive(&handles[1]).unwrap_err().kind == ErrorKind::HandleSpent);
+    assert_eq!(scene.counters.receive(&handles[1]).unwrap_err().kind, ErrorKind::HandleSpent);
     held.release().unwrap();
 }
 
@@ -189,35 +189,35 @@ fn loan_is_received_and_released_once(place: &Place) {
     let lent = scene.limbo.lend(scene.memory(10)).unwrap();
     let handle = CounterHandle::from_bytes(lent.send().unwrap().to_bytes()).unwrap();
     let mut child = scene.receiver(place);
-    assert!(scene.counters.release(&handle).unwrap_err().kind == ErrorKind::HandleSpent, "it was not received");
+    assert_eq!(scene.counters.release(&handle).unwrap_err().kind, ErrorKind::HandleSpent, "it was not received");
     assert_eq!(lent.count().unwrap(), 1);
     let other = Counters::open_in(&place.backend, scene.name.as_str()).unwrap();
     let kept = other.receive(&handle).unwrap().into_handle();
     child.tell(format!("receive {handle}"));
     child.expect("spent");
-    assert!(other.receive(&handle).unwrap_err().kind == ErrorKind::HandleSpent);
-    assert!(scene.counters.release(&handle).unwrap_err().kind == ErrorKind::HandleSpent, "another receiver has it");
+    assert_eq!(other.receive(&handle).unwrap_err().kind, ErrorKind::HandleSpent);
+    assert_eq!(scene.counters.release(&handle).unwrap_err().kind, ErrorKind::HandleSpent, "another receiver has it");
     other.release(&kept).unwrap();
     for _ in 0..3 {
-        assert!(other.release(&kept).unwrap_err().kind == ErrorKind::HandleSpent);
+        assert_eq!(other.release(&kept).unwrap_err().kind, ErrorKind::HandleSpent);
         assert_eq!(lent.count().unwrap(), 0);
     }
     // The counter is used again, and the old handle cannot release the new loan.
-    let again = (0..1000).map(|_| lent.send().unwrap()).find(|again| again.slot_is_of(&handle));
+    let again = (0..1000).map(|_| lent.send().unwrap()).find(|again| again.entry_is_of(&handle));
     let again = other.receive(&again.expect("counters are used again")).unwrap();
-    assert!(other.release(&kept).unwrap_err().kind == ErrorKind::HandleSpent);
+    assert_eq!(other.release(&kept).unwrap_err().kind, ErrorKind::HandleSpent);
     again.release().unwrap();
     child.tell("end");
     child.finish();
 }
 
 /// Compares the counters of two handles, by the handles' bytes.
-trait SlotOf {
-    fn slot_is_of(self, other: &CounterHandle) -> bool;
+trait EntryOf {
+    fn entry_is_of(self, other: &CounterHandle) -> bool;
 }
 
-impl SlotOf for CounterHandle {
-    fn slot_is_of(self, other: &CounterHandle) -> bool {
+impl EntryOf for CounterHandle {
+    fn entry_is_of(self, other: &CounterHandle) -> bool {
         self.to_bytes()[8..12] == other.to_bytes()[8..12]
     }
 }
@@ -229,7 +229,7 @@ fn unreceived_loan_can_be_revoked(place: &Place) {
     let held = scene.counters.receive(&first).unwrap();
     assert!(!lent.revoke(&first).unwrap());
     assert!(lent.revoke(&second).unwrap() && !lent.revoke(&second).unwrap());
-    assert!(scene.counters.receive(&second).unwrap_err().kind == ErrorKind::HandleSpent);
+    assert_eq!(scene.counters.receive(&second).unwrap_err().kind, ErrorKind::HandleSpent);
     let foreign = scene.limbo.lend(scene.memory(1)).unwrap();
     assert!(!foreign.revoke(&first).unwrap());
     drop(held);
@@ -254,7 +254,7 @@ fn lost_loan_of_dropped_memory_can_be_revoked(place: &Place) {
     assert_eq!((scene.limbo.len(), scene.alive()), (0, 1));
     assert!(!scene.limbo.revoke(&lost).unwrap() && !scene.limbo.revoke(&received).unwrap());
     assert!(scene.limbo.revoke(&undelivered).unwrap(), "memory in use counts too");
-    assert!(scene.counters.receive(&undelivered).unwrap_err().kind == ErrorKind::HandleSpent);
+    assert_eq!(scene.counters.receive(&undelivered).unwrap_err().kind, ErrorKind::HandleSpent);
     assert_eq!(used.count().unwrap(), 0);
     let other = Scene::new(place, 100);
     assert!(!other.limbo.revoke(&used.send().unwrap()).unwrap());
@@ -311,7 +311,7 @@ fn dropped_limbo_spares_received_memory(place: &Place) {
     let Scene { counters, limbo, alive, name } = scene;
     drop((limbo, counters));
     assert_eq!(alive.load(Ordering::Relaxed), 10, "a receiver still uses it");
-    assert!(receiver.receive(&lost).unwrap_err().kind == ErrorKind::HandleSpent);
+    assert_eq!(receiver.receive(&lost).unwrap_err().kind, ErrorKind::HandleSpent);
     held.release().unwrap();
     drop(receiver);
     assert!(!place.has(&name));

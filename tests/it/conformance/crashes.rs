@@ -202,7 +202,7 @@ fn stale_ledger_of_killed_finisher_is_removed(place: &Place) {
     std::fs::rename(partial, place.path(&name)).unwrap();
     let options = || place.render_options();
     let error = options().create::<u32, _>(name.location(), SHAPE, CHUNK, "crash tests").unwrap_err();
-    assert!(error.kind == ErrorKind::AlreadyExists, "{error}");
+    assert_eq!(error.kind, ErrorKind::AlreadyExists, "{error}");
     assert!(!ledger.exists(), "removed by the next process");
     drop(buffer);
 }

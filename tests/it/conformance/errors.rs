@@ -385,7 +385,7 @@ fn interrupted_creation_leaves_nothing_behind(place: &Place) {
     }
     let buffer = || place.render_options().create::<u8, _>(name.location(), LENGTH, LENGTH, "work");
     let error = interruptible(|| false, buffer).unwrap_err();
-    assert!(error.kind == ErrorKind::Interrupted, "{error}");
+    assert_eq!(error.kind, ErrorKind::Interrupted, "{error}");
     assert_eq!(place.everything(), before);
     // The same calls succeed with a callback that lets them.
     let array = interruptible(|| true, || place.options().create::<u8, Ix1>(name.location(), LENGTH)).unwrap();
@@ -397,9 +397,9 @@ fn interrupted_freeze_takes_no_lock(place: &Place) {
     let other = array.try_clone().unwrap();
     let guard = std::thread::scope(|scope| scope.spawn(|| array.read().unwrap()).join().unwrap());
     let error = interruptible(|| false, || other.freeze()).unwrap_err();
-    assert!(error.kind == ErrorKind::Interrupted, "{error}");
+    assert_eq!(error.kind, ErrorKind::Interrupted, "{error}");
     let error = interruptible(|| false, || other.write().map(drop)).unwrap_err();
-    assert!(error.kind == ErrorKind::Interrupted, "{error}");
+    assert_eq!(error.kind, ErrorKind::Interrupted, "{error}");
     drop(array.try_read().unwrap()); // no writer waits at the gate
     drop(guard);
     assert!(!array.is_frozen());

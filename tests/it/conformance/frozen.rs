@@ -124,12 +124,12 @@ fn guard_holder_cannot_freeze(place: &Place) {
     for guard in [Ok(array.read().unwrap()), Err(array.try_clone().unwrap())] {
         match guard {
             Ok(reading) => {
-                assert!(array.freeze().unwrap_err().kind == ErrorKind::WouldDeadlock);
+                assert_eq!(array.freeze().unwrap_err().kind, ErrorKind::WouldDeadlock);
                 drop(reading);
             }
             Err(other) => {
                 let writing = other.write().unwrap();
-                assert!(array.freeze().unwrap_err().kind == ErrorKind::WouldDeadlock);
+                assert_eq!(array.freeze().unwrap_err().kind, ErrorKind::WouldDeadlock);
                 drop(writing);
             }
         }

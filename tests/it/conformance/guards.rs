@@ -40,11 +40,11 @@ fn guards_of_one_process_exclude_each_other(place: &Place) {
     let one = place.options().create::<u8, _>(name.location(), 4).unwrap();
     let two = place.open_options().open::<u8, _>(name.location(), 4).unwrap();
     let (reader, another) = (one.read().unwrap(), two.try_read().unwrap());
-    assert!(two.try_write().unwrap_err().kind == ErrorKind::WouldBlock);
-    assert!(one.try_write().unwrap_err().kind == ErrorKind::WouldBlock);
+    assert_eq!(two.try_write().unwrap_err().kind, ErrorKind::WouldBlock);
+    assert_eq!(one.try_write().unwrap_err().kind, ErrorKind::WouldBlock);
     drop((reader, another));
     let writer = two.try_write().unwrap();
-    assert!(one.try_read().unwrap_err().kind == ErrorKind::WouldBlock);
+    assert_eq!(one.try_read().unwrap_err().kind, ErrorKind::WouldBlock);
     let start = Instant::now();
     std::thread::scope(|scope| {
         let error = scope.spawn(|| one.read_timeout(Duration::from_millis(50)).unwrap_err()).join().unwrap();
@@ -97,9 +97,9 @@ fn locked_cell_is_exclusive_until_its_holder_dies(place: &Place) {
         ErrorKind::TimedOut { .. }
     ));
     let another = array.lock_cell(7, Duration::ZERO).unwrap();
-    assert!(array.try_read().unwrap_err().kind == ErrorKind::WouldBlock, "a read guard takes all cells");
+    assert_eq!(array.try_read().unwrap_err().kind, ErrorKind::WouldBlock, "a read guard takes all cells");
     drop(another);
-    assert!(array.try_write().unwrap_err().kind == ErrorKind::WouldBlock);
+    assert_eq!(array.try_write().unwrap_err().kind, ErrorKind::WouldBlock);
     child.kill();
     drop(array.lock_cell(u32::MAX, Duration::ZERO).unwrap());
     drop(array.try_write().unwrap());
@@ -112,7 +112,7 @@ fn reader_excludes_writer_until_released_or_killed(place: &Place) {
     let array = place.options().create::<u8, _>(name.location(), 4).unwrap();
     let mut child = Child::start(place, "hold-read", &[name.as_str()]);
     child.expect("reading");
-    assert!(array.try_write().unwrap_err().kind == ErrorKind::WouldBlock);
+    assert_eq!(array.try_write().unwrap_err().kind, ErrorKind::WouldBlock);
     assert!(matches!(array.write_timeout(Duration::from_millis(30)).unwrap_err().kind, ErrorKind::TimedOut { .. }));
     drop(array.try_read().unwrap());
     child.tell("let go");
@@ -137,7 +137,7 @@ fn writer_in_another_process_excludes_readers(place: &Place) {
     let array = place.options().create::<u8, _>(name.location(), 4).unwrap();
     let mut child = Child::start(place, "hold-write", &[name.as_str()]);
     child.expect("writing");
-    assert!(array.try_read().unwrap_err().kind == ErrorKind::WouldBlock);
+    assert_eq!(array.try_read().unwrap_err().kind, ErrorKind::WouldBlock);
     child.tell("let go");
     assert_eq!(array.read().unwrap().to_vec(), [2; 4], "everything that was written under the guard");
     child.expect("done");
@@ -147,15 +147,15 @@ fn waiting_for_own_guard_is_a_deadlock_error(place: &Place) {
     let name = place.location("deadlock");
     let array = place.options().create::<u8, _>(name.location(), 4).unwrap();
     let reader = array.read().unwrap();
-    assert!(array.write().unwrap_err().kind == ErrorKind::WouldDeadlock);
-    assert!(array.try_write().unwrap_err().kind == ErrorKind::WouldBlock);
+    assert_eq!(array.write().unwrap_err().kind, ErrorKind::WouldDeadlock);
+    assert_eq!(array.try_write().unwrap_err().kind, ErrorKind::WouldBlock);
     assert!(
         place.open_options().open_writer::<u8, _>(name.location(), 4).unwrap_err().kind == ErrorKind::WouldDeadlock
     );
     let nested = array.read().unwrap();
     drop((reader, nested));
     let writer = array.write().unwrap();
-    assert!(array.read().unwrap_err().kind == ErrorKind::WouldDeadlock);
+    assert_eq!(array.read().unwrap_err().kind, ErrorKind::WouldDeadlock);
     // Another thread waits, as it should.
     std::thread::scope(|scope| {
         let other = scope.spawn(|| array.read().map(|guard| guard.len()));
@@ -170,9 +170,9 @@ fn guard_fails_when_the_name_leads_elsewhere(place: &Place) {
     let name = place.location("means-else");
     let old = place.options().create::<u8, _>(name.location(), 4).unwrap();
     old.unlink().unwrap();
-    assert!(old.read().unwrap_err().kind == ErrorKind::Unlinked);
+    assert_eq!(old.read().unwrap_err().kind, ErrorKind::Unlinked);
     let new = place.options().create::<u8, _>(name.location(), 4).unwrap();
-    assert!(old.write().unwrap_err().kind == ErrorKind::Unlinked);
+    assert_eq!(old.write().unwrap_err().kind, ErrorKind::Unlinked);
     assert!(new.write().is_ok());
 }
 
@@ -216,7 +216,7 @@ fn kept_descriptor_allows_guards_without_a_name(place: &Place) {
     array.write().unwrap().fill(5);
     assert!(matches!(array.read(), Ok(guard) if guard.sum() == 20));
     let (reader, writer) = (array.read().unwrap(), array.try_write());
-    assert!(writer.unwrap_err().kind == ErrorKind::WouldBlock);
+    assert_eq!(writer.unwrap_err().kind, ErrorKind::WouldBlock);
     drop(reader);
 }
 
@@ -242,7 +242,7 @@ fn held_access_lasts_as_long_as_the_value(place: &Place) {
     let reader = place.open_options().open_reader::<u8, _>(name.location(), (2, 2).f()).unwrap();
     let another = place.open_options().open_reader::<u8, _>(name.location(), 4).unwrap();
     assert_eq!((reader.view().sum(), reader.order(), another.shape()), (4, Order::F, [4].as_slice()));
-    assert!(array.try_write().unwrap_err().kind == ErrorKind::WouldBlock);
+    assert_eq!(array.try_write().unwrap_err().kind, ErrorKind::WouldBlock);
     assert!(array.try_read().is_ok());
     let none = Duration::ZERO;
     assert!(
@@ -255,7 +255,7 @@ fn held_access_lasts_as_long_as_the_value(place: &Place) {
     let mut writer = place.open_options().timeout(soon).open_writer::<u8, _>(name.location(), (2, 2).f()).unwrap();
     writer.view_mut().fill(2);
     assert_eq!(writer.view().sum(), 8);
-    assert!(array.try_read().unwrap_err().kind == ErrorKind::WouldBlock);
+    assert_eq!(array.try_read().unwrap_err().kind, ErrorKind::WouldBlock);
     let brief = Duration::from_millis(20);
     assert!(matches!(
         place.open_options().timeout(brief).open_reader::<u8, _>(name.location(), (2, 2).f()).unwrap_err().kind,
@@ -272,11 +272,11 @@ fn lock_without_a_view_excludes_like_a_guard(place: &Place) {
     child.expect("reading");
     drop(array.lock(Access::Read, Some(Duration::ZERO), || true).unwrap());
     let refused = array.lock(Access::ReadWrite, Some(Duration::ZERO), || unreachable!("it does not wait"));
-    assert!(refused.unwrap_err().kind == ErrorKind::WouldBlock);
+    assert_eq!(refused.unwrap_err().kind, ErrorKind::WouldBlock);
     child.kill();
     let writing = array.lock(Access::ReadWrite, None, || true).unwrap();
-    assert!(array.try_read().unwrap_err().kind == ErrorKind::WouldBlock);
-    assert!(array.lock(Access::Read, None, || true).unwrap_err().kind == ErrorKind::WouldDeadlock);
+    assert_eq!(array.try_read().unwrap_err().kind, ErrorKind::WouldBlock);
+    assert_eq!(array.lock(Access::Read, None, || true).unwrap_err().kind, ErrorKind::WouldDeadlock);
     drop(writing);
     assert!(array.try_write().is_ok());
     let reader = place.open_options().access(Access::Read).open::<u8, _>(name.location(), 4).unwrap();
@@ -301,7 +301,7 @@ fn lock_stops_at_its_limit_or_on_request(place: &Place) {
     assert!(matches!(late.unwrap_err(), Error { kind: ErrorKind::TimedOut { waited, .. }, .. } if waited == limit));
     assert!(start.elapsed() >= limit);
     assert!(turns >= 1, "the closure is called during the wait");
-    assert!(array.lock(Access::Read, None, || false).unwrap_err().kind == ErrorKind::WouldBlock);
+    assert_eq!(array.lock(Access::Read, None, || false).unwrap_err().kind, ErrorKind::WouldBlock);
     child.kill();
     drop(array.lock(Access::Read, None, || true).unwrap());
 }
@@ -328,7 +328,7 @@ fn waiting_lock_keeps_new_readers_out(place: &Place) {
         }
         // While the writer waits, no reader gets in: not even while the writer calls its closure, between two attempts.
         while asked.load(relaxed) < 4 {
-            assert!(other.try_read().unwrap_err().kind == ErrorKind::WouldBlock);
+            assert_eq!(other.try_read().unwrap_err().kind, ErrorKind::WouldBlock);
         }
         child.kill();
         drop(writer.join().unwrap().unwrap());

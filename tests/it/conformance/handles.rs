@@ -66,7 +66,7 @@ fn handle_attaches_another_process_once(place: &Place) {
     assert_eq!(array.read().unwrap().sum(), 24);
     let mut other = Holder::start(place, &name);
     assert_eq!(other.ask(&format!("attach {text}")), "HandleSpent");
-    assert!(attach(place, &handle).unwrap_err().kind == ErrorKind::HandleSpent);
+    assert_eq!(attach(place, &handle).unwrap_err().kind, ErrorKind::HandleSpent);
     assert_eq!(array.refcount(), 2, "a refused attachment is not counted");
     // The receiver can send the array on, here back again.
     let back: Handle = child.ask("handle 60000").parse().unwrap();
@@ -119,7 +119,7 @@ fn revoked_handle_is_spent_and_keeps_nothing(place: &Place) {
     let array = create(place, &name);
     let handle = array.handle().unwrap();
     assert!(handle.revoke().unwrap() && !handle.revoke().unwrap());
-    assert!(attach(place, &handle).unwrap_err().kind == ErrorKind::HandleSpent);
+    assert_eq!(attach(place, &handle).unwrap_err().kind, ErrorKind::HandleSpent);
     assert_eq!((array.refcount(), array.in_flight()), (1, 0));
     let used = array.handle().unwrap();
     drop(attach(place, &used).unwrap());
@@ -194,7 +194,7 @@ fn failed_attach_leaves_the_handle_valid(place: &Place) {
     }
     let guard = array.write().unwrap();
     let reader = place.open_options().timeout(Duration::ZERO).attach_reader::<u32, Ix1>(&handle);
-    assert!(reader.unwrap_err().kind == ErrorKind::WouldBlock);
+    assert_eq!(reader.unwrap_err().kind, ErrorKind::WouldBlock);
     drop(guard);
     assert!(attach(place, &handle).is_ok());
 }
@@ -212,7 +212,7 @@ fn expired_handles_make_room_at_the_limit(place: &Place) {
     std::thread::sleep(2 * SHORT);
     let another = array.handle().unwrap();
     assert!(array.handle().is_err());
-    assert!(attach(place, &brief).unwrap_err().kind == ErrorKind::HandleSpent, "it made room");
+    assert_eq!(attach(place, &brief).unwrap_err().kind, ErrorKind::HandleSpent, "it made room");
     for handle in &handles[..127] {
         assert!(attach(place, handle).is_ok());
     }
@@ -228,16 +228,16 @@ fn handle_never_attaches_another_array_of_the_name(place: &Place) {
     let handle = old.handle().unwrap();
     let replace = || place.options().mode(CreationMode::Replace);
     let new = replace().create_counted::<u32, _>(name.location(), 4).unwrap();
-    assert!(attach(place, &handle).unwrap_err().kind == ErrorKind::HandleSpent);
+    assert_eq!(attach(place, &handle).unwrap_err().kind, ErrorKind::HandleSpent);
     assert_eq!(new.refcount(), 1);
     drop(new);
     assert!(attach(place, &handle).unwrap_err().is_not_found());
     let new = place.options().create_counted::<f32, _>(name.location(), (2, 2)).unwrap();
-    assert!(attach(place, &handle).unwrap_err().kind == ErrorKind::HandleSpent, "whatever its type");
+    assert_eq!(attach(place, &handle).unwrap_err().kind, ErrorKind::HandleSpent, "whatever its type");
     drop(new);
     place.options().create::<u8, _>(name.location(), 3).unwrap();
     let error = attach(place, &handle).unwrap_err();
-    assert!(error.kind == ErrorKind::HandleSpent, "{error}");
+    assert_eq!(error.kind, ErrorKind::HandleSpent, "{error}");
     let mut child = Holder::start(place, &name);
     assert_eq!(child.ask(&format!("attach {handle}")), "HandleSpent");
     assert!(place.backend.unlink(name.location()).unwrap());
@@ -251,7 +251,7 @@ fn a_handle_can_attach_in_every_way(place: &Place) {
     let readonly = place.open_options().access(Access::Read).attach::<u32, Ix1>(&handle()).unwrap();
     assert!(readonly.is_readonly() && readonly.write().is_err());
     let reader = place.open_options().attach_reader::<u32, Ix1>(&handle()).unwrap();
-    assert!(array.try_write().unwrap_err().kind == ErrorKind::WouldBlock);
+    assert_eq!(array.try_write().unwrap_err().kind, ErrorKind::WouldBlock);
     assert_eq!((reader.view().sum(), array.refcount(), array.in_flight()), (4, 3, 0));
     drop(reader);
     // Without options the handle finds its directory by itself.
@@ -273,7 +273,7 @@ fn forged_or_malformed_handles_are_refused(place: &Place) {
     let mut parts: Vec<&str> = text.split(':').collect();
     parts[1] = "00000000000000ff";
     let forged: Handle = parts.join(":").parse().unwrap();
-    assert!(attach(place, &forged).unwrap_err().kind == ErrorKind::HandleSpent);
+    assert_eq!(attach(place, &forged).unwrap_err().kind, ErrorKind::HandleSpent);
     for wrong in ["", "ndshm1", &text[1..], &format!("{text}:"), &text.replace(":0", ":x"), &text.replace('%', "%%")] {
         if *wrong != text {
             let error = wrong.parse::<Handle>().unwrap_err();

@@ -31,7 +31,7 @@ const SPANS: u64 = 4;
 const MEMBERS_AT: usize = PAGE;
 const QUEUES_AT: usize = 2 * PAGE;
 const SPANS_AT: usize = 3 * PAGE;
-const SLOTS_AT: usize = 4 * PAGE;
+const ENTRIES_AT: usize = 4 * PAGE;
 const DATA_AT: usize = 1 << 16;
 
 struct Target {
@@ -154,9 +154,9 @@ fn spoil_tables(arguments: &[String]) {
         MEMBERS_AT..MEMBERS_AT + 64 * 3,
         QUEUES_AT..QUEUES_AT + 8,
         SPANS_AT..SPANS_AT + 8 * SPANS as usize,
-        SLOTS_AT..SLOTS_AT + 64,
-        SLOTS_AT + (256 * 16)..SLOTS_AT + (256 * 16) + 32,
-        SLOTS_AT + 2 * (256 * 16)..SLOTS_AT + 2 * (256 * 16) + 32,
+        ENTRIES_AT..ENTRIES_AT + 64,
+        ENTRIES_AT + (256 * 16)..ENTRIES_AT + (256 * 16) + 32,
+        ENTRIES_AT + 2 * (256 * 16)..ENTRIES_AT + 2 * (256 * 16) + 32,
         DATA_AT..DATA_AT + 64,
         DATA_AT + (1 << 16)..DATA_AT + (1 << 16) + 64,
         DATA_AT + (2 << 16)..DATA_AT + (2 << 16) + 64,

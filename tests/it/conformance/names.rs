@@ -61,7 +61,7 @@ fn replacement_keeps_the_name_when_old_owners_leave(place: &Place) {
         let mut other = Holder::with(place, &name, "open");
         let mut child = Holder::with(place, &name, "replace 8");
         assert_eq!((old.refcount(), child.ask("count")), (2, "1".into()));
-        assert!(old.read().unwrap_err().kind == ErrorKind::Unlinked);
+        assert_eq!(old.read().unwrap_err().kind, ErrorKind::Unlinked);
         assert_eq!(other.ask("sum"), "Unlinked");
         assert_eq!(other.ask("close"), "ok");
         if old_leaves_last {
@@ -114,7 +114,7 @@ fn unlinked_array_stays_with_its_holders(place: &Place) {
     let keeping = place.open_options().keep_fd(true).open_counted::<u32, Ix1>(name.location()).unwrap();
     let reader = place.open_options().open_counted_reader::<u32, Ix1>(name.location()).unwrap();
     assert!(array.unlink().unwrap() && !array.unlink().unwrap());
-    assert!(array.read().unwrap_err().kind == ErrorKind::Unlinked);
+    assert_eq!(array.read().unwrap_err().kind, ErrorKind::Unlinked);
     if !cfg!(target_os = "macos") {
         assert_eq!(keeping.read().unwrap().sum(), 4);
     }

@@ -490,10 +490,10 @@ fn damaged_queue_yields_errors_or_shared_arrays_only(place: &Place) {
         words[16] = next();
         words[17] = next() & u64::MAX << (next() % 64);
         for cell in &mut words[32..] {
-            // Often a lap that fits, and one of the first slots.
-            let (lap, sender, slot) =
+            // Often a lap that fits, and one of the first entries.
+            let (lap, sender, entry) =
                 (next() % 3, next() % 64, if next() % 2 == 0 { next() % 4 } else { next() >> 32 });
-            *cell = lap << 39 | (next() % 8 / 7) << 38 | sender << 32 | slot;
+            *cell = lap << 39 | (next() % 8 / 7) << 38 | sender << 32 | entry;
         }
         let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
         write_at(&file, &bytes, QUEUES);

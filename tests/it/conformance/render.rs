@@ -93,7 +93,7 @@ fn finished_buffer_has_only_its_name(place: &Place) {
     assert!(matches!(two.claim_next().unwrap(), NextClaim::AllDone));
     assert_eq!(*two.finish().unwrap().read().unwrap(), *expected, "the second to finish gets the same array");
     let again = place.render_options().create::<u32, _>(name.location(), (6, 10), (4, 3), "a test");
-    assert!(again.unwrap_err().kind == ErrorKind::AlreadyExists);
+    assert_eq!(again.unwrap_err().kind, ErrorKind::AlreadyExists);
 }
 
 fn chunks_can_be_read_while_others_are_painted(place: &Place) {
@@ -129,8 +129,8 @@ fn claim_and_write_guard_exclude_each_other(place: &Place) {
     std::fs::hard_link(place.directory().join(partial), place.path(&alias)).unwrap();
     let array = place.open_options().open::<u32, _>(alias.location(), (6, 10)).unwrap();
     let Claim::Chunk(claim) = buffer.claim(3).unwrap() else { panic!("free") };
-    assert!(array.try_write().unwrap_err().kind == ErrorKind::WouldBlock);
-    assert!(array.write().unwrap_err().kind == ErrorKind::WouldDeadlock);
+    assert_eq!(array.try_write().unwrap_err().kind, ErrorKind::WouldBlock);
+    assert_eq!(array.write().unwrap_err().kind, ErrorKind::WouldDeadlock);
     drop(claim);
     let writer = array.try_write().unwrap();
     assert!(matches!(buffer.claim_next().unwrap(), NextClaim::Busy));
@@ -217,7 +217,7 @@ fn unlinked_buffer_keeps_its_memory_and_refuses_claims(place: &Place) {
     assert!(place.files_of(&name).is_empty());
     claim.view_mut().fill(1); // mapped as before
     drop(claim);
-    assert!(old.claim_next().unwrap_err().kind == ErrorKind::Unlinked);
+    assert_eq!(old.claim_next().unwrap_err().kind, ErrorKind::Unlinked);
     let new = buffer(place, &name);
     old.unlink().unwrap();
     assert!(matches!(new.claim_next().unwrap(), NextClaim::Chunk(_)), "a newer buffer is spared");
@@ -236,7 +236,7 @@ fn create_fails_when_another_process_finished_meanwhile(place: &Place) {
         }
     };
     let (backend, other) = once_before(place, ("publish", "-ledger-"), finish);
-    assert!(begin(backend, name.location()).unwrap_err().kind == ErrorKind::AlreadyExists);
+    assert_eq!(begin(backend, name.location()).unwrap_err().kind, ErrorKind::AlreadyExists);
     assert!(other.lock().unwrap().is_some());
     assert_eq!(place.files_of(&name), [name.as_str()]);
 }
@@ -297,7 +297,7 @@ fn payload_without_ledger_does_not_block_create(place: &Place) {
     let options = || place.render_options().timeout(Duration::ZERO);
     assert!(options().open::<u32, ndarray::Ix2>(name.location()).unwrap_err().is_not_found());
     let began = options().create::<u32, _>(name.location(), (6, 10), (4, 3), "a test").unwrap();
-    assert!(viewer.claim_next().unwrap_err().kind == ErrorKind::Unlinked);
+    assert_eq!(viewer.claim_next().unwrap_err().kind, ErrorKind::Unlinked);
     assert_eq!(paint(&began), 8);
 }
 
@@ -365,7 +365,7 @@ fn late_painter_gets_the_finished_array(place: &Place) {
     assert_eq!(paint(&accept(place, &name, "a test").unwrap()), 8);
     let array = accept(place, &name, "a test").unwrap().finish().unwrap();
     if !place.describes() {
-        assert!(accept(place, &name, "a test").unwrap_err().kind == ErrorKind::AlreadyExists);
+        assert_eq!(accept(place, &name, "a test").unwrap_err().kind, ErrorKind::AlreadyExists);
         return;
     }
     let late = accept(place, &name, "a test").unwrap();
@@ -376,7 +376,7 @@ fn late_painter_gets_the_finished_array(place: &Place) {
     assert_eq!(late.chunk(7).unwrap().expect("finished").sum(), 49 + 59);
     // Its chunks are locked like those of an array: a writer excludes their readers.
     let writer = array.write().unwrap();
-    assert!(late.chunk(0).unwrap_err().kind == ErrorKind::WouldDeadlock);
+    assert_eq!(late.chunk(0).unwrap_err().kind, ErrorKind::WouldDeadlock);
     drop(writer);
     late.unlink().unwrap();
     assert_eq!(place.files_of(&name), [name.as_str()], "a finished array is not discarded");
@@ -385,7 +385,7 @@ fn late_painter_gets_the_finished_array(place: &Place) {
     assert_eq!(array.read().unwrap()[[0, 0]], 99, "the same memory");
     let late = accept(place, &name, "a test").unwrap();
     assert!(place.backend.unlink(name.location()).unwrap());
-    assert!(late.finish().unwrap_err().error().kind == ErrorKind::Unlinked, "the name has gone since");
+    assert_eq!(late.finish().unwrap_err().error().kind, ErrorKind::Unlinked, "the name has gone since");
 }
 
 fn finished_array_of_other_work_is_refused_or_replaced(place: &Place) {
@@ -417,7 +417,7 @@ fn finished_array_of_other_work_is_refused_or_replaced(place: &Place) {
 fn array_that_does_not_say_its_work_is_refused(place: &Place) {
     let name = place.location("no-work");
     let plain = place.options().create::<u32, _>(name.location(), (6, 10)).unwrap();
-    assert!(accept(place, &name, "a test").unwrap_err().kind == ErrorKind::AlreadyExists);
+    assert_eq!(accept(place, &name, "a test").unwrap_err().kind, ErrorKind::AlreadyExists);
     drop(plain);
     if !place.describes() {
         return;
@@ -434,7 +434,7 @@ fn array_that_does_not_say_its_work_is_refused(place: &Place) {
     assert_eq!(accept(place, &name, "a test").unwrap().progress().done, 8, "the note is a claim");
     let wrong = Description::new(DType::F32, &[6, 10], Order::C).unwrap().with_note("work", &digest).unwrap();
     place.backend.describe(name.location(), &wrong).unwrap();
-    assert!(accept(place, &name, "a test").unwrap_err().kind == ErrorKind::AlreadyExists);
+    assert_eq!(accept(place, &name, "a test").unwrap_err().kind, ErrorKind::AlreadyExists);
 }
 
 fn buffer_that_is_finished_meanwhile_is_accepted(place: &Place) {

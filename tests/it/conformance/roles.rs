@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use libtest_mimic::Trial;
 use ndarray::{Array, Ix1};
-
 use ndarray_shm::ErrorKind;
 
 use crate::support::child::{Child, Role, hear, say};

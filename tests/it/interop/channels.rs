@@ -174,7 +174,7 @@ fn python_forwards_received_arrays(place: &Place) {
         python.expect(format!("let_go {index}"), "done");
         // An array that came back through another process still has the same locks.
         let guard = array.write().unwrap();
-        assert!(same.try_read().unwrap_err().kind == ErrorKind::WouldBlock);
+        assert_eq!(same.try_read().unwrap_err().kind, ErrorKind::WouldBlock);
         drop(guard);
     }
     let frozen = FrozenArray::<u8, _>::create_with(3, |mut view| view.fill(9)).unwrap();

@@ -96,7 +96,7 @@ fn unlink_is_seen_on_both_sides(place: &Place, cloudvolume: &mut Peer) {
     let array = create::<u8>(place, &ours, &SHAPE, Order::F, 1);
     cloudvolume.expect(format!("unlink {}", ours.as_str()), "True");
     cloudvolume.expect(format!("unlink {}", ours.as_str()), "False");
-    assert!(array.read().unwrap_err().kind == ErrorKind::Unlinked);
+    assert_eq!(array.read().unwrap_err().kind, ErrorKind::Unlinked);
     assert!(!place.backend.unlink(ours.location()).unwrap());
 
     cloudvolume.expect(about.with("fill", its.as_str(), 1), "done");
@@ -152,7 +152,7 @@ fn a_leading_slash_means_the_same_array(place: &Place, cloudvolume: &mut Peer) {
         assert_same(&created, 2);
         assert_same(&place.open_options().open::<u8, _>(with_slash.as_str(), IxDyn(&SHAPE).f()).unwrap(), 2);
         cloudvolume.expect(format!("unlink {with_slash}"), "True");
-        assert!(created.read().unwrap_err().kind == ErrorKind::Unlinked);
+        assert_eq!(created.read().unwrap_err().kind, ErrorKind::Unlinked);
     }
 }
 

@@ -60,7 +60,7 @@ fn python_reader_excludes_writers_but_not_readers(place: &Place) {
     let name = place.location("lock-reader");
     let (array, mut python, path) = both(place, &name);
     python.expect(format!("read {path} now"), "done");
-    assert!(array.try_write().unwrap_err().kind == ErrorKind::WouldBlock);
+    assert_eq!(array.try_write().unwrap_err().kind, ErrorKind::WouldBlock);
     assert!(matches!(array.write_timeout(A_WHILE).unwrap_err().kind, ErrorKind::TimedOut { .. }));
     drop(array.try_read().unwrap());
     python.expect(format!("release {path}"), "done");
@@ -71,8 +71,8 @@ fn python_writer_excludes_readers_and_writers(place: &Place) {
     let name = place.location("lock-writer");
     let (array, mut python, path) = both(place, &name);
     python.expect(format!("write {path} now"), "done");
-    assert!(array.try_write().unwrap_err().kind == ErrorKind::WouldBlock);
-    assert!(array.try_read().unwrap_err().kind == ErrorKind::WouldBlock);
+    assert_eq!(array.try_write().unwrap_err().kind, ErrorKind::WouldBlock);
+    assert_eq!(array.try_read().unwrap_err().kind, ErrorKind::WouldBlock);
     assert!(matches!(array.read_timeout(A_WHILE).unwrap_err().kind, ErrorKind::TimedOut { .. }));
     python.expect(format!("release {path}"), "done");
     drop(array.try_read().unwrap());
@@ -203,7 +203,7 @@ fn unlink_is_noticed_in_both_directions(place: &Place) {
     let (array, mut python, path) = both(place, &name);
     python.expect(format!("unlink {path}"), "True");
     python.expect(format!("unlink {path}"), "False");
-    assert!(array.read().unwrap_err().kind == ErrorKind::Unlinked);
+    assert_eq!(array.read().unwrap_err().kind, ErrorKind::Unlinked);
     python.expect_error(format!("read {path} now"), "FileNotFoundError");
     let newer = create::<u16>(place, &name, &SHAPE, Order::C, 2);
     python.expect_error(format!("read {path} now"), "FileNotFoundError");

@@ -50,7 +50,7 @@ fn guards_notice_unlink_by_the_default_tracker(place: &Place) {
     python.expect(format!("attach_as_owner {}", name.as_str()), "done");
     python.finish();
     eventually("the tracker unlinks the name", || place.files_of(&name).is_empty());
-    assert!(array.read().unwrap_err().kind == ErrorKind::Unlinked);
+    assert_eq!(array.read().unwrap_err().kind, ErrorKind::Unlinked);
     assert!(!array.unlink().unwrap());
 }
 
@@ -75,7 +75,7 @@ fn segment_unlinked_by_python_stays_mapped(place: &Place) {
     python.expect(format!("make {} 210", name.as_str()), "done");
     let array = open::<u8>(place, &name, &SHAPE, Order::C);
     python.expect(format!("unlink {}", name.as_str()), "done");
-    assert!(array.read().unwrap_err().kind == ErrorKind::Unlinked);
+    assert_eq!(array.read().unwrap_err().kind, ErrorKind::Unlinked);
     python.expect(about.with("fill", name.as_str(), 6), "done");
     // SAFETY: the peer writes only on request, and this test sends none while the view lives.
     #[allow(unsafe_code)]

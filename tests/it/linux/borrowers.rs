@@ -244,7 +244,7 @@ fn refused_descriptor_keeps_no_lease(place: &Place) {
     // The name is lost before the descriptor is opened, or just afterwards.
     let array = create(false);
     rename();
-    assert!(lent!(array).unwrap_err().kind == ErrorKind::Unlinked);
+    assert_eq!(lent!(array).unwrap_err().kind, ErrorKind::Unlinked);
     drop(array);
     is_free();
     drop(create(false));
@@ -260,7 +260,7 @@ fn refused_descriptor_keeps_no_lease(place: &Place) {
     let options = OpenOptions::new().directory(meddling);
     let array = options.open::<u32, Ix1>(name.location(), LENGTH).unwrap();
     is_lending.store(true, Ordering::Relaxed);
-    assert!(lent!(array).unwrap_err().kind == ErrorKind::Unlinked);
+    assert_eq!(lent!(array).unwrap_err().kind, ErrorKind::Unlinked);
     drop(array);
     is_free();
 

@@ -274,7 +274,7 @@ fn links_and_pipes_are_refused_and_left_alone(place: &Place) {
     let handle = old.handle().unwrap();
     std::fs::remove_file(place.path(&other)).unwrap();
     symlink(place.path(&target), place.path(&other)).unwrap();
-    assert!(old.read().unwrap_err().kind == ErrorKind::Unlinked);
+    assert_eq!(old.read().unwrap_err().kind, ErrorKind::Unlinked);
     assert!(matches!(
         place.open_options().attach::<u32, Ix1>(&handle).unwrap_err(),
         Error { kind: ErrorKind::NotAnArray { .. }, .. }

@@ -205,7 +205,7 @@ fn guard_dropped_in_a_forked_child_stays_locked(place: &Place) {
     let array = place.options().create::<u8, _>(name.location(), 4).unwrap();
     let mut child = Child::start(place, "fork-with-guard", &[name.as_str()]);
     child.expect("forked");
-    assert!(array.try_read().unwrap_err().kind == ErrorKind::WouldBlock);
+    assert_eq!(array.try_read().unwrap_err().kind, ErrorKind::WouldBlock);
     child.tell("let go");
     child.expect("done");
     assert!(array.try_read().is_ok());

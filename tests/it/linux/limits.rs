@@ -201,7 +201,7 @@ fn fill_file_system(_: &[String]) {
     let error = SharedArray::<u8, _>::create("half-again", 10 * MIB).unwrap_err();
     assert_no_space(&error, 10 * MIB, 6 * MIB);
     let error = SharedArray::<u8, _>::create("half", 64 * MIB).unwrap_err();
-    assert!(error.kind == ErrorKind::AlreadyExists, "a full memory does not hide that the name is taken: {error}");
+    assert_eq!(error.kind, ErrorKind::AlreadyExists, "a full memory does not hide that the name is taken: {error}");
 
     // A foreign sparse file is opened only if its holes can be filled, since on tmpfs even reading a hole allocates
     // memory.

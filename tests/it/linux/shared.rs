@@ -77,14 +77,14 @@ fn nameless_array_keeps_one_descriptor(place: &Place) {
     array.write().unwrap()[2] = 7;
     assert_eq!((array.read().unwrap().sum(), array.refcount()), (10, 1));
     let reading = array.read().unwrap();
-    assert!(array.try_write().unwrap_err().kind == ErrorKind::WouldBlock);
+    assert_eq!(array.try_write().unwrap_err().kind, ErrorKind::WouldBlock);
     assert_eq!(descriptors_of(place, inode), 2);
     drop(reading);
 
     let clone = array.try_clone().unwrap();
     assert_eq!((clone.strategy(), clone.refcount(), descriptors_of(place, inode)), (FileDescriptor, 2, 2));
     let writing = clone.write().unwrap();
-    assert!(array.try_read().unwrap_err().kind == ErrorKind::WouldBlock);
+    assert_eq!(array.try_read().unwrap_err().kind, ErrorKind::WouldBlock);
     drop(writing);
     assert!(matches!(array.keep().unwrap_err().kind, ErrorKind::Unsupported { .. }) && !array.is_kept());
     let error = array.handle().unwrap_err();
@@ -163,8 +163,9 @@ fn nameless_array_gets_a_name_once(place: &Place) {
     let clone = array.try_clone().unwrap();
     assert!(array.unlink().unwrap());
     for array in [&array, &clone] {
-        assert!(
-            array.publish().unwrap_err().kind == ErrorKind::Unlinked,
+        assert_eq!(
+            array.publish().unwrap_err().kind,
+            ErrorKind::Unlinked,
             "the kernel links no second name after an unlink"
         );
     }
@@ -185,7 +186,7 @@ fn failed_publish_leaves_the_array_nameless(place: &Place) {
     let name = Location::new(&location).unwrap();
     let path = place.directory().join(name.as_str());
     std::fs::write(&path, "foreign").unwrap();
-    assert!(array.publish().unwrap_err().kind == ErrorKind::AlreadyExists);
+    assert_eq!(array.publish().unwrap_err().kind, ErrorKind::AlreadyExists);
     assert_eq!((array.strategy(), array.location()), (FileDescriptor, None));
     assert!(matches!(array.handle().unwrap_err().kind, ErrorKind::Unsupported { .. }));
     drop(array.try_clone().unwrap());
@@ -242,7 +243,7 @@ fn into_reader_closes_the_descriptor(place: &Place) {
     let reader = array.into_reader().unwrap();
     let kept = usize::from(!place.backend.lock_survives_close().unwrap());
     assert_eq!((descriptors_of(place, inode), clone.refcount()), (1 + kept, 2));
-    assert!(clone.try_write().unwrap_err().kind == ErrorKind::WouldBlock);
+    assert_eq!(clone.try_write().unwrap_err().kind, ErrorKind::WouldBlock);
     drop(clone);
     assert_eq!((descriptors_of(place, inode), reader.view().sum()), (kept, 4));
     drop(reader);

@@ -209,7 +209,7 @@ fn locks_end_with_their_process_despite_its_forked_children(place: &Place) {
     for kind in ["write", "kept", "read"] {
         let mut child = Child::start(place, "lock-and-fork", &[kind, name.as_str()]);
         child.expect("locked");
-        assert!(array.try_write().unwrap_err().kind == ErrorKind::WouldBlock, "{kind}");
+        assert_eq!(array.try_write().unwrap_err().kind, ErrorKind::WouldBlock, "{kind}");
         child.kill();
         // The forked child still has its standard input, and runs.
         eventually(kind, || array.try_write().is_ok()); // it may only have begun
@@ -230,7 +230,7 @@ fn parent_keeps_its_locks_when_a_forked_child_ends(place: &Place) {
     let array = place.options().create::<u8, Ix1>(name.location(), 4).unwrap();
     let mut child = Child::start(place, "lock-and-fork", &["ended", name.as_str()]);
     child.expect("locked");
-    assert!(array.try_read().unwrap_err().kind == ErrorKind::WouldBlock);
+    assert_eq!(array.try_read().unwrap_err().kind, ErrorKind::WouldBlock);
     child.kill();
     drop(array.try_write().unwrap());
 }

@@ -221,7 +221,7 @@ fn array_description_in_a_message_is_checked(place: &Place) {
     let id: String = array.handle().unwrap().to_string().split(':').nth(2).unwrap().to_owned();
     let received = with_lie(&array, &id, &id.chars().rev().collect::<String>());
     let error = received.attach::<f32, Ix2>().unwrap_err();
-    assert!(error.error().kind == ErrorKind::HandleSpent, "{error}");
+    assert_eq!(error.error().kind, ErrorKind::HandleSpent, "{error}");
     drop(error);
     assert_eq!(array.refcount(), 1);
     drop(array);
@@ -287,9 +287,9 @@ fn descriptor_of_another_file_is_refused(place: &Place) {
     let refused = |result: Result<(), IntoError<ReceivedArray>>| Error::from(result.unwrap_err());
     let attach = |received: ReceivedArray| refused(received.attach::<f32, Ix2>().map(drop));
     let error = attach(announced(&counted, &plain));
-    assert!(error.kind == ErrorKind::NotCounted, "{error}");
+    assert_eq!(error.kind, ErrorKind::NotCounted, "{error}");
     let error = refused(announced(&counted, &plain).reader::<f32, Ix2>().map(drop));
-    assert!(error.kind == ErrorKind::NotCounted, "{error}");
+    assert_eq!(error.kind, ErrorKind::NotCounted, "{error}");
     let frozen = |received: ReceivedArray| refused(received.frozen::<f32, Ix2>().map(drop));
     let error = frozen(announced(sealed, &plain));
     assert!(

@@ -142,8 +142,9 @@ fn revoke_fails_during_a_stopped_plain_open(place: &Place) {
     let array = place.options().create_counted::<u8, Ix1>(name.location(), 100).unwrap();
     let handle = array.handle().unwrap();
     let mut plain = Child::start_until(place, "step-open-plain", &[name.as_str()], "attach: leased");
-    assert!(
-        handle.revoke().unwrap_err().kind == ErrorKind::NotCounted,
+    assert_eq!(
+        handle.revoke().unwrap_err().kind,
+        ErrorKind::NotCounted,
         "revoke must not claim that the handle was used"
     );
     plain.resume();

@@ -124,7 +124,7 @@ fn stopped_writer_delays_guards_for_a_limited_time(place: &Place) {
     let array: Array = place.options().create(name.location(), 10).unwrap();
     // The writer is stopped while it keeps the gate closed. Other processes may pass the gate after a limited time.
     let stopped = Child::start_until(place, "step-guard", &["write", name.as_str()], "guard: past the gate");
-    assert!(array.try_read().unwrap_err().kind == ErrorKind::WouldBlock, "a waiting writer goes first");
+    assert_eq!(array.try_read().unwrap_err().kind, ErrorKind::WouldBlock, "a waiting writer goes first");
     let mut others =
         ["read", "write", "cell", "try"].map(|kind| Child::start(place, "step-guard", &[kind, name.as_str()]));
     others.iter_mut().for_each(|other| other.expect("done"));

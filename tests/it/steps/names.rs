@@ -66,7 +66,7 @@ fn interrupted_wait_for_a_name_changes_nothing(place: &Place) {
     child.expect("filled");
     let replacing = place.options().mode(CreationMode::Replace);
     let error = interruptible(|| false, || replacing.create::<u8, Ix1>(name.location(), 100)).unwrap_err();
-    assert!(error.kind == ErrorKind::Interrupted, "{error}");
+    assert_eq!(error.kind, ErrorKind::Interrupted, "{error}");
     let removals: [&dyn Fn() -> _; 2] = [&|| place.backend.unlink(name.location()), &|| old.unlink()];
     for remove in removals {
         let removed = interruptible(|| false, remove);

@@ -310,7 +310,7 @@ fn resumed_discard_spares_a_newer_buffer(place: &Place) {
     discard.expect("true");
     discard.finish();
     assert!(matches!(other.claim_next().unwrap(), NextClaim::Chunk(_)), "the newer payload still has its name");
-    assert!(old.claim_next().unwrap_err().kind == ErrorKind::Unlinked);
+    assert_eq!(old.claim_next().unwrap_err().kind, ErrorKind::Unlinked);
 }
 
 fn reclaim_removes_the_payload_of_a_killed_discard(place: &Place) {
@@ -370,7 +370,7 @@ fn open_of_a_finished_buffer_ignores_a_stale_ledger(place: &Place) {
     let mut finisher = start(place, "step-render-finish", &name, "render: array named");
     let options = || place.render_options().timeout(Duration::ZERO);
     assert!(options().open::<u8, Ix1>(name.location()).unwrap_err().is_not_found());
-    assert!(begin(options(), name.location()).unwrap_err().kind == ErrorKind::AlreadyExists);
+    assert_eq!(begin(options(), name.location()).unwrap_err().kind, ErrorKind::AlreadyExists);
     finisher.resume();
     finisher.expect("finished");
     finisher.finish();

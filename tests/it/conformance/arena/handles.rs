@@ -59,7 +59,7 @@ fn handle_of_an_unheld_array_is_spent(place: &Place) {
         assert!(arena.get::<u64, Ix1>(&handle).unwrap_err().kind == ErrorKind::HandleSpent);
         assert_ne!(other.handle(), handle);
     }
-    // The next handle of the slot can be guessed, but it does not reach a draft.
+    // The next handle of the entry can be guessed, but it does not reach a draft.
     let mut draft = arena.draft::<u64, _>(100).unwrap();
     let next = |ahead: u64| {
         let mut bytes = handle.to_bytes();

@@ -222,7 +222,7 @@ fn arena_and_array_files_are_told_apart(place: &Place) {
     assert!(matches!(place.inspect(&name).unwrap_err().kind, ErrorKind::Reserved { .. }));
     arena.close().unwrap();
     let plain = place.options().create::<u8, Ix1>(name.as_str(), 10_000).unwrap();
-    assert!(Arena::open_in(&place.backend, name.as_str()).unwrap_err().kind == ErrorKind::NotCounted);
+    assert_eq!(Arena::open_in(&place.backend, name.as_str()).unwrap_err().kind, ErrorKind::NotCounted);
     place.backend.unlink(name.location()).unwrap();
     let _: SharedArray<u8, Ix1> = plain;
     let counted: RefcountedArray<u8, Ix1> = place.options().create_counted(name.as_str(), 10_000).unwrap();

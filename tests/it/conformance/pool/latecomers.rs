@@ -135,7 +135,7 @@ fn failed_publish_returns_the_draft_unattached(place: &Place) {
     };
     let draft = pool.take::<u32, _>(LENGTH).unwrap();
     let refused = draft.publish(taken.location()).unwrap_err();
-    assert!(refused.error().kind == ErrorKind::AlreadyExists);
+    assert_eq!(refused.error().kind, ErrorKind::AlreadyExists);
     let mut draft = refused.into_inner();
     assert!(late.end().unwrap_err().is_not_found());
     draft.view_mut().fill(8);

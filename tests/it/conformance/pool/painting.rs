@@ -54,7 +54,7 @@ fn buffer_uses_the_memory_of_the_last_one(place: &Place) {
     // A taken name is refused. A discarded buffer leaves nothing in the pool.
     let taken = place.options().create::<u8, _>(name.location(), 1).unwrap();
     let begin = || RenderOptions::new().pool(&pool).create::<u32, Ix2>(name.location(), (60, 50), (16, 16), "x");
-    assert!(begin().unwrap_err().kind == ErrorKind::AlreadyExists);
+    assert_eq!(begin().unwrap_err().kind, ErrorKind::AlreadyExists);
     unlink_in(place, &name);
     drop(taken);
     begin().unwrap().discard().unwrap();
