@@ -1,7 +1,6 @@
 //! `RenderBuffer`: one array that many painters fill at the same time, chunk by chunk.
 
 use std::ops::Deref;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use ndarray::{Dimension, IntoDimension, RawArrayViewMut, ShapeBuilder};
@@ -10,6 +9,7 @@ use super::claim::{ChunkClaim, ChunkGuard, Claim, NextClaim, RenderProgress};
 use super::grid::ChunkGrid;
 use super::options::RenderOptions;
 use super::pair::{ChunkStates, Pair};
+use super::schedule::{Schedule, ScheduledChunk};
 use super::sharing::SharedWith;
 use crate::array::{Element, Layout, SharedArray, view};
 use crate::backend::lock_space::cell;
@@ -58,9 +58,8 @@ pub struct RenderBuffer<T, D> {
     replace: bool,
     /// How long finishing waits for another user to name the array.
     patience: Duration,
-    /// Where the next search begins: behind the chunk that was claimed last. Only a hint; the locks and the ledger
-    /// decide.
-    next: AtomicUsize,
+    /// Which chunks to try next. Only locks and ledger decide whether a chunk is free.
+    pub(super) schedule: Schedule,
 }
 
 impl<T, D> Deref for RenderBuffer<T, D> {
@@ -132,7 +131,8 @@ impl<T: Element, D: Dimension> RenderBuffer<T, D> {
     ) -> Self {
         let RenderOptions { replace, timeout, .. } = *options;
         let patience = if options.shared_with == SharedWith::OnlyMe { Duration::ZERO } else { timeout };
-        Self { pair, home, layout, grid, replace, patience, next: AtomicUsize::new(0) }
+        let schedule = Schedule::new(grid.len());
+        Self { pair, home, layout, grid, replace, patience, schedule }
     }
 
     /// Returns how the array is divided into chunks.
@@ -196,27 +196,40 @@ impl<T: Element, D: Dimension> RenderBuffer<T, D> {
 
     /// Claims any chunk that is neither finished nor claimed, without waiting.
     ///
-    /// Chunks are claimed in the order of their numbers, beginning behind the one that this buffer claimed last. Chunks
-    /// before it, which other painters have released, come at the end.
+    /// The threads that share this buffer claim chunks in the order of their numbers. Then they try those again that
+    /// other painters had claimed, and those that were released unpainted.
     ///
     /// # Errors
     ///
     /// As [`claim`](Self::claim).
     pub fn claim_next(&self) -> Result<NextClaim<'_, T, D>> {
-        // Finished chunks cost little here: `claim` loads their state before it opens a descriptor.
-        let next = self.next.load(Ordering::Relaxed);
-        let mut busy = false;
-        for index in (next..self.grid.len()).chain(0..next) {
-            match self.claim(index)? {
-                Claim::Chunk(chunk) => {
-                    self.next.store(index + 1, Ordering::Relaxed);
-                    return Ok(NextClaim::Chunk(chunk));
-                }
-                Claim::Busy => busy = true,
-                Claim::Done => {}
+        while let Some(scheduled) = self.schedule.first() {
+            if let Some(chunk) = self.claim_scheduled(scheduled)? {
+                return Ok(NextClaim::Chunk(chunk));
             }
         }
-        Ok(if busy { NextClaim::Busy } else { NextClaim::AllDone })
+        let mut from = 0;
+        while let Some(scheduled) = self.schedule.again(from) {
+            from = scheduled.index() + 1;
+            if let Some(chunk) = self.claim_scheduled(scheduled)? {
+                return Ok(NextClaim::Chunk(chunk));
+            }
+        }
+        Ok(self.none_claimed())
+    }
+
+    /// Claims the chunk that the schedule gave out, and returns it to the schedule if that fails.
+    fn claim_scheduled<'a>(&'a self, scheduled: ScheduledChunk<'a>) -> Result<Option<ChunkClaim<'a, T, D>>> {
+        match self.claim(scheduled.index())? {
+            Claim::Chunk(chunk) => return Ok(Some(chunk.scheduled(scheduled))),
+            Claim::Busy => {}
+            Claim::Done => scheduled.finish(),
+        }
+        Ok(None)
+    }
+
+    fn none_claimed(&self) -> NextClaim<'_, T, D> {
+        if self.schedule.is_all_done() { NextClaim::AllDone } else { NextClaim::Busy }
     }
 
     /// Claims any chunk. While all unfinished chunks are claimed, waits until one is released or all are finished.
@@ -229,12 +242,13 @@ impl<T: Element, D: Dimension> RenderBuffer<T, D> {
     /// As [`claim`](Self::claim).
     pub fn claim_next_wait(&self, limit: Duration) -> Result<NextClaim<'_, T, D>> {
         let mut backoff = Backoff::new(limit);
-        loop {
-            match self.claim_next()? {
-                NextClaim::Busy if backoff.pause() => {}
-                answer => return Ok(answer),
-            }
+        let mut answer = self.claim_next()?;
+        let mut lookout = None;
+        while matches!(answer, NextClaim::Busy) && backoff.pause() {
+            lookout = lookout.or_else(|| self.schedule.look_out());
+            answer = if lookout.is_some() { self.claim_next()? } else { self.none_claimed() };
         }
+        Ok(answer)
     }
 
     /// Takes a read lock on a finished chunk, while other chunks may still be painted. Returns `None` if the chunk is

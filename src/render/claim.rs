@@ -6,6 +6,7 @@ use std::ops::{Deref, Range};
 use ndarray::{ArrayRef, ArrayView, ArrayViewMut, Axis, Dimension, RawArrayViewMut, Slice};
 
 use super::RenderBuffer;
+use super::schedule::ScheduledChunk;
 use crate::array::Element;
 use crate::error::{ErrorKind, Result};
 use crate::segment::locks::Hold;
@@ -23,6 +24,8 @@ pub struct ChunkClaim<'a, T: Element, D: Dimension> {
     view: ArrayViewMut<'a, T, D>,
     /// The write lock on the chunk's cell. Dropped after the view.
     hold: Hold,
+    /// Dropped after the lock: otherwise another thread could try the chunk again while it is still locked.
+    scheduled: Option<ScheduledChunk<'a>>,
 }
 
 impl<'a, T: Element, D: Dimension> ChunkClaim<'a, T, D> {
@@ -35,7 +38,12 @@ impl<'a, T: Element, D: Dimension> ChunkClaim<'a, T, D> {
         // cell, so no other guard, claim or chunk guard, in any thread or process, gives access to the chunk while the
         // hold lives. Other chunks share no element with it. The claim owns both view and hold.
         let view = unsafe { raw.deref_into_view_mut() };
-        Self { buffer, index, region, view, hold }
+        Self { buffer, index, region, view, hold, scheduled: None }
+    }
+
+    /// Notes that the claim is that of a chunk of the schedule.
+    pub(super) fn scheduled(self, scheduled: ScheduledChunk<'a>) -> Self {
+        Self { scheduled: Some(scheduled), ..self }
     }
 
     /// Returns the chunk's number.
@@ -63,7 +71,7 @@ impl<'a, T: Element, D: Dimension> ChunkClaim<'a, T, D> {
     /// [`Unsupported`](ErrorKind::Unsupported): this process was forked from the one that has the claim. The parent may
     /// still be painting the chunk, so it stays claimed and unfinished.
     pub fn commit(self) -> Result<()> {
-        let Self { buffer, index, view, hold, .. } = self;
+        let Self { buffer, index, view, hold, scheduled, .. } = self;
         drop(view);
         if !hold.is_own_process() {
             let what = "the claim belongs to the parent of this forked process (claim a chunk here)".into();
@@ -73,6 +81,9 @@ impl<'a, T: Element, D: Dimension> ChunkClaim<'a, T, D> {
         // paint it again.
         buffer.pair.chunks.set_done(index);
         drop(hold);
+        if let Some(scheduled) = scheduled {
+            scheduled.finish();
+        }
         Ok(())
     }
 }
@@ -151,7 +162,7 @@ pub enum Claim<'a, T: Element, D: Dimension> {
 pub enum NextClaim<'a, T: Element, D: Dimension> {
     /// A chunk was claimed.
     Chunk(ChunkClaim<'a, T, D>),
-    /// Every unfinished chunk is claimed or locked already.
+    /// Every unfinished chunk is claimed or locked already, or another thread is trying to claim it.
     Busy,
     /// Every chunk is finished.
     AllDone,

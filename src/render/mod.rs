@@ -41,18 +41,18 @@
 //! again: a committed chunk cannot be painted again.
 
 // From the lowest to the highest: grid (arithmetic of chunks), ledger (the ledger's bytes), sharing (owners of files),
-// pair (payload and ledger: the order in which they appear and disappear), claim (views under a lock), buffer (the
-// public type), options (its settings).
+// pair (payload and ledger: the order in which they appear and disappear), schedule (the order in which chunks are
+// tried), claim (views under a lock), buffer (the public type), options (its settings).
 //
 // Other programs take part in the same protocol of cells and states: docs/layout/renderbuffer.md describes it to
-// them, and docs/python/ndshm_painter.py follows it. python/src/render.rs and volume/src/download/walk.rs are the other
-// callers of `claim`.
+// them, and docs/python/ndshm_painter.py follows it.
 mod buffer;
 mod claim;
 mod grid;
 mod ledger;
 mod options;
 mod pair;
+mod schedule;
 mod sharing;
 
 pub use self::buffer::RenderBuffer;

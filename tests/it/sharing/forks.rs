@@ -29,6 +29,7 @@ pub fn trials(place: &Place) -> Vec<Trial> {
             a_channel_is_inherited_as_a_descriptor,
             locks_end_with_their_process_despite_its_forked_children,
             parent_keeps_its_locks_when_a_forked_child_ends,
+            forked_child_claims_what_its_parent_has_not,
         ],
     )
 }
@@ -38,6 +39,7 @@ pub const ROLES: &[(&str, Role)] = &[
     ("fork-with-channel", fork_with_channel),
     ("inheritor", inheritor),
     ("lock-and-fork", lock_and_fork),
+    ("claim-and-fork", claim_and_fork),
 ];
 
 /// A process that forks children, which add one to arrays that they inherited.
@@ -233,4 +235,40 @@ fn parent_keeps_its_locks_when_a_forked_child_ends(place: &Place) {
     assert_eq!(array.try_read().unwrap_err().kind, ErrorKind::WouldBlock);
     child.kill();
     drop(array.try_write().unwrap());
+}
+
+/// A process that claims chunks, and forks a child that drops the inherited claim and paints.
+fn claim_and_fork(arguments: &[String]) {
+    let place = Place::of_parent("the parent's");
+    let buffer = place.render_options().open::<u8, Ix1>(arguments[0].as_str()).unwrap();
+    let next = || match buffer.claim_next().unwrap() {
+        NextClaim::Chunk(chunk) => Some(chunk),
+        NextClaim::Busy => None,
+        NextClaim::AllDone => panic!("a chunk is claimed"),
+    };
+    let mut claim = next();
+    drop(next());
+    in_forked_child(|| {
+        drop(claim.take());
+        let painted: Vec<usize> = std::iter::from_fn(next)
+            .map(|chunk| {
+                let index = chunk.index();
+                chunk.commit().unwrap();
+                index
+            })
+            .collect();
+        painted == [1, 2, 3]
+    });
+    assert!(next().is_none(), "the claim is still this process's");
+    claim.expect("claimed").commit().unwrap();
+    assert!(matches!(buffer.claim_next().unwrap(), NextClaim::AllDone));
+    say("painted");
+}
+
+fn forked_child_claims_what_its_parent_has_not(place: &Place) {
+    let name = place.location("forked-painter");
+    let buffer = place.render_options().create::<u8, Ix1>(name.location(), 4, 1, "work").unwrap();
+    Child::start(place, "claim-and-fork", &[name.as_str()]).expect("painted");
+    assert!(buffer.progress().is_complete());
+    buffer.discard().unwrap();
 }

@@ -4,14 +4,17 @@
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
 
 use ndarray::{ArrayViewMut, Axis, IxDyn};
 use ndarray_shm::render::{ChunkClaim, ChunkGrid, RenderProgress};
-use ndarray_shm::{Element, RenderBuffer};
+use ndarray_shm::{Element, NextClaim, RenderBuffer};
 
-use crate::download::walk::{Step, Walk, WalkEnd};
 use crate::error::Result;
 use crate::progress::StopFlag;
+
+/// Longest time until a worker that waits for a chunk notices a raised flag.
+const LOOK: Duration = Duration::from_millis(20);
 
 /// Elements in chunks, which the workers of this process paint at once.
 pub(crate) trait Canvas<T: Element>: Sync {
@@ -20,10 +23,29 @@ pub(crate) trait Canvas<T: Element>: Sync {
     where
         Self: 'a;
 
-    /// Takes the next chunk, unless a flag is raised.
-    fn next(&self, flags: [&StopFlag; 2]) -> Result<Step<Self::Chunk<'_>>>;
+    /// Takes the next chunk, unless a flag is raised. If all unfinished chunks of a renderbuffer are claimed, waits until
+    /// one is released or all are finished.
+    fn next(&self, flags: [&StopFlag; 2]) -> Result<NextChunk<Self::Chunk<'_>>>;
 
     fn progress(&self) -> RenderProgress;
+}
+
+/// What a worker does next.
+#[allow(clippy::large_enum_variant)] // a claim is large, and moved once
+pub(crate) enum NextChunk<Chunk> {
+    /// Paints a chunk.
+    Chunk(Chunk),
+    /// Ends.
+    End(PaintEnd),
+}
+
+/// Why a worker ended without an error.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum PaintEnd {
+    /// Every chunk is finished. In an [`OwnCanvas`], other workers may still be painting the last ones.
+    Complete,
+    /// A flag was raised.
+    Stopped,
 }
 
 /// A chunk that one worker paints.
@@ -37,31 +59,28 @@ pub(crate) trait CanvasChunk<T: Element>: Send {
     fn commit(self) -> Result<()>;
 }
 
-/// A renderbuffer, and how far the workers of this process are.
-#[derive(Debug)]
-pub(crate) struct SharedCanvas<'b, T: Element> {
-    buffer: &'b RenderBuffer<T, IxDyn>,
-    walk: Walk,
-}
-
-impl<'b, T: Element> SharedCanvas<'b, T> {
-    pub(crate) fn new(buffer: &'b RenderBuffer<T, IxDyn>) -> Self {
-        Self { buffer, walk: Walk::default() }
-    }
-}
-
-impl<'b, T: Element> Canvas<T> for SharedCanvas<'b, T> {
+impl<T: Element> Canvas<T> for RenderBuffer<T, IxDyn> {
     type Chunk<'a>
-        = ChunkClaim<'b, T, IxDyn>
+        = ChunkClaim<'a, T, IxDyn>
     where
         Self: 'a;
 
-    fn next(&self, flags: [&StopFlag; 2]) -> Result<Step<Self::Chunk<'_>>> {
-        self.walk.next(self.buffer, flags)
+    fn next(&self, flags: [&StopFlag; 2]) -> Result<NextChunk<Self::Chunk<'_>>> {
+        let is_stopped = || flags.iter().any(|flag| flag.is_stopped());
+        while !is_stopped() {
+            match self.claim_next_wait(LOOK)? {
+                // A worker that failed raises its flag and then releases its chunk, for which this one may have waited.
+                NextClaim::Chunk(_) if is_stopped() => break,
+                NextClaim::Chunk(chunk) => return Ok(NextChunk::Chunk(chunk)),
+                NextClaim::AllDone => return Ok(NextChunk::End(PaintEnd::Complete)),
+                NextClaim::Busy => {}
+            }
+        }
+        Ok(NextChunk::End(PaintEnd::Stopped))
     }
 
     fn progress(&self) -> RenderProgress {
-        self.buffer.progress()
+        self.progress()
     }
 }
 
@@ -130,14 +149,14 @@ impl<'m, T: Element> Canvas<T> for OwnCanvas<'m, T> {
     where
         Self: 'a;
 
-    fn next(&self, flags: [&StopFlag; 2]) -> Result<Step<Self::Chunk<'_>>> {
+    fn next(&self, flags: [&StopFlag; 2]) -> Result<NextChunk<Self::Chunk<'_>>> {
         if flags.iter().any(|flag| flag.is_stopped()) {
-            return Ok(Step::End(WalkEnd::Stopped));
+            return Ok(NextChunk::End(PaintEnd::Stopped));
         }
         // No thread panics while it holds this lock.
         let next = self.left.lock().unwrap_or_else(PoisonError::into_inner).next();
-        Ok(next.map_or(Step::End(WalkEnd::Complete), |(region, elements)| {
-            Step::Chunk(OwnChunk { region, elements, done: &self.done })
+        Ok(next.map_or(NextChunk::End(PaintEnd::Complete), |(region, elements)| {
+            NextChunk::Chunk(OwnChunk { region, elements, done: &self.done })
         }))
     }
 
@@ -186,7 +205,7 @@ mod tests {
             let mut elements = ArrayD::<u32>::zeros(IxDyn(&shape).f());
             let (canvas, never) = (OwnCanvas::new(elements.view_mut(), &grid), StopFlag::new());
             let mut index = 0;
-            while let Step::Chunk(mut chunk) = canvas.next([&never, &never]).expect("a step") {
+            while let NextChunk::Chunk(mut chunk) = canvas.next([&never, &never]).expect("a chunk or the end") {
                 assert_eq!(chunk.region(), grid.region(index));
                 chunk.view_mut().fill(u32::try_from(index + 1).expect("few chunks"));
                 chunk.commit().expect("a commit");

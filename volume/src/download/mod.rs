@@ -14,7 +14,6 @@ mod processes;
 mod report;
 mod spent;
 mod threads;
-mod walk;
 mod watch;
 
 use std::any::Any;
@@ -39,12 +38,11 @@ use crate::bbox::{Bbox, to_usize};
 use crate::error::{Error, Result, StoreFailure};
 use crate::notes;
 
-use crate::download::canvas::SharedCanvas;
+use crate::download::canvas::PaintEnd;
 use crate::download::fingerprint::Wanted;
 use crate::download::paint::PaintWork;
 use crate::download::report::ParentLink;
 use crate::download::spent::{DownloadTally, Totals};
-use crate::download::walk::WalkEnd;
 use crate::download::watch::{PaintOutcome, Watch};
 use crate::progress::StopFlag;
 use crate::retries::Retries;
@@ -255,24 +253,23 @@ fn join<T: Element>(
         retries: &retries,
         heard: &|| parent.tell(&tally),
     };
-    let canvas = SharedCanvas::new(&buffer);
     // One decoder for each process: the number of processes sets the parallelism.
     let ends = if source.is_remote() {
         let mut told = None;
-        threads::run(&canvas, &work, 1, &mut |_| parent.tell_retry(retries.current(), &mut told))
+        threads::run(&buffer, &work, 1, &mut |_| parent.tell_retry(retries.current(), &mut told))
     } else {
-        vec![paint::paint(&canvas, &work)]
+        vec![paint::paint(&buffer, &work)]
     };
     parent.tell(&tally);
-    let mut ended = WalkEnd::Complete;
+    let mut ended = PaintEnd::Complete;
     for end in ends {
-        if end? == WalkEnd::Stopped {
-            ended = WalkEnd::Stopped;
+        if end? == PaintEnd::Stopped {
+            ended = PaintEnd::Stopped;
         }
     }
     match ended {
-        WalkEnd::Complete => Ok(usize::try_from(tally.totals().painted).unwrap_or(usize::MAX)),
-        WalkEnd::Stopped => {
+        PaintEnd::Complete => Ok(usize::try_from(tally.totals().painted).unwrap_or(usize::MAX)),
+        PaintEnd::Stopped => {
             let progress = buffer.progress();
             Err(Error::Interrupted { done: progress.done, total: progress.total })
         }
@@ -350,7 +347,7 @@ impl DownloadRun<'_> {
         watch.tell(begun, Totals::default());
         let outcome = match &self.options.workers {
             _ if begun.is_complete() => PaintOutcome::Complete,
-            Workers::Threads(count) => threads::paint(&SharedCanvas::new(&buffer), &work, *count, &mut watch),
+            Workers::Threads(count) => threads::paint(&buffer, &work, *count, &mut watch),
             Workers::Processes(workers) => {
                 processes::paint(&buffer, &work, workers, &self.options.shared_with, &mut watch)
             }

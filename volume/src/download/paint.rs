@@ -10,9 +10,8 @@ use ndarray_shm::Element;
 
 use crate::bbox::{Bbox, ranges_text};
 use crate::copy::Copier;
-use crate::download::canvas::{Canvas, CanvasChunk};
+use crate::download::canvas::{Canvas, CanvasChunk, NextChunk, PaintEnd};
 use crate::download::spent::{DownloadTally, Phase, Stopwatch};
-use crate::download::walk::{Step, WalkEnd};
 use crate::error::{Error, Result};
 use crate::progress::StopFlag;
 use crate::retries::Retries;
@@ -54,17 +53,18 @@ impl<'a> PaintWork<'a> {
 
 /// Fetches, decodes and paints until no chunk is left or a flag is raised. All the work of one worker with a local
 /// source.
-pub(crate) fn paint<T: Element>(canvas: &impl Canvas<T>, work: &PaintWork<'_>) -> Result<WalkEnd> {
+pub(crate) fn paint<T: Element>(canvas: &impl Canvas<T>, work: &PaintWork<'_>) -> Result<PaintEnd> {
     let mut painter = Painter::new(work);
     let mut watch = Stopwatch::start(work.tally);
     loop {
         let chunk = match canvas.next(work.flags())? {
-            Step::Chunk(chunk) => chunk,
-            Step::End(end) => return Ok(end),
+            NextChunk::Chunk(chunk) => chunk,
+            NextChunk::End(end) => return Ok(end),
         };
         watch.was(Phase::Claiming);
         let region = in_volume(chunk.region(), work.bbox);
-        let fetched = work.source.fetch(&region)?;
+        // Raised before the chunk is released: otherwise a waiting worker would claim it and fail too.
+        let fetched = work.source.fetch(&region).inspect_err(|_| work.abort.stop())?;
         work.tally.fetched(fetched.len());
         watch.was(Phase::Fetching);
         painter.paint(chunk, &region, fetched, &mut watch)?;
@@ -83,8 +83,8 @@ impl<'a, T: Element> Painter<'a, T> {
         Self { work: *work, scratch: Scratch::new(), copier: Copier::new() }
     }
 
-    /// Paints a chunk and marks it as finished. A missing chunk is filled here too, by the worker that has it: so the
-    /// fill never overwrites a chunk of another worker, and the memory's previous content never remains.
+    /// Paints a chunk and marks it as finished. If that fails, raises the `abort` flag before it releases the chunk, so
+    /// that no waiting worker claims the chunk and fails too.
     pub(crate) fn paint(
         &mut self,
         mut chunk: impl CanvasChunk<T>,
@@ -92,6 +92,24 @@ impl<'a, T: Element> Painter<'a, T> {
         fetched: Fetched,
         watch: &mut Stopwatch<'_>,
     ) -> Result<()> {
+        let abort = self.work.abort;
+        let is_missing = self.fill(&mut chunk, region, fetched, watch).inspect_err(|_| abort.stop())?;
+        chunk.commit().inspect_err(|_| abort.stop())?;
+        self.work.tally.painted(is_missing);
+        (self.work.heard)();
+        watch.was(Phase::Copying);
+        Ok(())
+    }
+
+    /// Decodes a chunk and copies it to its place. Returns whether it is not stored. A missing chunk is filled here too, by the worker that has it: so the
+    /// fill never overwrites a chunk of another worker, and the memory's previous content never remains.
+    fn fill(
+        &mut self,
+        chunk: &mut impl CanvasChunk<T>,
+        region: &[Range<i64>],
+        fetched: Fetched,
+        watch: &mut Stopwatch<'_>,
+    ) -> Result<bool> {
         self.work.source.decode(region, fetched, &mut self.scratch)?;
         let is_missing = self.scratch.is_missing();
         if let Some(fill) = self.work.missing {
@@ -106,11 +124,7 @@ impl<'a, T: Element> Painter<'a, T> {
             }
             Elements::Block(block) => self.copier.copy(&block, chunk.view_mut()),
         }
-        chunk.commit()?;
-        self.work.tally.painted(is_missing);
-        (self.work.heard)();
-        watch.was(Phase::Copying);
-        Ok(())
+        Ok(is_missing)
     }
 }
 

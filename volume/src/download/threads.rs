@@ -18,10 +18,9 @@ use ndarray_shm::Element;
 use ndarray_shm::render::RenderProgress;
 
 use crate::download::budget::{Budget, Reserved};
-use crate::download::canvas::{Canvas, CanvasChunk};
+use crate::download::canvas::{Canvas, CanvasChunk, NextChunk, PaintEnd};
 use crate::download::paint::{self, PaintWork, Painter, in_volume, worker_count};
 use crate::download::spent::{Phase, Stopwatch};
-use crate::download::walk::{Step, WalkEnd};
 use crate::download::watch::{PaintOutcome, Watch};
 use crate::error::{Error, Result, panic_message};
 use crate::progress::{StopFlag, StopOnDrop};
@@ -59,7 +58,7 @@ pub(crate) fn run<T: Element, C: Canvas<T>>(
     work: &PaintWork<'_>,
     count: usize,
     tell: &mut dyn FnMut(CrewEvent),
-) -> Vec<Result<WalkEnd>> {
+) -> Vec<Result<PaintEnd>> {
     let left = canvas.progress();
     let left = (left.total - left.done).max(1);
     let count = worker_count(count).min(left);
@@ -112,30 +111,31 @@ fn fetch<'a, T: Element, C: Canvas<T>>(
     work: &PaintWork<'_>,
     budget: &'a Budget,
     queue: &SyncSender<FetchedChunk<'a, C::Chunk<'a>>>,
-) -> Result<WalkEnd> {
+) -> Result<PaintEnd> {
     let mut watch = Stopwatch::start(work.tally);
     loop {
         // Reserve bytes before taking a chunk: during that wait no other process could paint it.
-        let Some(mut reserved) = budget.reserve(work.flags()) else { return Ok(WalkEnd::Stopped) };
+        let Some(mut reserved) = budget.reserve(work.flags()) else { return Ok(PaintEnd::Stopped) };
         watch.was(Phase::Waiting);
         let chunk = match canvas.next(work.flags())? {
-            Step::Chunk(chunk) => chunk,
-            Step::End(end) => return Ok(end),
+            NextChunk::Chunk(chunk) => chunk,
+            NextChunk::End(end) => return Ok(end),
         };
         watch.was(Phase::Claiming);
         let region = in_volume(chunk.region(), work.bbox);
         let fetched = match work.source.fetch(&region) {
             // A download that is stopped while a server is silent does not report the server.
             Err(Error::Store { .. }) if work.flags().iter().any(|flag| flag.is_stopped()) => {
-                return Ok(WalkEnd::Stopped);
+                return Ok(PaintEnd::Stopped);
             }
-            answer => answer?,
+            // Raised before the chunk is released, as in `Painter::paint`.
+            answer => answer.inspect_err(|_| work.abort.stop())?,
         };
         work.tally.fetched(fetched.len());
         reserved.correct(fetched.len() as u64);
         watch.was(Phase::Fetching);
         if queue.send(FetchedChunk { chunk, region, fetched, reserved }).is_err() {
-            return Ok(WalkEnd::Stopped);
+            return Ok(PaintEnd::Stopped);
         }
         watch.was(Phase::Waiting);
     }
@@ -145,7 +145,7 @@ fn fetch<'a, T: Element, C: Canvas<T>>(
 fn decode<T: Element>(
     queue: &Mutex<Receiver<FetchedChunk<'_, impl CanvasChunk<T>>>>,
     work: &PaintWork<'_>,
-) -> Result<WalkEnd> {
+) -> Result<PaintEnd> {
     let mut painter = Painter::new(work);
     let mut watch = Stopwatch::start(work.tally);
     let mut first = None;
@@ -155,19 +155,18 @@ fn decode<T: Element>(
         watch.was(Phase::Waiting);
         let Ok(FetchedChunk { chunk, region, fetched, reserved }) = next else { break };
         if let Err(error) = painter.paint(chunk, &region, fetched, &mut watch) {
-            work.abort.stop();
             first.get_or_insert(error);
         }
         drop(reserved);
     }
-    first.map_or(Ok(WalkEnd::Complete), Err)
+    first.map_or(Ok(PaintEnd::Complete), Err)
 }
 
 /// Threads that work together: if one fails, `abort` stops the others.
 struct ThreadCrew<'scope, 'env, 'work> {
     scope: &'scope thread::Scope<'scope, 'env>,
     abort: &'work StopFlag,
-    members: Vec<ScopedJoinHandle<'scope, Result<WalkEnd>>>,
+    members: Vec<ScopedJoinHandle<'scope, Result<PaintEnd>>>,
     refused: Option<Error>,
     /// Disconnected when the last member ends.
     sender: Option<mpsc::Sender<()>>,
@@ -189,7 +188,7 @@ impl<'scope, 'work: 'scope> ThreadCrew<'scope, '_, 'work> {
         kind: &str,
         number: usize,
         tell: &mut dyn FnMut(CrewEvent),
-        job: impl FnOnce() -> Result<WalkEnd> + Send + 'scope,
+        job: impl FnOnce() -> Result<PaintEnd> + Send + 'scope,
     ) {
         let (abort, sender) = (self.abort, self.sender.clone());
         let name = format!("ndshm-{kind}-{number}");
@@ -213,7 +212,7 @@ impl<'scope, 'work: 'scope> ThreadCrew<'scope, '_, 'work> {
     }
 
     /// Waits for all threads. Returns how each of them ended.
-    fn wait(mut self, tell: &mut dyn FnMut(CrewEvent)) -> Vec<Result<WalkEnd>> {
+    fn wait(mut self, tell: &mut dyn FnMut(CrewEvent)) -> Vec<Result<PaintEnd>> {
         self.sender = None;
         // Nothing is ever sent: this receives timeouts until the last thread drops its sender.
         while let Err(RecvTimeoutError::Timeout) = self.silence.recv_timeout(PATIENCE) {
@@ -224,7 +223,7 @@ impl<'scope, 'work: 'scope> ThreadCrew<'scope, '_, 'work> {
     }
 }
 
-fn outcome(progress: RenderProgress, ends: Vec<Result<WalkEnd>>) -> PaintOutcome {
+fn outcome(progress: RenderProgress, ends: Vec<Result<PaintEnd>>) -> PaintOutcome {
     if progress.is_complete() {
         return PaintOutcome::Complete;
     }
