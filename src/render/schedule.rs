@@ -1,9 +1,9 @@
-//! The order in which the threads of one process try the chunks of a renderbuffer: each chunk once, then only those that
-//! were busy or released unpainted.
+//! The order in which the threads of one process try the chunks of a renderbuffer: each chunk once, then only those
+//! that were busy or released unpainted.
 //!
 //! The threads share the schedule, so no two of them try the same chunk at the same time. Waiting costs time in
-//! proportion to the chunks that are claimed elsewhere, not to all chunks. That every chunk is finished follows from the
-//! schedule, without a search of the ledger.
+//! proportion to the chunks that are claimed elsewhere, not to all chunks. The schedule knows when every chunk is
+//! finished, without a search of the ledger.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -52,7 +52,7 @@ impl Schedule {
         Some(ScheduledChunk::new(self, index??))
     }
 
-    /// Returns the first chunk to try again whose number is at least `from`.
+    /// Returns the first chunk to try again, from the number `from` on.
     pub(super) fn again(&self, from: usize) -> Option<ScheduledChunk<'_>> {
         let index = self.change(MOMENT, |state| {
             let index = *state.again.range(from..).next()?;

@@ -23,8 +23,8 @@ pub(crate) trait Canvas<T: Element>: Sync {
     where
         Self: 'a;
 
-    /// Takes the next chunk, unless a flag is raised. If all unfinished chunks of a renderbuffer are claimed, waits until
-    /// one is released or all are finished.
+    /// Takes the next chunk, unless a flag is raised. While all unfinished chunks of a renderbuffer are claimed, waits
+    /// until one is released or all are finished.
     fn next(&self, flags: [&StopFlag; 2]) -> Result<NextChunk<Self::Chunk<'_>>>;
 
     fn progress(&self) -> RenderProgress;

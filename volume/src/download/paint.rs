@@ -101,8 +101,10 @@ impl<'a, T: Element> Painter<'a, T> {
         Ok(())
     }
 
-    /// Decodes a chunk and copies it to its place. Returns whether it is not stored. A missing chunk is filled here too, by the worker that has it: so the
-    /// fill never overwrites a chunk of another worker, and the memory's previous content never remains.
+    /// Decodes a chunk and copies it to its place. Returns whether it is not stored.
+    ///
+    /// A missing chunk is filled here too, by the worker that has it: so the fill never overwrites a chunk of another
+    /// worker, and the memory's previous content never remains.
     fn fill(
         &mut self,
         chunk: &mut impl CanvasChunk<T>,

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 pub struct Spent {
     /// Creating the array before any worker began: space, pages, zeros. One thread's time.
     pub making: Duration,
-    /// Claiming chunks, and waiting for chunks that other processes paint.
+    /// Claiming chunks, and waiting for chunks that other workers have claimed.
     pub claiming: Duration,
     /// Fetching bytes. If the volume fetches and decodes in one step, that time is in [`decoding`](Self::decoding).
     pub fetching: Duration,
