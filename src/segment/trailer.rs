@@ -141,7 +141,7 @@ impl Trailer {
         if file_length(payload) != Some(length) {
             return Err(format!("a payload of {payload} bytes does not make a file of {length}"));
         }
-        let number = |at: usize| -> [u8; 8] { std::array::from_fn(|byte| page[at + byte]) };
+        let number = |at: usize| page[at..].first_chunk::<8>().copied().unwrap_or_default();
         let ticket = |slot: usize| {
             let at = TICKETS_AT + TICKET * slot;
             (u64::from_le_bytes(number(at)), u64::from_le_bytes(number(at + 8)))
