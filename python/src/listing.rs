@@ -23,7 +23,11 @@ pub(crate) fn listing(
         let directory = default_directory()?;
         let mut rows = Vec::new();
         for entry in directory.list()? {
-            rows.push(match Found::at(&directory, &entry) {
+            let found = Found::at(&directory, &entry);
+            if found.other_use(&entry).is_some() {
+                continue;
+            }
+            rows.push(match found {
                 Found::Plain(Some(found)) => (
                     entry.name,
                     entry.len,

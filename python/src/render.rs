@@ -385,7 +385,8 @@ impl RawBuffer {
             Next::Busy => {
                 let own = self.entered.of_thread();
                 let (done, total) = self.progress(py)?;
-                if index.map_or(own.len() == total - done, |index| own.contains(&index)) {
+                let left = total - done;
+                if index.map_or(left > 0 && own.len() == left, |index| own.contains(&index)) {
                     let text = format!(
                         "this thread itself paints what is left of `{}`: leave that `with` block first",
                         self.name

@@ -36,7 +36,7 @@
 //! | `daemon`: `set_apart`, `leave_session`, `keep_descriptors`, .. | a program in the background that outlives the process that started it |
 //! | `wait_on`, `wake` | sleep while a word of shared memory has a value, with a time limit; wake its sleepers, in any process. Where that is impossible, short sleeps |
 //! | `fork_generation`, `forks` | a number that differs between a process and its forked children; how many forks it has begun, unless one is under way |
-//! | `PerProcess`, `Fact` | values without a lock that a forked child could inherit locked |
+//! | `PerProcess`, `Fact` | statics without a lock that a forked child could inherit locked |
 //! | `LOCKS_CONVERT` | whether `try_lock` changes a lock of the same description from one kind to the other, in one step or not at all |
 //! | `LINKS_TELL` | whether the facts of an open file say that its name has gone |
 //! | `RESERVING_SETS_LENGTH` | whether `reserve` gives a shorter file its length |

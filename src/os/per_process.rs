@@ -1,11 +1,11 @@
-//! Values without a lock that a forked child could inherit locked: statics, and the schedules of renderbuffers. In the
-//! child the thread that holds such a lock does not exist, and a wait for it would never end.
+//! Statics without a lock that a forked child could inherit locked. In the child the thread that holds such a lock does
+//! not exist, and a wait for it would never end.
 //!
 //! Values with locks of their own (arenas, limbos, pools, channels, children) know which process made them, and in a
 //! forked child they take no lock, or only try to. Thread-local values need no lock.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::{Mutex, MutexGuard, TryLockError};
 use std::time::Duration;
 
 use super::fork_generation;
@@ -38,14 +38,12 @@ impl<T> PerProcess<T> {
     #[allow(clippy::cast_possible_truncation)] // the remainder is small
     fn lock_of(&self, generation: u64, patience: Duration) -> Option<MutexGuard<'_, Generation<T>>> {
         let own = &self.0[(generation % self.0.len() as u64) as usize];
-        let mut backoff = None; // reading the clock takes longer than locking
+        let mut backoff = Backoff::new(patience);
         loop {
             let mut slot = match own.try_lock() {
                 Ok(slot) => slot,
                 Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-                Err(TryLockError::WouldBlock) if backoff.get_or_insert_with(|| Backoff::new(patience)).pause() => {
-                    continue;
-                }
+                Err(TryLockError::WouldBlock) if backoff.pause() => continue,
                 Err(TryLockError::WouldBlock) => return None,
             };
             if slot.generation != generation {
@@ -54,20 +52,6 @@ impl<T> PerProcess<T> {
                 slot.generation = generation;
             }
             return Some(slot);
-        }
-    }
-}
-
-/// Drops the value of this process. Values of ancestors are not dropped: another thread may have been changing one when
-/// this process was forked.
-impl<T> Drop for PerProcess<T> {
-    fn drop(&mut self) {
-        let own = fork_generation();
-        for slot in &mut self.0 {
-            let slot = slot.get_mut().unwrap_or_else(PoisonError::into_inner);
-            if slot.generation != own {
-                std::mem::forget(slot.value.take());
-            }
         }
     }
 }
@@ -125,8 +109,6 @@ impl Fact {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use super::*;
 
     #[test]
@@ -142,17 +124,6 @@ mod tests {
         drop(parents);
         assert_eq!(number.inherited(), Some(vec![1]), "of this process, which is of generation 0");
         assert_eq!(number.lock_of(8, Duration::ZERO).unwrap().value, None, "nothing of an ancestor's is used");
-    }
-
-    #[test]
-    fn values_of_ancestors_are_not_dropped() {
-        let counted = Arc::new(());
-        let values = PerProcess::new();
-        for generation in [fork_generation(), fork_generation() + 1] {
-            values.lock_of(generation, Duration::ZERO).unwrap().value = Some(Arc::clone(&counted));
-        }
-        drop(values);
-        assert_eq!(Arc::strong_count(&counted), 2);
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! `RenderBuffer`: one array that many painters fill at the same time, chunk by chunk.
 
 use std::ops::Deref;
+use std::sync::Arc;
 use std::time::Duration;
 
 use ndarray::{Dimension, IntoDimension, RawArrayViewMut, ShapeBuilder};
@@ -59,7 +60,7 @@ pub struct RenderBuffer<T, D> {
     /// How long finishing waits for another user to name the array.
     patience: Duration,
     /// Which chunks to try next. Only locks and ledger decide whether a chunk is free.
-    pub(super) schedule: Schedule,
+    pub(super) schedule: Arc<Schedule>,
 }
 
 impl<T, D> Deref for RenderBuffer<T, D> {
@@ -203,10 +204,9 @@ impl<T: Element, D: Dimension> RenderBuffer<T, D> {
     ///
     /// As [`claim`](Self::claim).
     pub fn claim_next(&self) -> Result<NextClaim<'_, T, D>> {
-        while let Some(scheduled) = self.schedule.first() {
-            if let Some(chunk) = self.claim_scheduled(scheduled)? {
-                return Ok(NextClaim::Chunk(chunk));
-            }
+        let untried = self.claim_untried()?;
+        if !matches!(untried, NextClaim::Busy) {
+            return Ok(untried);
         }
         let mut from = 0;
         while let Some(scheduled) = self.schedule.again(from) {
@@ -218,8 +218,18 @@ impl<T: Element, D: Dimension> RenderBuffer<T, D> {
         Ok(self.none_claimed())
     }
 
+    /// As `claim_next`, but tries no chunk again.
+    fn claim_untried(&self) -> Result<NextClaim<'_, T, D>> {
+        while let Some(scheduled) = self.schedule.first(|index| self.pair.chunks.is_done(index)) {
+            if let Some(chunk) = self.claim_scheduled(scheduled)? {
+                return Ok(NextClaim::Chunk(chunk));
+            }
+        }
+        Ok(self.none_claimed())
+    }
+
     /// Claims the chunk that the schedule gave out, and returns it to the schedule if that fails.
-    fn claim_scheduled<'a>(&'a self, scheduled: ScheduledChunk<'a>) -> Result<Option<ChunkClaim<'a, T, D>>> {
+    fn claim_scheduled(&self, scheduled: ScheduledChunk) -> Result<Option<ChunkClaim<'_, T, D>>> {
         match self.claim(scheduled.index())? {
             Claim::Chunk(chunk) => return Ok(Some(chunk.scheduled(scheduled))),
             Claim::Busy => {}
@@ -229,7 +239,15 @@ impl<T: Element, D: Dimension> RenderBuffer<T, D> {
     }
 
     fn none_claimed(&self) -> NextClaim<'_, T, D> {
-        if self.schedule.is_all_done() { NextClaim::AllDone } else { NextClaim::Busy }
+        if !self.schedule.is_exhausted() {
+            return NextClaim::Busy;
+        }
+        if self.progress().is_complete() {
+            return NextClaim::AllDone;
+        }
+        // Another thread took and returned a chunk while this one looked.
+        self.schedule.restart();
+        NextClaim::Busy
     }
 
     /// Claims any chunk. While all unfinished chunks are claimed, waits until one is released or all are finished.
@@ -241,14 +259,18 @@ impl<T: Element, D: Dimension> RenderBuffer<T, D> {
     ///
     /// As [`claim`](Self::claim).
     pub fn claim_next_wait(&self, limit: Duration) -> Result<NextClaim<'_, T, D>> {
-        let mut backoff = Backoff::new(limit);
-        let mut answer = self.claim_next()?;
-        let mut lookout = None;
-        while matches!(answer, NextClaim::Busy) && backoff.pause() {
-            lookout = lookout.or_else(|| self.schedule.look_out());
-            answer = if lookout.is_some() { self.claim_next()? } else { self.none_claimed() };
+        if limit.is_zero() {
+            return self.claim_next();
         }
-        Ok(answer)
+        let mut backoff = Backoff::new(limit);
+        let mut lookout = None;
+        loop {
+            lookout = lookout.or_else(|| self.schedule.look_out());
+            let answer = if lookout.is_some() { self.claim_next()? } else { self.claim_untried()? };
+            if !matches!(answer, NextClaim::Busy) || !backoff.pause() {
+                return Ok(answer);
+            }
+        }
     }
 
     /// Takes a read lock on a finished chunk, while other chunks may still be painted. Returns `None` if the chunk is

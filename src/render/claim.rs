@@ -25,7 +25,7 @@ pub struct ChunkClaim<'a, T: Element, D: Dimension> {
     /// The write lock on the chunk's cell. Dropped after the view.
     hold: Hold,
     /// Dropped after the lock: otherwise another thread could try the chunk again while it is still locked.
-    scheduled: Option<ScheduledChunk<'a>>,
+    scheduled: Option<ScheduledChunk>,
 }
 
 impl<'a, T: Element, D: Dimension> ChunkClaim<'a, T, D> {
@@ -42,7 +42,7 @@ impl<'a, T: Element, D: Dimension> ChunkClaim<'a, T, D> {
     }
 
     /// Notes that the claim is that of a chunk of the schedule.
-    pub(super) fn scheduled(self, scheduled: ScheduledChunk<'a>) -> Self {
+    pub(super) fn scheduled(self, scheduled: ScheduledChunk) -> Self {
         Self { scheduled: Some(scheduled), ..self }
     }
 
@@ -80,10 +80,11 @@ impl<'a, T: Element, D: Dimension> ChunkClaim<'a, T, D> {
         // Before the lock is released. Otherwise another painter could take the lock, find the chunk unfinished, and
         // paint it again.
         buffer.pair.chunks.set_done(index);
-        drop(hold);
+        // Also before, so that the last chunk's end is known as soon as the ledger says it.
         if let Some(scheduled) = scheduled {
             scheduled.finish();
         }
+        drop(hold);
         Ok(())
     }
 }

@@ -421,8 +421,8 @@ impl Pair {
             // If it is leased, the process is on another machine and uses a network file system.
             if ledger.is_in_use()? {
                 let (expected, found) = ("this machine, now".into(), "a process of another machine or boot".into());
-                let state = OtherWork::Attached;
-                return Err(ErrorKind::Mismatch { what: "machine", expected, found, state }.at(&home.location));
+                let kind = ErrorKind::Mismatch { what: "machine", expected, found, state: OtherWork::Attached };
+                return Err(kind.at(&home.location));
             }
             return stale(&ledger);
         }

@@ -2,94 +2,152 @@
 //! that were busy or released unpainted.
 //!
 //! The threads share the schedule, so no two of them try the same chunk at the same time. Waiting costs time in
-//! proportion to the chunks that are claimed elsewhere, not to all chunks. The schedule knows when every chunk is
-//! finished, without a search of the ledger.
+//! proportion to the chunks that are claimed elsewhere, not to all chunks.
+//!
+//! It consists of atomics: a forked child could inherit a lock that another thread of its parent holds. The child
+//! begins anew, because the chunks that its parent has are not its own.
 
-use std::collections::BTreeSet;
-use std::time::Duration;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::thread;
 
-use crate::os::{self, MOMENT, PerProcess};
+use crate::os;
 
-/// How long a thread waits before it gives up returning a chunk. Other threads hold the lock for less than a
-/// microsecond, unless a debugger stops them.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// Set in the generation while a thread of a forked child makes the schedule new.
+const RENEWING: u64 = 1 << 63;
 
-/// Which chunks the threads of this process have not tried, and which they must try again. A forked child begins anew.
+/// Which chunks the threads of this process have not tried, and which they must try again.
+///
+/// All accesses are sequentially consistent. A chunk is counted as given out before it is taken, and as returned after
+/// it is to be tried again, so that [`is_exhausted`](Self::is_exhausted) misses none.
 #[derive(Debug)]
 pub(super) struct Schedule {
     total: usize,
-    /// Locked for moments, and never during a system call.
-    state: PerProcess<ScheduleState>,
-}
-
-#[derive(Debug, Default)]
-struct ScheduleState {
-    /// The first chunk that was not given out.
-    next: usize,
-    /// Chunks that were found busy, or were released unpainted. Each may be finished by now.
-    again: BTreeSet<usize>,
+    /// The fork generation that everything below belongs to.
+    generation: AtomicU64,
+    /// The first chunk that was not given out. May exceed the total.
+    next: AtomicUsize,
+    /// One bit for each chunk that was found busy, or was released unpainted. It may be finished by now.
+    again: Box<[AtomicU64]>,
     /// Number of [`ScheduledChunk`]s. Each chunk below `next` is one of them, is in `again`, or is finished.
-    given: usize,
+    given: AtomicUsize,
     /// Whether there is a [`Lookout`].
-    has_lookout: bool,
+    has_lookout: AtomicBool,
 }
 
 impl Schedule {
-    pub(super) fn new(total: usize) -> Self {
-        Self { total, state: PerProcess::new() }
+    pub(super) fn new(total: usize) -> Arc<Self> {
+        Arc::new(Self {
+            total,
+            generation: AtomicU64::new(os::fork_generation()),
+            next: AtomicUsize::new(0),
+            again: (0..total.div_ceil(64)).map(|_| AtomicU64::new(0)).collect(),
+            given: AtomicUsize::new(0),
+            has_lookout: AtomicBool::new(false),
+        })
     }
 
-    /// Returns the first chunk that this process has not tried.
-    ///
-    /// This and the following methods return nothing, or `false`, if the state is not free within a moment.
-    pub(super) fn first(&self) -> Option<ScheduledChunk<'_>> {
-        let index = self.change(MOMENT, |state| {
-            let index = (state.next < self.total).then_some(state.next)?;
-            state.next += 1;
-            state.given += 1;
-            Some(index)
-        });
-        Some(ScheduledChunk::new(self, index??))
+    /// Returns the first chunk that this process has not tried and that is not finished.
+    pub(super) fn first(self: &Arc<Self>, is_done: impl Fn(usize) -> bool) -> Option<ScheduledChunk> {
+        let given = self.give();
+        // Loaded first, so that waiting threads do not increment it without end.
+        while self.next.load(Ordering::SeqCst) < self.total {
+            let index = self.next.fetch_add(1, Ordering::SeqCst);
+            if index < self.total && !is_done(index) {
+                return Some(given.chunk(index));
+            }
+        }
+        None
     }
 
     /// Returns the first chunk to try again, from the number `from` on.
-    pub(super) fn again(&self, from: usize) -> Option<ScheduledChunk<'_>> {
-        let index = self.change(MOMENT, |state| {
-            let index = *state.again.range(from..).next()?;
-            state.again.remove(&index);
-            state.given += 1;
-            Some(index)
-        });
-        Some(ScheduledChunk::new(self, index??))
+    pub(super) fn again(self: &Arc<Self>, from: usize) -> Option<ScheduledChunk> {
+        let given = self.give();
+        for (word, bits) in self.again.iter().enumerate().skip(from / 64) {
+            let mut left = bits.load(Ordering::SeqCst);
+            if word == from / 64 {
+                left &= u64::MAX << (from % 64);
+            }
+            while left != 0 {
+                let bit = left & left.wrapping_neg();
+                if bits.fetch_and(!bit, Ordering::SeqCst) & bit != 0 {
+                    return Some(given.chunk(word * 64 + bit.trailing_zeros() as usize));
+                }
+                left &= !bit; // another thread has taken it
+            }
+        }
+        None
     }
 
-    /// Returns whether every chunk is finished: each was given out, and none is to be tried again or is still painted.
-    pub(super) fn is_all_done(&self) -> bool {
-        let is_done =
-            |state: &mut ScheduleState| state.next == self.total && state.again.is_empty() && state.given == 0;
-        self.change(MOMENT, is_done).unwrap_or(false)
+    /// Returns whether no chunk is left to try, nor given out: then all are finished.
+    pub(super) fn is_exhausted(&self) -> bool {
+        let is_none_given = || self.given.load(Ordering::SeqCst) == 0;
+        let is_none_left = || self.again.iter().all(|bits| bits.load(Ordering::SeqCst) == 0);
+        is_none_given() && self.next.load(Ordering::SeqCst) >= self.total && is_none_left() && is_none_given()
+    }
+
+    /// Begins anew. A chunk may be given out a second time then, and is found busy.
+    pub(super) fn restart(&self) {
+        self.next.store(0, Ordering::SeqCst);
     }
 
     /// Makes the calling thread the lookout, unless another thread is.
     pub(super) fn look_out(&self) -> Option<Lookout<'_>> {
-        let is_free = self.change(MOMENT, |state| !std::mem::replace(&mut state.has_lookout, true))?;
-        is_free.then(|| Lookout { schedule: self, generation: os::fork_generation() })
+        let generation = self.enter();
+        let is_free = !self.has_lookout.swap(true, Ordering::SeqCst);
+        is_free.then_some(Lookout { schedule: self, generation })
     }
 
-    /// Changes the state of this process. Returns `None` if it is not free within `patience`.
-    fn change<R>(&self, patience: Duration, change: impl FnOnce(&mut ScheduleState) -> R) -> Option<R> {
-        self.state.lock(patience).map(|mut slot| change(slot.value.get_or_insert_default()))
+    /// Counts a chunk as given out, which the caller looks for.
+    fn give(self: &Arc<Self>) -> Given {
+        let generation = self.enter();
+        self.given.fetch_add(1, Ordering::SeqCst);
+        Given { schedule: Arc::clone(self), generation }
     }
 
-    /// As `change`, for a value that was made in `generation`. A forked child that drops what it inherited changes
-    /// nothing.
-    ///
-    /// If the state is not free for that long, the change is lost, and the chunk stays given out: then
-    /// [`is_all_done`](Self::is_all_done) is never true in this process, which is safe, and other processes paint the
-    /// chunk.
-    fn put_back(&self, generation: u64, change: impl FnOnce(&mut ScheduleState)) {
-        if generation == os::fork_generation() {
-            let _ = self.change(PATIENCE, change);
+    /// Makes the schedule new in a forked child. Returns the process's generation.
+    fn enter(&self) -> u64 {
+        let own = os::fork_generation();
+        loop {
+            let found = self.generation.load(Ordering::SeqCst);
+            if found == own {
+                return own;
+            }
+            // Another thread of this process. One of an ancestor has the generation of that ancestor.
+            if found == own | RENEWING {
+                thread::yield_now();
+                continue;
+            }
+            let renewing = own | RENEWING;
+            if self.generation.compare_exchange(found, renewing, Ordering::SeqCst, Ordering::SeqCst).is_ok() {
+                self.next.store(0, Ordering::SeqCst);
+                self.again.iter().for_each(|bits| bits.store(0, Ordering::SeqCst));
+                self.given.store(0, Ordering::SeqCst);
+                self.has_lookout.store(false, Ordering::SeqCst);
+                self.generation.store(own, Ordering::SeqCst);
+                return own;
+            }
+        }
+    }
+}
+
+/// One chunk in the number of those that are given out. A forked child that drops what it inherited changes nothing.
+#[derive(Debug)]
+struct Given {
+    schedule: Arc<Schedule>,
+    generation: u64,
+}
+
+impl Given {
+    fn chunk(self, index: usize) -> ScheduledChunk {
+        ScheduledChunk { index, is_finished: false, given: self }
+    }
+}
+
+impl Drop for Given {
+    fn drop(&mut self) {
+        if self.generation == os::fork_generation() {
+            self.schedule.given.fetch_sub(1, Ordering::SeqCst);
         }
     }
 }
@@ -97,18 +155,14 @@ impl Schedule {
 /// A chunk that only the owner of this value tries or paints, among the threads that share the schedule. Unless it is
 /// [finished](Self::finish), it is to be tried again.
 #[derive(Debug)]
-pub(super) struct ScheduledChunk<'a> {
-    schedule: &'a Schedule,
+pub(super) struct ScheduledChunk {
     index: usize,
     is_finished: bool,
-    generation: u64,
+    /// Dropped after this value has returned the chunk.
+    given: Given,
 }
 
-impl<'a> ScheduledChunk<'a> {
-    fn new(schedule: &'a Schedule, index: usize) -> Self {
-        Self { schedule, index, is_finished: false, generation: os::fork_generation() }
-    }
-
+impl ScheduledChunk {
     pub(super) fn index(&self) -> usize {
         self.index
     }
@@ -119,15 +173,11 @@ impl<'a> ScheduledChunk<'a> {
     }
 }
 
-impl Drop for ScheduledChunk<'_> {
+impl Drop for ScheduledChunk {
     fn drop(&mut self) {
-        let Self { index, is_finished, .. } = *self;
-        self.schedule.put_back(self.generation, |state| {
-            state.given -= 1;
-            if !is_finished {
-                state.again.insert(index);
-            }
-        });
+        if !self.is_finished && self.given.generation == os::fork_generation() {
+            self.given.schedule.again[self.index / 64].fetch_or(1 << (self.index % 64), Ordering::SeqCst);
+        }
     }
 }
 
@@ -140,7 +190,9 @@ pub(super) struct Lookout<'a> {
 
 impl Drop for Lookout<'_> {
     fn drop(&mut self) {
-        self.schedule.put_back(self.generation, |state| state.has_lookout = false);
+        if self.generation == os::fork_generation() {
+            self.schedule.has_lookout.store(false, Ordering::SeqCst);
+        }
     }
 }
 

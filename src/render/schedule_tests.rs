@@ -1,14 +1,12 @@
 //! Threads share the chunks out among them, wait for busy ones only, and know when all are finished.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use ndarray::Ix1;
 
 use super::*;
 use crate::backend::Directory;
-use crate::render::{ChunkClaim, Claim, NextClaim, RenderBuffer, RenderOptions};
+use crate::render::{ChunkClaim, Claim, NextClaim, RenderBuffer, RenderOptions, RenderProgress};
 
 /// So many that trying all of them again in each pause would show.
 const CHUNKS: usize = 3000;
@@ -28,12 +26,17 @@ fn next(buffer: &RenderBuffer<u8, Ix1>) -> ChunkClaim<'_, u8, Ix1> {
     chunk
 }
 
-fn state<R>(schedule: &Schedule, look: impl FnOnce(&mut ScheduleState) -> R) -> R {
-    schedule.change(PATIENCE, look).expect("locked for moments only")
+fn again(schedule: &Schedule) -> Vec<usize> {
+    let is_noted = |index: &usize| schedule.again[index / 64].load(Ordering::SeqCst) >> (index % 64) & 1 != 0;
+    (0..schedule.total).filter(is_noted).collect()
 }
 
-fn again(schedule: &Schedule) -> Vec<usize> {
-    state(schedule, |state| state.again.iter().copied().collect())
+fn given(schedule: &Schedule) -> usize {
+    schedule.given.load(Ordering::SeqCst)
+}
+
+fn has_lookout(schedule: &Schedule) -> bool {
+    schedule.has_lookout.load(Ordering::SeqCst)
 }
 
 #[test]
@@ -42,7 +45,7 @@ fn threads_never_try_the_same_chunk() {
     let owners: Vec<AtomicUsize> = (0..CHUNKS).map(|_| AtomicUsize::new(0)).collect();
     let tries = AtomicUsize::new(0);
     // Every third chunk is busy when it is tried first.
-    let work = |scheduled: ScheduledChunk<'_>, must_end: bool| {
+    let work = |scheduled: ScheduledChunk, must_end: bool| {
         let index = scheduled.index();
         assert_eq!(owners[index].fetch_add(1, Ordering::SeqCst), 0, "chunk {index}");
         tries.fetch_add(1, Ordering::Relaxed);
@@ -55,8 +58,8 @@ fn threads_never_try_the_same_chunk() {
     thread::scope(|scope| {
         for _ in 0..4 {
             scope.spawn(|| {
-                while !schedule.is_all_done() {
-                    while let Some(scheduled) = schedule.first() {
+                while !schedule.is_exhausted() {
+                    while let Some(scheduled) = schedule.first(|_| false) {
                         work(scheduled, false);
                     }
                     while let Some(scheduled) = schedule.again(0) {
@@ -85,19 +88,19 @@ fn only_busy_chunks_are_tried_again() {
     let painted: usize = thread::scope(|scope| {
         let painters = [scope.spawn(paint), scope.spawn(paint)];
         let begin = Instant::now();
-        while !state(&buffer.schedule, |state| state.again.contains(&7) && state.has_lookout && state.given == 0) {
+        while again(&buffer.schedule) != [7] || !has_lookout(&buffer.schedule) || buffer.progress().done < CHUNKS - 1 {
             assert!(begin.elapsed() < Duration::from_mins(1), "the painters make no progress");
             thread::sleep(Duration::from_millis(1));
         }
         // All painters wait for one chunk, and one of them tries it.
         thread::sleep(Duration::from_millis(20));
         assert!(painters.iter().all(|painter| !painter.is_finished()));
-        assert_eq!((state(&buffer.schedule, |state| state.next), buffer.progress().done), (CHUNKS, CHUNKS - 1));
+        assert!(buffer.schedule.next.load(Ordering::SeqCst) <= CHUNKS + painters.len(), "each was given out once");
         drop(held);
         painters.into_iter().map(|painter| painter.join().expect("no panic")).sum()
     });
     assert_eq!((painted, buffer.progress().done), (CHUNKS, CHUNKS));
-    assert_eq!((again(&buffer.schedule), buffer.schedule.is_all_done()), (vec![], true));
+    assert_eq!((again(&buffer.schedule), buffer.schedule.is_exhausted()), (vec![], true));
     assert!(matches!(of_another.claim_next(), Ok(NextClaim::AllDone)), "it finds all chunks finished");
 }
 
@@ -177,19 +180,62 @@ fn failed_claim_loses_no_chunk() {
     drop(first);
     assert_eq!(again(&buffer.schedule), [0, 1]);
     assert!(buffer.claim_next_wait(Duration::MAX).is_err());
-    assert_eq!((again(&buffer.schedule), state(&buffer.schedule, |state| state.given)), (vec![0, 1], 0));
+    assert_eq!((again(&buffer.schedule), given(&buffer.schedule)), (vec![0, 1], 0));
 }
 
 #[test]
-fn inherited_values_change_nothing() {
-    let schedule = Schedule::new(1);
-    let generation = os::fork_generation() + 1;
-    let own = schedule.first().expect("not given out");
-    drop(ScheduledChunk { schedule: &schedule, index: 0, is_finished: true, generation });
-    let lookout = schedule.look_out().expect("there is none");
-    drop(Lookout { schedule: &schedule, generation });
-    assert!(schedule.look_out().is_none());
-    assert_eq!(state(&schedule, |state| (state.given, state.has_lookout)), (1, true));
-    drop((own, lookout));
-    assert_eq!(state(&schedule, |state| (state.given, state.has_lookout)), (0, false));
+fn no_thread_leaves_while_chunks_are_free() {
+    const THREADS: usize = 8;
+    let directory = directory();
+    let (buffer, earlier) = (buffer(&directory, CHUNKS), buffer(&directory, CHUNKS));
+    let is_free = |index: usize| index % 50 == 0;
+    for index in (0..CHUNKS).filter(|index| !is_free(*index)) {
+        let Claim::Chunk(chunk) = earlier.claim(index).expect("no error") else { panic!("it is free") };
+        chunk.commit().expect("a commit");
+    }
+    let paint = || {
+        while let NextClaim::Chunk(chunk) = buffer.claim_next().expect("no error") {
+            chunk.commit().expect("a commit");
+        }
+        // The others have at most one chunk each.
+        let RenderProgress { done, total } = buffer.progress();
+        assert!(total - done < THREADS, "{done} of {total}");
+    };
+    thread::scope(|scope| (0..THREADS).for_each(|_| drop(scope.spawn(paint))));
+    assert!(buffer.progress().is_complete());
+}
+
+#[test]
+fn lost_chunk_is_found_again() {
+    let directory = directory();
+    let buffer = buffer(&directory, 3);
+    drop(next(&buffer));
+    buffer.schedule.again[0].store(0, Ordering::SeqCst); // as in the moment when another thread tries the chunk
+    next(&buffer).commit().expect("a commit");
+    next(&buffer).commit().expect("a commit");
+    assert!(matches!(buffer.claim_next(), Ok(NextClaim::Busy)), "it begins anew");
+    next(&buffer).commit().expect("a commit");
+    assert!(matches!(buffer.claim_next(), Ok(NextClaim::AllDone)));
+}
+
+#[test]
+fn forked_child_begins_anew_and_its_inheritance_changes_nothing() {
+    let schedule = Schedule::new(70);
+    for index in [0, 1] {
+        assert_eq!(schedule.first(|_| false).expect("not given out").index(), index);
+    }
+    let (own, lookout) = (schedule.first(|_| false).expect("not given out"), schedule.look_out());
+    let generation = os::fork_generation();
+    schedule.generation.store((generation + 1) | RENEWING, Ordering::SeqCst); // as if an ancestor was renewing it
+    let first = schedule.first(|_| false).expect("it begins anew");
+    assert_eq!((first.index(), again(&schedule), given(&schedule)), (0, vec![], 1));
+    let lookout_here = schedule.look_out().expect("that of the parent does not count");
+    let mut inherited = own;
+    inherited.given.generation = generation + 1;
+    let mut lookout = lookout.expect("there was none");
+    lookout.generation = generation + 1;
+    drop((inherited, lookout));
+    assert_eq!((again(&schedule), given(&schedule), has_lookout(&schedule)), (vec![], 1, true));
+    drop((first, lookout_here));
+    assert_eq!((again(&schedule), given(&schedule), has_lookout(&schedule)), (vec![0], 0, false));
 }

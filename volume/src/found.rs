@@ -4,7 +4,7 @@ use ndarray_shm::arena::{self, ArenaInspection};
 use ndarray_shm::array::Description;
 use ndarray_shm::backend::{DirectoryEntry, EntryKind};
 use ndarray_shm::counted::{Inspection, inspect_in};
-use ndarray_shm::{Directory, Error, ErrorKind, Location};
+use ndarray_shm::{Directory, Error, ErrorKind};
 
 use crate::leftovers::is_lock;
 
@@ -18,16 +18,22 @@ pub enum Found {
     Arena(Box<ArenaInspection>),
     /// A plain array with its description if that is valid, or another program's file.
     Plain(Option<Description>),
-    /// A file of one byte that uploads lock.
-    UploadLock,
-    /// A named semaphore of the C library, such as those of Python's `multiprocessing` and `joblib`.
-    Semaphore,
     /// A counted array or an arena with an invalid trailer.
     Damaged(Error),
     /// A file that could not be inspected, and why.
     Unknown(Error),
     /// Another reserved file, or a file that no longer exists.
     Other,
+}
+
+/// What a file is for that is no array although it has an ordinary name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum OtherUse {
+    /// A file of one byte that uploads lock.
+    UploadLock,
+    /// A named semaphore of the C library, such as those of Python's `multiprocessing` and `joblib`.
+    Semaphore,
 }
 
 impl Found {
@@ -40,29 +46,33 @@ impl Found {
             Err(Error { kind: ErrorKind::Reserved { .. }, .. }) => match arena::inspect_in(directory, &location) {
                 Ok(inspection) => Self::Arena(Box::new(inspection)),
                 Err(Error { kind: ErrorKind::Reserved { .. }, .. }) => Self::Other,
-                Err(error) => Self::failed(error, entry),
+                Err(error) => Self::failed(error),
             },
-            Err(Error { kind: ErrorKind::NotCounted, .. }) => Self::plain(directory, entry, &location),
-            Err(error) => Self::failed(error, entry),
+            Err(Error { kind: ErrorKind::NotCounted, .. }) => match directory.description(&location) {
+                Ok(description) => Self::Plain(description),
+                Err(Error { kind: ErrorKind::PermissionDenied { .. }, .. }) => Self::Plain(None),
+                Err(error) => Self::failed(error),
+            },
+            Err(error) => Self::failed(error),
         }
     }
 
-    fn plain(directory: &Directory, entry: &DirectoryEntry, location: &Location) -> Self {
-        match directory.description(location).unwrap_or_default() {
-            _ if is_lock(entry) => Self::UploadLock,
-            None if is_semaphore(entry) => Self::Semaphore,
-            description => Self::Plain(description),
-        }
-    }
-
-    fn failed(error: Error, entry: &DirectoryEntry) -> Self {
+    fn failed(error: Error) -> Self {
         match error.kind {
-            ErrorKind::NotFound | ErrorKind::Elsewhere { .. } | ErrorKind::NotAnArray { .. } => Self::Other,
+            ErrorKind::NotFound | ErrorKind::Elsewhere { .. } | ErrorKind::Unlinked | ErrorKind::NotAnArray { .. } => {
+                Self::Other
+            }
             ErrorKind::Trailer { .. } => Self::Damaged(error),
-            // Another user's. Names and lengths are no secret.
-            _ if is_lock(entry) => Self::UploadLock,
-            _ if is_semaphore(entry) => Self::Semaphore,
             _ => Self::Unknown(error),
+        }
+    }
+
+    /// Returns what the file of `entry` is for if it is no array, as far as name, length and inspection tell.
+    pub fn other_use(&self, entry: &DirectoryEntry) -> Option<OtherUse> {
+        match self {
+            Self::Plain(_) | Self::Unknown(_) if is_lock(entry) => Some(OtherUse::UploadLock),
+            Self::Plain(None) | Self::Unknown(_) if is_semaphore(entry) => Some(OtherUse::Semaphore),
+            _ => None,
         }
     }
 }
@@ -97,13 +107,16 @@ mod tests {
             let is_right = match entry.name.as_str() {
                 "plain" => matches!(found, Found::Plain(_)),
                 "counted" => matches!(found, Found::Counted(_)),
-                "sem.x" => matches!(found, Found::Semaphore),
-                LOCK => matches!(found, Found::UploadLock),
-                "sem.larger" => matches!(found, Found::Plain(None)),
                 ".ndshm-x" => matches!(found, Found::Other),
-                _ => false,
+                _ => matches!(found, Found::Plain(None)),
             };
             assert!(is_right, "{}: {found:?}", entry.name);
+            let other_use = match entry.name.as_str() {
+                "sem.x" => Some(OtherUse::Semaphore),
+                LOCK => Some(OtherUse::UploadLock),
+                _ => None,
+            };
+            assert_eq!(found.other_use(&entry), other_use, "{}", entry.name);
         }
     }
 }

@@ -108,7 +108,7 @@ pub use crate::download::{
     paint_as_worker, remove_nameless_download,
 };
 pub use crate::error::{Error, Result, SourceFailure, StoreFailure};
-pub use crate::found::Found;
+pub use crate::found::{Found, OtherUse};
 pub use crate::grid::Cells;
 pub use crate::leftovers::{Cleared, Leftover, LeftoverKind, reclaim};
 pub use crate::missing::{FillValue, Missing};

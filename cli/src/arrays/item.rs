@@ -4,7 +4,7 @@ use std::time::{Duration, SystemTime};
 
 use ndarray_shm::Directory;
 use ndarray_shm::backend::{DirectoryEntry, EntryKind};
-use ndarray_shm_volume::Found;
+use ndarray_shm_volume::{Found, OtherUse};
 use serde::Serialize;
 
 use super::arena::ArenaReport;
@@ -63,9 +63,11 @@ impl Item {
         let kind = match (entry.kind, &found) {
             (EntryKind::Array, Found::Counted(_) | Found::Damaged(_)) => "counted",
             (EntryKind::Array, Found::Arena(arena)) => ArenaReport::new(arena).kind(),
-            (EntryKind::Array, Found::UploadLock) => "lock",
-            (EntryKind::Array, Found::Semaphore) => "semaphore",
-            (EntryKind::Array, _) => "array",
+            (EntryKind::Array, found) => match found.other_use(entry) {
+                Some(OtherUse::UploadLock) => "lock",
+                Some(OtherUse::Semaphore) => "semaphore",
+                _ => "array",
+            },
             (EntryKind::Partial, _) => "partial",
             (EntryKind::Ledger, _) => "ledger",
             (EntryKind::Draft, _) => "draft",

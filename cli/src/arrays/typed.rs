@@ -84,17 +84,14 @@ impl Described {
                         format!("`ndshm info {location}` shows it; a program opens it and receives its arrays"),
                     ));
                 }
-                Found::Other => {
-                    return Err(Failure::new(Exit::NotFound, format!("nothing is called `{location}`")));
-                }
-                found => {
-                    let found = if let Found::Plain(found) = found { found } else { None };
+                Found::Plain(found) => {
                     said = found.filter(|_| !args.ignore_description);
                     let (dtype, shape, order) =
                         plain_layout(location, entry.len, args.dtype, args.shape.as_ref(), args.order, said.as_ref())?;
                     refuse_other(location, said.as_ref(), dtype, &shape, order)?;
                     (ArrayKind::Plain, dtype, shape, order)
                 }
+                _ => return Err(Failure::new(Exit::NotFound, format!("nothing is called `{location}`"))),
             },
             (None, Some(entry)) => {
                 let ledger = places::ledger(&backend, &entry)?;

@@ -147,6 +147,8 @@ fn write(info: &InfoReport, out: &mut dyn Write) -> Result<(), Failure> {
             (_, Some(arena), _) if arena.is_counters => "counters of loans",
             (_, Some(_), _) => "an arena",
             (.., Some(_)) if item.is_damaged() => "a counted array with a damaged trailer",
+            _ if item.kind == "lock" => "a lock of uploads",
+            _ if item.kind == "semaphore" => "a semaphore of the C library",
             (.., Some(_)) => "an array, or another program's file (its bytes cannot be read)",
             _ if item.description.is_some() => "an array",
             _ => "an array, or another program's file (it has no description: `ndshm describe` writes one)",

@@ -43,9 +43,7 @@ impl<'a> UploadSource<'a> {
             Found::Plain(said) => {
                 return Ok(Self::Plain(location, found.backend, said.filter(|_| !args.ignore_description)));
             }
-            Found::UploadLock | Found::Semaphore | Found::Other => {
-                return Ok(Self::Plain(location, found.backend, None));
-            }
+            Found::Other => return Ok(Self::Plain(location, found.backend, None)),
             _ => {}
         }
         let layout =

@@ -39,7 +39,7 @@ struct CountersState {
     header: ArenaHeader,
     /// The entry at which the next search for a free one begins.
     cursor: AtomicU32,
-    /// EntryTable that this process has freed: hints for the next loans.
+    /// Entries that this process has freed: hints for the next loans.
     free: Mutex<Vec<u32>>,
     /// Handles that this process has received and not released. A process that receives its own loan has two holds on
     /// the entry, so the entry alone does not tell whether it may release one as a receiver.

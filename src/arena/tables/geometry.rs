@@ -18,13 +18,13 @@ use crate::segment::trailer::{PAGE, RECORD};
 
 /// Bytes of a span.
 pub(crate) const SPAN: u64 = 1 << 16;
-/// EntryTable of a span: the maximum number of blocks that it can be cut into.
+/// Entries of a span: the maximum number of blocks that it can be cut into.
 pub(crate) const ENTRIES_OF_SPAN: u32 = 256;
 /// Bytes of an entry, of a member, and of the head of a queue.
 pub(crate) const ENTRY: u64 = 16;
 pub(crate) const MEMBER: u64 = 64;
 pub(crate) const QUEUE_HEAD: u64 = 256;
-/// EntryTable are numbered with 32 bits, and there are 256 of them in each span.
+/// Entries are numbered with 32 bits, and there are 256 of them in each span.
 pub(crate) const MOST_SPANS: u64 = (1 << 24) - 1;
 pub(crate) const MOST_QUEUES: u32 = 1 << 10;
 pub(crate) const MOST_CELLS: u32 = 1 << 24;
