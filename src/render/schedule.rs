@@ -25,7 +25,7 @@ pub(super) struct Schedule {
     total: usize,
     /// The fork generation that everything below belongs to.
     generation: AtomicU64,
-    /// The first chunk that was not given out. May exceed the total.
+    /// The first chunk that was not given out.
     next: AtomicUsize,
     /// One bit for each chunk that was found busy, or was released unpainted. It may be finished by now.
     again: Box<[AtomicU64]>,
@@ -50,14 +50,14 @@ impl Schedule {
     /// Returns the first chunk that this process has not tried and that is not finished.
     pub(super) fn first(self: &Arc<Self>, is_done: impl Fn(usize) -> bool) -> Option<ScheduledChunk> {
         let given = self.give();
-        // Loaded first, so that waiting threads do not increment it without end.
-        while self.next.load(Ordering::SeqCst) < self.total {
-            let index = self.next.fetch_add(1, Ordering::SeqCst);
-            if index < self.total && !is_done(index) {
-                return Some(given.chunk(index));
+        loop {
+            let from = self.next.load(Ordering::SeqCst);
+            let found = (from..self.total).find(|index| !is_done(*index));
+            let next = found.map_or(self.total, |index| index + 1);
+            if self.next.compare_exchange(from, next, Ordering::SeqCst, Ordering::SeqCst).is_ok() {
+                return found.map(|index| given.chunk(index));
             }
         }
-        None
     }
 
     /// Returns the first chunk to try again, from the number `from` on.
@@ -83,7 +83,7 @@ impl Schedule {
     pub(super) fn is_exhausted(&self) -> bool {
         let is_none_given = || self.given.load(Ordering::SeqCst) == 0;
         let is_none_left = || self.again.iter().all(|bits| bits.load(Ordering::SeqCst) == 0);
-        is_none_given() && self.next.load(Ordering::SeqCst) >= self.total && is_none_left() && is_none_given()
+        is_none_given() && self.next.load(Ordering::SeqCst) == self.total && is_none_left() && is_none_given()
     }
 
     /// Begins anew. A chunk may be given out a second time then, and is found busy.
