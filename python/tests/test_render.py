@@ -458,6 +458,22 @@ def test_thread_does_not_wait_for_its_own_blocks(name: str) -> None:
     assert buffer.finish()[...].tolist() == [1, 1, 2, 2, 3, 3]
 
 
+def test_threads_end_together_without_an_error(name: str) -> None:
+    def paint(buffer: ndshm.RenderBuffer) -> int:
+        painted = 0
+        while (claim := buffer.claim()) is not None:
+            with claim as x:
+                x[:] = 1
+            painted += 1
+        return painted
+
+    with ThreadPoolExecutor(4) as threads:
+        for attempt in range(100):
+            buffer = ndshm.RenderBuffer(name, 8, 1, "u1", fingerprint=str(attempt))
+            assert sum(threads.map(paint, [buffer] * 4)) == 8
+            buffer.discard()
+
+
 def test_parts_of_a_buffer_are_no_arrays_while_it_replaces_one(name: str) -> None:
     ndshm.create(name, 6, "u1")
     buffer = ndshm.RenderBuffer(name, 6, 2, "u1", replace=True)

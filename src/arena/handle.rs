@@ -36,7 +36,7 @@ macro_rules! handle {
             ///
             /// # Errors
             ///
-            /// [`InvalidSetting`](ErrorKind::InvalidSetting): bytes that must be zero are not.
+            /// [`InvalidSetting`](crate::ErrorKind::InvalidSetting): bytes that must be zero are not.
             pub fn from_bytes(bytes: [u8; Self::BYTES]) -> Result<Self> {
                 let number = |at: usize| u64::from_le_bytes(std::array::from_fn(|byte| bytes[at + byte]));
                 let Ok(entry) = u32::try_from(number(8)) else {
@@ -85,8 +85,8 @@ handle! {
     /// A 24-byte reference to an array in an arena, for any member of the arena.
     ///
     /// It can also be written as one line of text. A handle does not keep the array: if no process holds the array when
-    /// the handle is used, [`Arena::get`](crate::Arena::get) fails with [`HandleSpent`](ErrorKind::HandleSpent). It
-    /// never leads to another array, even if the memory was used again.
+    /// the handle is used, [`Arena::get`](crate::Arena::get) fails with [`HandleSpent`](crate::ErrorKind::HandleSpent).
+    /// It never leads to another array, even if the memory was used again.
     ///
     /// ```
     /// use ndarray_shm::arena::ArenaHandle;

@@ -13,7 +13,7 @@ use crate::segment::{Attach, CellWait, Home, Segment};
 /// Options for opening arrays that exist.
 ///
 /// They may be set in any order. The last call chooses what is opened, and as what. A setting that has no meaning there
-/// is refused with [`InvalidSetting`](ErrorKind::InvalidSetting).
+/// is refused with [`InvalidSetting`](crate::ErrorKind::InvalidSetting).
 ///
 /// | setting | [`open`](Self::open) | `open_dyn`, `open_bytes`, `open_counted`, `attach` | `open_reader`, `open_writer` | `open_reader_dyn`, `open_writer_dyn`, `open_counted_reader`, `attach_reader` |
 /// |---|---|---|---|---|
@@ -214,8 +214,9 @@ impl OpenOptions {
     ///
     /// # Errors
     ///
-    /// As [`SharedArray::open`], and [`WouldDeadlock`](ErrorKind::WouldDeadlock); with a [`timeout`](Self::timeout)
-    /// instead [`TimedOut`](ErrorKind::TimedOut), or [`WouldBlock`](ErrorKind::WouldBlock) if it is zero.
+    /// As [`SharedArray::open`], and [`WouldDeadlock`](crate::ErrorKind::WouldDeadlock); with a
+    /// [`timeout`](Self::timeout) instead [`TimedOut`](crate::ErrorKind::TimedOut), or
+    /// [`WouldBlock`](crate::ErrorKind::WouldBlock) if it is zero.
     pub fn open_reader<T: Element, D: Dimension>(
         &self,
         location: impl IntoLocation,

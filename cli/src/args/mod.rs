@@ -464,7 +464,7 @@ pub(crate) struct SocketArgs {
     pub(crate) path: Option<PathBuf>,
 }
 
-/// Arguments of the hidden `ndshm worker`, which only [`crate::transfer::worker::command`] writes.
+/// Arguments of the hidden `ndshm worker`, which `ProcessWorkers::of_program` runs.
 #[derive(Debug, Args)]
 pub(crate) struct WorkerArgs {
     /// The volume, as the parent opened it
