@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import tempfile
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,10 @@ from pathlib import Path
 import pytest
 
 import ndshm
+
+# Dask keeps its lock files here, for the tests and their programs, instead of in a directory that stays.
+DASK_DIRECTORY = tempfile.TemporaryDirectory(prefix="ndshm-dask-")
+os.environ["DASK_TEMPORARY_DIRECTORY"] = DASK_DIRECTORY.name
 
 
 def shared_files() -> set[str]:
