@@ -13,6 +13,7 @@ import small_shm
 def test_loop_over_eight_arrays_needs_room_for_a_few(tmp_path: Path) -> None:
     program = """
     import os
+    import time
 
     import dask
     import distributed
@@ -39,7 +40,12 @@ def test_loop_over_eight_arrays_needs_room_for_a_few(tmp_path: Path) -> None:
                     assert client.gather(futures) == [number] * 2
                     del array, futures
         ndshm.in_flight.clear()
-        ndshm.gc()  # the cluster kills workers that end too slowly
-        print([name for name in os.listdir("/dev/shm") if name.startswith("ndshm-")])
+        end = time.monotonic() + 10
+        while left := [name for name in os.listdir("/dev/shm") if name.startswith("ndshm-")]:
+            if time.monotonic() > end:
+                break
+            ndshm.gc()  # the cluster kills workers, and some end after it
+            time.sleep(0.01)
+        print(left)
     """
     assert small_shm.run(program, tmp_path) == ["[]"]
