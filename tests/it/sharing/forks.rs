@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 use libtest_mimic::Trial;
 use ndarray::Ix1;
 use ndarray_shm::counted::{Channel, Socket};
-use ndarray_shm::{ErrorKind, NextClaim};
+use ndarray_shm::{Error, ErrorKind, NextClaim};
 
 use super::meeting::{Meeting, Traces, all, attach, leaving_nothing, names, share, strategies};
 use crate::support::Place;
@@ -248,8 +248,13 @@ fn claim_and_fork(arguments: &[String]) {
     };
     let mut claim = next();
     drop(next());
+    let survives = place.backend.lock_survives_close().unwrap();
     in_forked_child(|| {
         drop(claim.take());
+        if !survives {
+            // The inherited lease ends when the child closes its descriptor.
+            return matches!(buffer.claim_next(), Err(Error { kind: ErrorKind::Unsupported { .. }, .. }));
+        }
         let painted: Vec<usize> = std::iter::from_fn(next)
             .map(|chunk| {
                 let index = chunk.index();
@@ -259,6 +264,9 @@ fn claim_and_fork(arguments: &[String]) {
             .collect();
         painted == [1, 2, 3]
     });
+    if !survives {
+        (1..4).for_each(|_| next().expect("the child painted nothing").commit().unwrap());
+    }
     assert!(next().is_none(), "the claim is still this process's");
     claim.expect("claimed").commit().unwrap();
     assert!(matches!(buffer.claim_next().unwrap(), NextClaim::AllDone));
