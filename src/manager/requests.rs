@@ -129,7 +129,7 @@ mod tests {
     use std::path::{Path, PathBuf};
 
     use super::*;
-    use crate::manager_client::wire::{GREETING, look_line};
+    use crate::manager_client::wire::{GREETING, look_line, next_line};
 
     fn used(path: &str) -> Use {
         Use { id: FileId { device: 1, number: u64::MAX }, backend: "a b%".to_owned(), path: PathBuf::from(path) }
@@ -218,6 +218,7 @@ mod tests {
             // Any result will do; only a panic fails the test.
             let _ = text.map(parse);
             let _ = text.and_then(Status::parse);
+            let _ = next_line(&mut bytes);
         }
     }
 }

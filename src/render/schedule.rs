@@ -19,7 +19,7 @@ const RENEWING: u64 = 1 << 63;
 /// Which chunks the threads of this process have not tried, and which they must try again.
 ///
 /// All accesses are sequentially consistent. A chunk is counted as given out before it is taken, and as returned after
-/// it is to be tried again, so that [`is_exhausted`](Self::is_exhausted) misses none.
+/// it is to be tried again, so that [`is_exhausted`](Self::is_exhausted) misses one only in a rare race.
 #[derive(Debug)]
 pub(super) struct Schedule {
     total: usize,
@@ -79,7 +79,8 @@ impl Schedule {
         None
     }
 
-    /// Returns whether no chunk is left to try, nor given out: then all are finished.
+    /// Returns whether no chunk is left to try, nor given out. Then all are finished, unless another thread took and
+    /// returned one during the call: the ledger decides.
     pub(super) fn is_exhausted(&self) -> bool {
         let is_none_given = || self.given.load(Ordering::SeqCst) == 0;
         let is_none_left = || self.again.iter().all(|bits| bits.load(Ordering::SeqCst) == 0);
