@@ -13,9 +13,15 @@ import pytest
 
 import ndshm
 
-# Dask keeps its lock files here, for the tests and their programs, instead of in a directory that stays.
-DASK_DIRECTORY = tempfile.TemporaryDirectory(prefix="ndshm-dask-")
-os.environ["DASK_TEMPORARY_DIRECTORY"] = DASK_DIRECTORY.name
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Give dask, in the tests and in their programs, a directory for its lock files that goes with the tests.
+
+    This is a hook, because processes that the tests start import this file too, and some of them are killed.
+    """
+    directory = tempfile.TemporaryDirectory(prefix="ndshm-dask-")
+    config.add_cleanup(directory.cleanup)
+    os.environ["DASK_TEMPORARY_DIRECTORY"] = directory.name
 
 
 def shared_files() -> set[str]:
