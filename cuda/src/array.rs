@@ -3,6 +3,7 @@
 #![allow(unsafe_code)]
 
 use std::fmt;
+use std::mem::ManuallyDrop;
 use std::ops::Deref;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,14 +14,14 @@ use ndarray::{Array, ArrayRef, Axis, Dimension, RemoveAxis, ShapeBuilder};
 use ndarray_shm::array::Layout;
 use ndarray_shm::{Element, Order};
 
-use crate::context::all_has_ended;
 use crate::copies;
 use crate::device::Device;
-use crate::driver::{functions, functions_in_drop};
+use crate::driver::functions;
 use crate::error::{Error, Result};
 use crate::layout;
 use crate::memory::DeviceMapping;
-use crate::pending::Pending;
+use crate::pending::{Pending, Unfinished};
+use crate::reaper;
 use crate::stream::{DeviceEvent, Stream};
 
 /// A typed n-dimensional array in the memory of a GPU, contiguous in C or Fortran order.
@@ -59,7 +60,8 @@ pub struct DeviceArray<T, D> {
 
 /// One allocation, of which several arrays of this process can be parts.
 pub(crate) struct DeviceMemory {
-    pub(crate) mapping: DeviceMapping,
+    /// Given to [`reaper`] by this type's `Drop`.
+    pub(crate) mapping: ManuallyDrop<DeviceMapping>,
     /// Whether other code may read it: it was sent, received, exported or split.
     shared: AtomicBool,
     /// Whether another library of this process has its address. That library need not say what it does with it.
@@ -73,7 +75,7 @@ pub(crate) struct DeviceMemory {
 impl DeviceMemory {
     pub(crate) fn new(mapping: DeviceMapping, shared: bool) -> Self {
         Self {
-            mapping,
+            mapping: ManuallyDrop::new(mapping),
             shared: AtomicBool::new(shared),
             exported: AtomicBool::new(false),
             pending: Mutex::default(),
@@ -139,12 +141,12 @@ impl DeviceMemory {
 impl Drop for DeviceMemory {
     fn drop(&mut self) {
         // Unmapping under work that still uses it would be an error of the GPU, for the whole context.
-        for pending in [&mut self.pending, &mut self.reading] {
-            pending.get_mut().unwrap_or_else(PoisonError::into_inner).settle();
-        }
-        if self.is_exported() && functions_in_drop().is_some() && !all_has_ended(self.mapping.device().context()) {
-            self.mapping.keep();
-        }
+        let said = [&mut self.pending, &mut self.reading]
+            .map(|pending| pending.get_mut().unwrap_or_else(PoisonError::into_inner).of_this_process());
+        let unsaid = self.is_exported();
+        // SAFETY: nothing uses the field after this.
+        let mapping = unsafe { ManuallyDrop::take(&mut self.mapping) };
+        reaper::end(mapping.device().context(), Unfinished::concat(said), unsaid, Box::new(mapping));
     }
 }
 
@@ -296,7 +298,15 @@ impl<T: Element, D: Dimension> DeviceArray<T, D> {
     /// # Errors
     ///
     /// Failures of the driver.
+    /// If the stream is captured, this thread waits for all that instead, and the memory stays until the process ends:
+    /// nobody knows when the graph is launched for the last time.
     pub fn wait_on(&self, stream: &Stream) -> Result<()> {
+        if stream.is_captured()? {
+            self.memory.mapping.keep();
+            let writing = self.memory.pending()?.unfinished()?;
+            let reading = self.memory.reading()?.unfinished()?;
+            return writing.synchronize().and(reading.synchronize());
+        }
         self.after_writes(stream)?;
         let reading = self.memory.reading()?.unfinished()?;
         reading.wait_on(stream)

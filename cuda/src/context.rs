@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use cudarc::driver::sys::CUcontext;
 
-use crate::driver::{Functions, call, code, functions};
+use crate::driver::{Functions, call, functions, is_by_capture};
 use crate::error::Result;
 
 /// `CU_STREAM_CAPTURE_MODE_RELAXED`: the thread's calls end no graph capture of another thread, except those that wait
@@ -83,7 +83,7 @@ pub(crate) fn all_has_ended(context: CUcontext) -> bool {
         unsafe { call!(current.functions, cuCtxSynchronize()) }
     });
     let Err(error) = all else { return true };
-    if !error.driver_code().is_some_and(|code| code::CAPTURE.contains(&code)) {
+    if !is_by_capture(&error) {
         MAY_RUN.store(true, Ordering::Relaxed);
     }
     false

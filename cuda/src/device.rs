@@ -9,6 +9,7 @@ use std::sync::{Mutex, PoisonError};
 
 use cudarc::driver::sys::{CUcontext, CUdevice, CUdevice_attribute, CUuuid};
 
+use crate::captures;
 use crate::context::Current;
 use crate::driver::{self, Functions, call, functions};
 use crate::error::{Error, Result};
@@ -202,6 +203,25 @@ impl Device {
     /// used in that thread only.
     pub unsafe fn borrow_stream(self, raw: *mut c_void) -> Stream {
         Stream::borrowed_in(self.0.context, raw.cast())
+    }
+
+    /// Says which streams other libraries may capture into graphs.
+    ///
+    /// Memory that another library may use ends after all work of this GPU, and waiting for that would end a capture.
+    /// While one of these streams is captured, or one that the legacy default stream waits for, such memory stays. The
+    /// driver has no list of streams.
+    ///
+    /// # Errors
+    ///
+    /// [`ForkedChild`](Error::ForkedChild), and failures of the driver.
+    ///
+    /// # Safety
+    ///
+    /// Each is a `CUstream` of this GPU's primary context, and is never destroyed, as the streams of torch.
+    pub unsafe fn may_be_captured(self, streams: &[*mut c_void]) -> Result<()> {
+        let streams: Vec<_> = streams.iter().map(|stream| stream.cast()).collect();
+        // SAFETY: the caller promises it.
+        unsafe { captures::remember(self.0.context, &streams) }
     }
 
     /// Waits until the GPU has done all work of this process.

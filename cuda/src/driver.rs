@@ -20,15 +20,19 @@ use crate::error::{Error, Result};
 pub(crate) type HostFunction = unsafe extern "C" fn(*mut c_void);
 
 macro_rules! functions {
-    ($($name:ident($($type:ty),*);)*) => {
-        /// The functions of the driver that this crate calls.
+    (
+        old { $($name:ident($($type:ty),*);)* }
+        new { $($newer:ident($($newer_type:ty),*);)* }
+    ) => {
+        /// The functions of the driver that this crate calls. A new one is `None` where the driver lacks it.
         #[allow(non_snake_case)]
         pub(crate) struct Functions {
             $(pub(crate) $name: unsafe extern "C" fn($($type),*) -> u32,)*
+            $(pub(crate) $newer: Option<unsafe extern "C" fn($($newer_type),*) -> u32>,)*
         }
 
         impl Functions {
-            /// Looks all functions up. One that is missing is found here, not in the middle of the work.
+            /// Looks all functions up. An old one that is missing is found here, not in the middle of the work.
             fn load() -> Result<Self> {
                 // SAFETY: loading the driver's library runs its initialisers, which have no requirements.
                 if !unsafe { sys::is_culib_present() } {
@@ -36,75 +40,87 @@ macro_rules! functions {
                 }
                 // SAFETY: as above; it was just found, so that this does not panic.
                 let library = unsafe { sys::culib() };
-                Ok(Self { $($name: {
-                    // SAFETY: the function of this name has this signature in every driver since CUDA 11.4.
-                    let function = unsafe { library.get(concat!(stringify!($name), "\0").as_bytes()) };
-                    *function.map_err(|_| Error::DriverTooOld { function: stringify!($name) })?
-                },)* })
+                Ok(Self {
+                    $($name: {
+                        // SAFETY: the function of this name has this signature in every driver since CUDA 11.4.
+                        let function = unsafe { library.get(concat!(stringify!($name), "\0").as_bytes()) };
+                        *function.map_err(|_| Error::DriverTooOld { function: stringify!($name) })?
+                    },)*
+                    $($newer: {
+                        // SAFETY: the function of this name has this signature in every driver that has it.
+                        let function = unsafe { library.get(concat!(stringify!($newer), "\0").as_bytes()) };
+                        function.ok().map(|function| *function)
+                    },)*
+                })
             }
         }
     };
 }
 
 functions! {
-    cuCtxPopCurrent_v2(*mut CUcontext);
-    cuCtxPushCurrent_v2(CUcontext);
-    cuCtxSynchronize();
-    cuDeviceCanAccessPeer(*mut c_int, CUdevice, CUdevice);
-    cuDeviceGet(*mut CUdevice, c_int);
-    cuDeviceGetAttribute(*mut c_int, CUdevice_attribute, CUdevice);
-    cuDeviceGetCount(*mut c_int);
-    cuDeviceGetName(*mut c_char, c_int, CUdevice);
-    cuDeviceGetUuid_v2(*mut CUuuid, CUdevice);
-    cuDevicePrimaryCtxRelease_v2(CUdevice);
-    cuDevicePrimaryCtxRetain(*mut CUcontext, CUdevice);
-    cuEventCreate(*mut CUevent, c_uint);
-    cuEventDestroy_v2(CUevent);
-    cuEventQuery(CUevent);
-    cuEventRecord(CUevent, CUstream);
-    cuEventSynchronize(CUevent);
-    cuGetErrorName(u32, *mut *const c_char);
-    cuGetErrorString(u32, *mut *const c_char);
-    cuInit(c_uint);
-    cuIpcCloseMemHandle(CUdeviceptr);
-    cuIpcGetEventHandle(*mut CUipcEventHandle, CUevent);
-    cuIpcGetMemHandle(*mut CUipcMemHandle, CUdeviceptr);
-    cuIpcOpenEventHandle(*mut CUevent, CUipcEventHandle);
-    cuIpcOpenMemHandle_v2(*mut CUdeviceptr, CUipcMemHandle, c_uint);
-    cuLaunchHostFunc(CUstream, HostFunction, *mut c_void);
-    cuMemAddressFree(CUdeviceptr, usize);
-    cuMemAddressReserve(*mut CUdeviceptr, usize, usize, CUdeviceptr, c_ulonglong);
-    cuMemCreate(*mut CUmemGenericAllocationHandle, usize, *const CUmemAllocationProp, c_ulonglong);
-    cuMemExportToShareableHandle(*mut c_void, CUmemGenericAllocationHandle, CUmemAllocationHandleType, c_ulonglong);
-    cuMemFree_v2(CUdeviceptr);
-    cuMemGetAddressRange_v2(*mut CUdeviceptr, *mut usize, CUdeviceptr);
-    cuMemGetAllocationGranularity(*mut usize, *const CUmemAllocationProp, CUmemAllocationGranularity_flags);
-    cuMemGetInfo_v2(*mut usize, *mut usize);
-    cuMemHostGetDevicePointer_v2(*mut CUdeviceptr, *mut c_void, c_uint);
-    cuMemHostRegister_v2(*mut c_void, usize, c_uint);
-    cuMemHostUnregister(*mut c_void);
-    cuMemImportFromShareableHandle(*mut CUmemGenericAllocationHandle, *mut c_void, CUmemAllocationHandleType);
-    cuMemMap(CUdeviceptr, usize, usize, CUmemGenericAllocationHandle, c_ulonglong);
-    cuMemPoolDestroy(CUmemoryPool);
-    cuMemPoolExportPointer(*mut CUmemPoolPtrExportData, CUdeviceptr);
-    cuMemPoolExportToShareableHandle(*mut c_void, CUmemoryPool, CUmemAllocationHandleType, c_ulonglong);
-    cuMemPoolImportFromShareableHandle(*mut CUmemoryPool, *mut c_void, CUmemAllocationHandleType, c_ulonglong);
-    cuMemPoolImportPointer(*mut CUdeviceptr, CUmemoryPool, *mut CUmemPoolPtrExportData);
-    cuMemPoolSetAccess(CUmemoryPool, *const CUmemAccessDesc, usize);
-    cuMemRelease(CUmemGenericAllocationHandle);
-    cuMemRetainAllocationHandle(*mut CUmemGenericAllocationHandle, *mut c_void);
-    cuMemSetAccess(CUdeviceptr, usize, *const CUmemAccessDesc, usize);
-    cuMemUnmap(CUdeviceptr, usize);
-    cuMemcpyDtoHAsync_v2(*mut c_void, CUdeviceptr, usize, CUstream);
-    cuMemcpyHtoDAsync_v2(CUdeviceptr, *const c_void, usize, CUstream);
-    cuMemsetD8Async(CUdeviceptr, u8, usize, CUstream);
-    cuPointerGetAttribute(*mut c_void, CUpointer_attribute, CUdeviceptr);
-    cuStreamCreate(*mut CUstream, c_uint);
-    cuStreamDestroy_v2(CUstream);
-    cuStreamIsCapturing(CUstream, *mut c_int);
-    cuStreamSynchronize(CUstream);
-    cuStreamWaitEvent(CUstream, CUevent, c_uint);
-    cuThreadExchangeStreamCaptureMode(*mut c_int);
+    old {
+        cuCtxPopCurrent_v2(*mut CUcontext);
+        cuCtxPushCurrent_v2(CUcontext);
+        cuCtxSynchronize();
+        cuDeviceCanAccessPeer(*mut c_int, CUdevice, CUdevice);
+        cuDeviceGet(*mut CUdevice, c_int);
+        cuDeviceGetAttribute(*mut c_int, CUdevice_attribute, CUdevice);
+        cuDeviceGetCount(*mut c_int);
+        cuDeviceGetName(*mut c_char, c_int, CUdevice);
+        cuDeviceGetUuid_v2(*mut CUuuid, CUdevice);
+        cuDevicePrimaryCtxRelease_v2(CUdevice);
+        cuDevicePrimaryCtxRetain(*mut CUcontext, CUdevice);
+        cuEventCreate(*mut CUevent, c_uint);
+        cuEventDestroy_v2(CUevent);
+        cuEventQuery(CUevent);
+        cuEventRecord(CUevent, CUstream);
+        cuEventSynchronize(CUevent);
+        cuGetErrorName(u32, *mut *const c_char);
+        cuGetErrorString(u32, *mut *const c_char);
+        cuInit(c_uint);
+        cuIpcCloseMemHandle(CUdeviceptr);
+        cuIpcGetEventHandle(*mut CUipcEventHandle, CUevent);
+        cuIpcGetMemHandle(*mut CUipcMemHandle, CUdeviceptr);
+        cuIpcOpenEventHandle(*mut CUevent, CUipcEventHandle);
+        cuIpcOpenMemHandle_v2(*mut CUdeviceptr, CUipcMemHandle, c_uint);
+        cuLaunchHostFunc(CUstream, HostFunction, *mut c_void);
+        cuMemAddressFree(CUdeviceptr, usize);
+        cuMemAddressReserve(*mut CUdeviceptr, usize, usize, CUdeviceptr, c_ulonglong);
+        cuMemCreate(*mut CUmemGenericAllocationHandle, usize, *const CUmemAllocationProp, c_ulonglong);
+        cuMemExportToShareableHandle(*mut c_void, CUmemGenericAllocationHandle, CUmemAllocationHandleType, c_ulonglong);
+        cuMemFree_v2(CUdeviceptr);
+        cuMemGetAddressRange_v2(*mut CUdeviceptr, *mut usize, CUdeviceptr);
+        cuMemGetAllocationGranularity(*mut usize, *const CUmemAllocationProp, CUmemAllocationGranularity_flags);
+        cuMemGetInfo_v2(*mut usize, *mut usize);
+        cuMemHostGetDevicePointer_v2(*mut CUdeviceptr, *mut c_void, c_uint);
+        cuMemHostRegister_v2(*mut c_void, usize, c_uint);
+        cuMemHostUnregister(*mut c_void);
+        cuMemImportFromShareableHandle(*mut CUmemGenericAllocationHandle, *mut c_void, CUmemAllocationHandleType);
+        cuMemMap(CUdeviceptr, usize, usize, CUmemGenericAllocationHandle, c_ulonglong);
+        cuMemPoolDestroy(CUmemoryPool);
+        cuMemPoolExportPointer(*mut CUmemPoolPtrExportData, CUdeviceptr);
+        cuMemPoolExportToShareableHandle(*mut c_void, CUmemoryPool, CUmemAllocationHandleType, c_ulonglong);
+        cuMemPoolImportFromShareableHandle(*mut CUmemoryPool, *mut c_void, CUmemAllocationHandleType, c_ulonglong);
+        cuMemPoolImportPointer(*mut CUdeviceptr, CUmemoryPool, *mut CUmemPoolPtrExportData);
+        cuMemPoolSetAccess(CUmemoryPool, *const CUmemAccessDesc, usize);
+        cuMemRelease(CUmemGenericAllocationHandle);
+        cuMemRetainAllocationHandle(*mut CUmemGenericAllocationHandle, *mut c_void);
+        cuMemSetAccess(CUdeviceptr, usize, *const CUmemAccessDesc, usize);
+        cuMemUnmap(CUdeviceptr, usize);
+        cuMemcpyDtoHAsync_v2(*mut c_void, CUdeviceptr, usize, CUstream);
+        cuMemcpyHtoDAsync_v2(CUdeviceptr, *const c_void, usize, CUstream);
+        cuMemsetD8Async(CUdeviceptr, u8, usize, CUstream);
+        cuPointerGetAttribute(*mut c_void, CUpointer_attribute, CUdeviceptr);
+        cuStreamCreate(*mut CUstream, c_uint);
+        cuStreamDestroy_v2(CUstream);
+        cuStreamIsCapturing(CUstream, *mut c_int);
+        cuStreamSynchronize(CUstream);
+        cuStreamWaitEvent(CUstream, CUevent, c_uint);
+        cuThreadExchangeStreamCaptureMode(*mut c_int);
+    }
+    new {
+        cuCtxRecordEvent(CUcontext, CUevent); // CUDA 12.5
+    }
 }
 
 /// Numbers of errors that this crate treats specially.
@@ -124,8 +140,11 @@ pub(crate) mod code {
     pub(crate) const NOT_PERMITTED: u32 = 800;
     pub(crate) const NOT_SUPPORTED: u32 = 801;
     pub(crate) const CAPTURE_IMPLICIT: u32 = 906;
-    /// The errors of calls that a graph capture forbids.
-    pub(crate) const CAPTURE: std::ops::RangeInclusive<u32> = 900..=908;
+}
+
+/// Returns whether a call failed because a graph is captured.
+pub(crate) fn is_by_capture(error: &Error) -> bool {
+    error.driver_code().is_some_and(|code| (900..=908).contains(&code))
 }
 
 /// Calls a function of the driver. A failure names the function.

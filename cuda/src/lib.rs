@@ -18,6 +18,7 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod array;
+mod captures;
 mod chunk;
 mod context;
 mod copies;
@@ -32,6 +33,7 @@ mod page_lockable;
 mod page_locked;
 mod parcel;
 mod pending;
+mod reaper;
 mod stream;
 mod transfer;
 mod uuid;

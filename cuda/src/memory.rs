@@ -9,6 +9,8 @@
 use std::ffi::{c_int, c_void};
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use cudarc::driver::sys::{
     CUdevice_attribute, CUdeviceptr, CUmemAccess_flags, CUmemAccessDesc, CUmemAllocationGranularity_flags,
@@ -20,9 +22,13 @@ use crate::context::may_still_run;
 use crate::device::Device;
 use crate::driver::{call, code, functions, functions_in_drop};
 use crate::error::{Error, Result};
+use crate::reaper;
 
 pub(crate) const DESCRIPTOR: CUmemAllocationHandleType =
     CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+
+/// How long an allocation waits for memory that work still uses and that ends after it.
+const LONGEST_WAIT: Duration = Duration::from_secs(10);
 
 /// A handle of physical memory.
 #[derive(Debug)]
@@ -34,7 +40,20 @@ pub(crate) struct Physical {
 
 impl Physical {
     /// Takes physical memory that can be sent as a descriptor. `bytes` is a multiple of the [granularity](granularity).
+    /// If there is too little, waits a while for memory of this process that is about to end.
     fn create(device: Device, bytes: usize) -> Result<Self> {
+        let _current = device.enter()?; // refuses forked children, which have no such memory
+        let deadline = Instant::now() + LONGEST_WAIT;
+        loop {
+            let over = reaper::over();
+            match Self::try_create(device, bytes) {
+                Err(Error::NoSpace { .. }) if reaper::wait_beyond(over, deadline) => {}
+                answer => return answer,
+            }
+        }
+    }
+
+    fn try_create(device: Device, bytes: usize) -> Result<Self> {
         let current = device.enter()?;
         let (properties, mut raw) = (properties(device), 0);
         // SAFETY: `raw` is valid for the write of a handle, `properties` for reads.
@@ -129,7 +148,7 @@ pub(crate) struct DeviceMapping {
     reservation: ManuallyDrop<Reservation>,
     physical: Physical,
     /// Whether it stays mapped until the process ends.
-    kept: bool,
+    kept: AtomicBool,
 }
 
 impl DeviceMapping {
@@ -158,7 +177,8 @@ impl DeviceMapping {
         let reservation = Reservation::new(bytes)?;
         // SAFETY: the range is reserved and unused, and the handle is one of physical memory.
         unsafe { call!(functions()?, cuMemMap(reservation.start, bytes, 0, physical.raw, 0)) }?;
-        let mapping = Self { device, reservation: ManuallyDrop::new(reservation), physical, kept: false };
+        let mapping =
+            Self { device, reservation: ManuallyDrop::new(reservation), physical, kept: AtomicBool::new(false) };
         mapping.allow(device)?;
         Ok(mapping)
     }
@@ -181,8 +201,8 @@ impl DeviceMapping {
     }
 
     /// Keeps the memory mapped until the process ends.
-    pub(crate) fn keep(&mut self) {
-        self.kept = true;
+    pub(crate) fn keep(&self) {
+        self.kept.store(true, Ordering::Relaxed);
     }
 
     pub(crate) fn device(&self) -> Device {
@@ -202,7 +222,7 @@ impl DeviceMapping {
 
 impl Drop for DeviceMapping {
     fn drop(&mut self) {
-        if self.kept || may_still_run() {
+        if *self.kept.get_mut() || may_still_run() {
             return;
         }
         if let Some(functions) = functions_in_drop() {

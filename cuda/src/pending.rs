@@ -67,6 +67,11 @@ impl Pending {
         Unfinished(self.0.clone())
     }
 
+    /// Returns the events of this process's work. Other processes use the memory at addresses of their own.
+    pub(crate) fn of_this_process(&self) -> Unfinished {
+        Unfinished(self.0.iter().filter(|event| !event.is_opened()).cloned().collect())
+    }
+
     /// Waits for the work of this process, by another way if one fails. If all fail,
     /// [`may_still_run`](crate::context::may_still_run) returns true from then on. Other processes use the memory at
     /// addresses of their own, so it does not wait for them.
@@ -81,6 +86,10 @@ impl Pending {
 pub(crate) struct Unfinished(Vec<Arc<DeviceEvent>>);
 
 impl Unfinished {
+    pub(crate) fn concat<const N: usize>(all: [Self; N]) -> Self {
+        Self(all.into_iter().flat_map(|events| events.0).collect())
+    }
+
     pub(crate) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }

@@ -14,8 +14,9 @@ use cudarc::driver::sys::{CUevent_flags, CUstream_flags};
 
 use serde::{Deserialize, Serialize};
 
+use crate::captures;
 use crate::context::{Current, ended};
-use crate::driver::{call, code, functions_in_drop};
+use crate::driver::{call, check, code, functions_in_drop};
 use crate::error::{Error, Result};
 
 /// A queue of work of one GPU. Work of one stream is done in order, and beside that of other streams.
@@ -55,19 +56,21 @@ impl Stream {
     /// Fails if the stream is captured, or waits for one that is: then its work does not run now, but whenever the
     /// graph is launched.
     fn require_no_capture(&self) -> Result<()> {
-        let current = Current::of(self.context)?;
-        let mut state = 0;
-        // SAFETY: `state` is valid for the write of a status; the stream exists as long as this value does.
-        match unsafe { call!(current.functions, cuStreamIsCapturing(self.raw, &raw mut state)) } {
-            Ok(()) if state == 0 => return Ok(()),
-            Err(error) if error.driver_code() != Some(code::CAPTURE_IMPLICIT) => return Err(error),
-            _ => {}
+        if !self.is_captured()? {
+            return Ok(());
         }
         Err(Error::Unsupported {
             what: "waiting for work of a stream that is captured",
             reason: "a graph does its work when it is launched: say what it uses after the launch, and use arrays before or after the capture"
                 .to_owned(),
         })
+    }
+
+    /// Returns whether the stream is captured, or waits for one that is.
+    pub(crate) fn is_captured(&self) -> Result<bool> {
+        let current = Current::of(self.context)?;
+        // SAFETY: the stream exists as long as this value does.
+        unsafe { captures::is_captured(&current, self.raw) }
     }
 
     /// Returns the driver's handle.
@@ -257,19 +260,34 @@ impl DeviceEvent {
     }
 
     fn new(context: CUcontext) -> Result<Self> {
-        let current = Current::of(context)?;
-        let create = |flags: CUevent_flags, origin: Origin| -> Result<Self> {
-            let mut raw = std::ptr::null_mut();
-            let flags = CUevent_flags::CU_EVENT_DISABLE_TIMING as u32 | flags as u32;
-            // SAFETY: `raw` is valid for the write of a handle; a context is current.
-            unsafe { call!(current.functions, cuEventCreate(&raw mut raw, flags)) }?;
-            Ok(Self { context, raw, origin })
-        };
-        match create(CUevent_flags::CU_EVENT_INTERPROCESS, Origin::Own) {
+        match Self::create(context, CUevent_flags::CU_EVENT_INTERPROCESS, Origin::Own) {
             Err(error) if error.driver_code() == Some(code::NOT_SUPPORTED) => {
-                create(CUevent_flags::CU_EVENT_DEFAULT, Origin::Local)
+                Self::create(context, CUevent_flags::CU_EVENT_DEFAULT, Origin::Local)
             }
             answer => answer,
+        }
+    }
+
+    fn create(context: CUcontext, flags: CUevent_flags, origin: Origin) -> Result<Self> {
+        let current = Current::of(context)?;
+        let mut raw = std::ptr::null_mut();
+        let flags = CUevent_flags::CU_EVENT_DISABLE_TIMING as u32 | flags as u32;
+        // SAFETY: `raw` is valid for the write of a handle; a context is current.
+        unsafe { call!(current.functions, cuEventCreate(&raw mut raw, flags)) }?;
+        Ok(Self { context, raw, origin })
+    }
+
+    /// Returns an event that has recorded all work that the context has now, or `None` where the driver has none such.
+    /// The record ends every graph capture in the context.
+    pub(crate) fn of_context(context: CUcontext) -> Result<Option<Self>> {
+        let current = Current::of(context)?;
+        let Some(record) = current.functions.cuCtxRecordEvent else { return Ok(None) };
+        let event = Self::create(context, CUevent_flags::CU_EVENT_DEFAULT, Origin::Local)?;
+        // SAFETY: the context is current, and the event is one of it.
+        match check("cuCtxRecordEvent", unsafe { record(context, event.raw) }) {
+            Ok(()) => Ok(Some(event)),
+            Err(error) if error.driver_code() == Some(code::NOT_SUPPORTED) => Ok(None),
+            Err(error) => Err(error),
         }
     }
 

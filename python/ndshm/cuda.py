@@ -59,8 +59,10 @@ class Array(_core.RawDeviceArray):
     and `wait_on` lets one wait. Streams are given by their address, such as ``torch.cuda.Stream.cuda_stream`` or ``cupy.cuda.Stream.ptr``; 0 and 1
     are the legacy default stream, 2 is that of the thread.
 
-    Another library may use the array in any stream, and drop it at any time: the memory ends after all work that the GPU has then. A graph of CUDA
-    that uses the array must not be launched after its end. Dropping the last use of an exported array ends a graph capture that runs meanwhile.
+    Another library may use the array in any stream, and drop it at any time. Nobody waits for that: the memory ends after all work that the GPU has
+    then, and a new array that finds no room waits up to 10 s for it. A graph of CUDA that uses the array must not be launched after its end, unless the
+    array was exported while the graph was captured: then its memory stays until the process ends. While torch captures a graph, memory that was exported
+    stays. Of captures on streams that are not torch's and do not block, nothing can be known: the end of such memory ends them.
 
     A pickle of an array leads to the same memory. Only multiprocessing can send it: as an argument of a Process or Pool, or through a Queue,
     Pipe or ``ProcessPoolExecutor``. Sending does not wait for the GPU: the receiver's GPU waits for what was said to be written. The sender
@@ -98,6 +100,21 @@ class Array(_core.RawDeviceArray):
             stream = cuda.current_stream(self.device).cuda_stream
             if stream:
                 self.written_on(stream)
+
+    def __dlpack__(
+        self,
+        *,
+        stream: int | None = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> Any:
+        """Return the memory as a DLPack capsule. The consumer's stream waits for everything that is known to write to it.
+
+        If that stream is captured into a graph, the calling thread waits instead, and the memory stays until the process ends.
+        """
+        _name_streams_of_torch(self.device)
+        return super().__dlpack__(stream=stream, max_version=max_version, dl_device=dl_device, copy=copy)
 
     def write(self, x: ArrayLike) -> None:
         """Replace the elements by those of an array of the same shape and dtype. Nothing may write to `x` meanwhile.
@@ -146,6 +163,7 @@ class Array(_core.RawDeviceArray):
         """
         if self._dtype_code == "bfloat16":
             raise AttributeError("__cuda_array_interface__ has no bfloat16: use DLPack")
+        _name_streams_of_torch(self.device)
         return {
             "version": 3,
             "shape": self.shape,
@@ -173,6 +191,25 @@ class Array(_core.RawDeviceArray):
             "an array on a GPU is sent as a descriptor, which only multiprocessing can carry: give it to a Process, Pool, Queue or Pipe, "
             "or pickle a copy, array.numpy()"
         )
+
+
+#: The GPUs of which torch's streams are named.
+_named: set[int] = set()
+
+
+def _name_streams_of_torch(device: int) -> None:
+    """Name the streams of torch, any of which may be captured into a graph. torch gives out the same few in turn, and never destroys them."""
+    cuda = getattr(sys.modules.get("torch"), "cuda", None)
+    if device in _named or cuda is None or not cuda.is_initialized():
+        return
+    for priority in (0, -1):
+        streams: set[int] = set()
+        while (stream := cuda.Stream(device, priority).cuda_stream) not in streams:
+            streams.add(stream)
+            if len(streams) > 256:  # no torch that this code knows
+                return
+        _core.cuda_may_be_captured(device, list(streams))
+    _named.add(device)
 
 
 def device_count() -> int:

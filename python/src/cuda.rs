@@ -63,7 +63,7 @@ impl RawDeviceArray {
         let memory = self.memory()?;
         py.detach(|| {
             let answer = run(&*memory);
-            drop(memory); // if the array was closed meanwhile, this waits for the GPU
+            drop(memory); // if the array was closed meanwhile, this calls the driver
             answer
         })
         .map_err(|error| cuda_exception(py, &error))
@@ -161,8 +161,8 @@ impl RawDeviceArray {
         Ok(self.export()?.device_pointer())
     }
 
-    /// Lets the memory go, once the GPU has written what was said to be written. Exported memory stays as long as its
-    /// exports and, if its address was asked for, this object.
+    /// Lets the memory go. It ends when the GPU has done what was said to use it, and this does not wait for that.
+    /// Exported memory stays as long as its exports and, if its address was asked for, this object.
     fn close(&self, py: Python<'_>) {
         let attached = self.attached().take();
         py.detach(|| drop(attached));
@@ -331,6 +331,17 @@ pub(crate) fn cuda_find_driver(py: Python<'_>) -> PyResult<()> {
 #[pyfunction]
 pub(crate) fn cuda_device_count(py: Python<'_>) -> PyResult<usize> {
     py.detach(Device::count).map_err(|error| cuda_exception(py, &error))
+}
+
+/// Says which streams of a GPU other libraries may capture into graphs.
+#[pyfunction]
+pub(crate) fn cuda_may_be_captured(py: Python<'_>, device: usize, streams: Vec<usize>) -> PyResult<()> {
+    let said = py.detach(|| {
+        let streams: Vec<_> = streams.into_iter().map(std::ptr::with_exposed_provenance_mut::<c_void>).collect();
+        // SAFETY: Python code gives streams of the GPU that are never destroyed.
+        unsafe { Device::new(device)?.may_be_captured(&streams) }
+    });
+    said.map_err(|error| cuda_exception(py, &error))
 }
 
 /// Creates an array of zeros.

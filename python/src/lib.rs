@@ -61,7 +61,8 @@ mod _core {
     #[cfg(target_os = "linux")]
     #[pymodule_export]
     use super::cuda::{
-        DeviceAttachment, RawDeviceArray, cuda_attach, cuda_device_count, cuda_find_driver, cuda_upload, cuda_zeros,
+        DeviceAttachment, RawDeviceArray, cuda_attach, cuda_device_count, cuda_find_driver, cuda_may_be_captured,
+        cuda_upload, cuda_zeros,
     };
     #[pymodule_export]
     use super::errors::one_exception_of_each_kind;

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
+import itertools
 import multiprocessing
 import sys
+import time
 import types
 from collections.abc import Callable
 from typing import Any
@@ -168,8 +171,7 @@ def end_under_a_read() -> bool:
     array.used_on(stream.number)
     array.close()
     del array
-    gc.collect()
-    return driver.memory_in_use() == 0
+    return memory_ends_without_a_wait()
 
 
 def copy_to_the_host() -> bool:
@@ -187,8 +189,14 @@ def close() -> bool:
     array, _stream = filled_late()
     array.close()
     del array
+    return memory_ends_without_a_wait()
+
+
+def memory_ends_without_a_wait() -> bool:
     gc.collect()
-    return driver.memory_in_use() == 0
+    is_there = driver.memory_in_use() == driver.UNIT
+    driver.until(lambda: driver.memory_in_use() == 0)
+    return is_there
 
 
 CASES: list[Callable[[], bool]] = [
@@ -227,10 +235,15 @@ def test_reads_come_after_writes_in_other_streams(monkeypatch: pytest.MonkeyPatc
 # torch. The one that is installed for tests cannot use GPUs; here a module stands for it that can.
 
 
-def torch_with(is_available: bool) -> Any:
+def torch_with(is_available: bool, streams: tuple[int, ...] = ()) -> Any:
     module: Any = types.ModuleType("torch")
     module.__version__ = "9.9"
-    module.cuda = types.SimpleNamespace(is_available=lambda: is_available)
+    in_turn = itertools.cycle(streams)
+    module.cuda = types.SimpleNamespace(
+        is_available=lambda: is_available,
+        is_initialized=lambda: bool(streams),
+        Stream=lambda device, priority: types.SimpleNamespace(cuda_stream=next(in_turn)),
+    )
     module.from_dlpack = lambda array: ("tensor", array.__dlpack_device__(), array.__dlpack__(stream=1, max_version=(1, 0)))
     return module
 
@@ -243,6 +256,20 @@ def test_torch_with_cuda_takes_the_memory(monkeypatch: pytest.MonkeyPatch) -> No
     taken = Taken(tensor[2], True)
     assert taken.tensor.data == array.ptr
     taken.delete()
+
+
+def test_end_of_an_array_leaves_a_capture_of_torch_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    captured = driver.Stream()
+    monkeypatch.setitem(sys.modules, "torch", torch_with(True, (captured.number, driver.Stream().number)))
+    monkeypatch.setattr(ndshm.cuda, "_named", set())
+    driver.call("cuStreamBeginCapture_v2", ctypes.c_void_p(captured.number), 0)
+    tensor: Any = ndshm.torch.as_tensor(ndshm.cuda.zeros(3, "f4"))
+    Taken(tensor[2], True).delete()
+    time.sleep(0.05)
+    assert driver.memory_in_use() == driver.UNIT
+    graph = ctypes.c_void_p()
+    driver.call("cuStreamEndCapture", ctypes.c_void_p(captured.number), ctypes.byref(graph))
+    driver.until(lambda: driver.memory_in_use() == 0)
 
 
 def test_torch_without_cuda_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

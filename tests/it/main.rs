@@ -86,7 +86,7 @@ fn main() -> ExitCode {
     let mut arguments = Arguments::from_args();
     if cfg!(unix) && arguments.test_threads.is_none() {
         // Most tests spend most of their time waiting for children.
-        arguments.test_threads = std::thread::available_parallelism().ok().map(|processors| 2 * processors.get());
+        arguments.test_threads = std::thread::available_parallelism().ok().map(|processors| 4 * processors.get());
     }
     let run = Run::asked_for();
     let places = Place::all(&run);

@@ -66,10 +66,12 @@ const VOLUME_FLOORS: &[(&str, u32)] = &[
 const CUDA_FLOORS: &[(&str, u32)] = &[
     ("error", 0),
     ("uuid", 0),
+    ("captures", 1),
     ("context", 1),
     ("device", 1),
     ("driver", 1),
     ("pending", 1),
+    ("reaper", 1),
     ("stream", 1),
     ("copies", 2),
     ("layout", 2),

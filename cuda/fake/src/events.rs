@@ -19,6 +19,7 @@ exported! {
     cuEventCreate(event: Out<usize>, flags: c_uint) Ready => create;
     cuEventDestroy_v2(event: usize) Ready => destroy;
     cuEventRecord(event: usize, stream: usize) Ready => record;
+    cuCtxRecordEvent(context: usize, event: usize) Ready => record_context;
     cuEventQuery(event: usize) Ready => query;
     cuEventSynchronize(event: usize) Ready => synchronize;
     cuIpcGetEventHandle(handle: Out<Ticket>, event: usize) Ready => get_handle;
@@ -31,8 +32,8 @@ const INTERPROCESS: c_uint = 4;
 /// What an event has recorded.
 #[derive(Clone)]
 enum State {
-    /// For this process: nothing, or the work after which it was recorded.
-    Local(Arc<Mutex<Option<Position>>>),
+    /// For this process: the work after which it was recorded, in one stream or in all of a context.
+    Local(Arc<Mutex<Vec<Position>>>),
     Shared(Arc<SharedEvent>),
 }
 
@@ -73,14 +74,14 @@ fn find(event: usize) -> Answer<Event> {
     })
 }
 
-/// The latest recording of an event, for work that has to wait for it. `None` if there is none.
-pub(crate) fn latest(event: usize) -> Answer<Option<Dependency>> {
+/// The latest recording of an event, for work that has to wait for it. Empty if there is none.
+pub(crate) fn latest(event: usize) -> Answer<Vec<Dependency>> {
     Ok(match find(event)?.state {
-        State::Local(latest) => locked(&latest).map(Dependency::Work),
-        State::Shared(event) => {
-            let record = event.latest();
-            (record != 0).then(|| Dependency::Record(event, record))
-        }
+        State::Local(latest) => locked(&latest).iter().copied().map(Dependency::Work).collect(),
+        State::Shared(event) => match event.latest() {
+            0 => Vec::new(),
+            record => vec![Dependency::Record(event, record)],
+        },
     })
 }
 
@@ -120,7 +121,7 @@ fn record(event: usize, stream: usize) -> Answer {
         State::Local(latest) => {
             // Under the lock, so that recordings of several threads keep the order of their work.
             let mut latest = locked(&latest);
-            *latest = Some(streams::submit(stream, Action::Nothing.into())?);
+            *latest = vec![streams::submit(stream, Action::Nothing.into())?];
         }
         State::Shared(event) => {
             let record = event.record()?;
@@ -131,20 +132,32 @@ fn record(event: usize, stream: usize) -> Answer {
     Ok(())
 }
 
+fn record_context(context: usize, event: usize) -> Answer {
+    let event = find(event)?;
+    contexts::gpu_of(context)?;
+    match event.state {
+        State::Local(latest) if event.context == context => {
+            *locked(&latest) = streams::latest_of(context);
+            Ok(())
+        }
+        _ => Err(CUDA_ERROR_INVALID_HANDLE),
+    }
+}
+
 fn query(event: usize) -> Answer {
-    let done = match latest(event)? {
-        None => true,
-        Some(Dependency::Work(position)) => streams::done(position),
-        Some(Dependency::Record(event, record)) => event.is_done(record),
-    };
+    let done = latest(event)?.into_iter().all(|dependency| match dependency {
+        Dependency::Work(position) => streams::done(position),
+        Dependency::Record(event, record) => event.is_done(record),
+    });
     if done { Ok(()) } else { Err(CUDA_ERROR_NOT_READY) }
 }
 
 fn synchronize(event: usize) -> Answer {
-    match latest(event)? {
-        None => {}
-        Some(Dependency::Work(position)) => streams::wait(position),
-        Some(Dependency::Record(event, record)) => streams::wait_for_record(&event, record),
+    for dependency in latest(event)? {
+        match dependency {
+            Dependency::Work(position) => streams::wait(position),
+            Dependency::Record(event, record) => streams::wait_for_record(&event, record),
+        }
     }
     Ok(())
 }

@@ -23,7 +23,7 @@ use crate::calls::{Answer, Out, exported, locked, new_handle, panic_text};
 use crate::copies::Copy;
 use crate::machine::machine;
 use crate::shared_event::SharedEvent;
-use crate::{contexts, events, legacy, watch};
+use crate::{captures, contexts, events, legacy, watch};
 
 exported! {
     cuStreamCreate(stream: Out<usize>, flags: c_uint) Ready => create;
@@ -153,7 +153,7 @@ fn is_done(streams: &Streams, position: Position) -> bool {
 /// The stream of a handle, as the number under which work is submitted. Destroyed and unknown streams are violations.
 pub(crate) fn find(stream: usize) -> Answer<usize> {
     // NULL, CU_STREAM_LEGACY and CU_STREAM_PER_THREAD.
-    if stream <= 2 {
+    if is_default(stream) {
         let context = contexts::current()?.context;
         locked(&STREAMS).entry(context).or_insert_with(|| Stream::new(context, false));
         return Ok(context);
@@ -166,13 +166,33 @@ pub(crate) fn find(stream: usize) -> Answer<usize> {
     Err(CUDA_ERROR_INVALID_HANDLE)
 }
 
+/// Whether this is NULL, `CU_STREAM_LEGACY` or `CU_STREAM_PER_THREAD`.
+pub(crate) fn is_default(stream: usize) -> bool {
+    stream <= 2
+}
+
+/// Whether a stream that [`find`] has found is the NULL stream of a context.
+pub(crate) fn is_null(stream: usize) -> bool {
+    locked(&STREAMS).get(&stream).is_some_and(|known| known.context == stream)
+}
+
+/// Whether a stream that [`find`] has found is ordered with the NULL stream.
+pub(crate) fn is_blocking(stream: usize) -> bool {
+    locked(&STREAMS).get(&stream).is_some_and(|stream| stream.blocking)
+}
+
 /// The context of a stream that [`find`] has found.
 pub(crate) fn context_of(stream: usize) -> Answer<usize> {
     locked(&STREAMS).get(&stream).map(|stream| stream.context).ok_or(CUDA_ERROR_INVALID_HANDLE)
 }
 
-/// Submits work to a stream that [`find`] has found.
+/// Submits work to a stream that [`find`] has found. That of a captured stream becomes part of a graph, which is never
+/// launched here.
 pub(crate) fn submit(id: usize, mut work: Work) -> Answer<Position> {
+    captures::allow_work_of(id)?;
+    if captures::has(id) {
+        return Ok(Position { stream: id, number: 0 });
+    }
     let mut streams = locked(&STREAMS);
     let stream = streams.get(&id).filter(|stream| !stream.ended).ok_or(CUDA_ERROR_INVALID_HANDLE)?;
     let (context, blocking) = (stream.context, stream.blocking);
@@ -305,6 +325,13 @@ fn forget_ended(streams: &mut Streams) {
     PROGRESS.notify_all();
 }
 
+/// The latest work of each stream of a context.
+pub(crate) fn latest_of(context: usize) -> Vec<Position> {
+    let streams = locked(&STREAMS);
+    let of_context = streams.iter().filter(|(_, stream)| stream.context == context);
+    of_context.map(|(&id, stream)| Position { stream: id, number: stream.submitted }).collect()
+}
+
 /// Whether work is done.
 pub(crate) fn done(position: Position) -> bool {
     is_done(&locked(&STREAMS), position)
@@ -420,12 +447,12 @@ fn query(stream: usize) -> Answer {
 
 fn wait_event(stream: usize, event: usize, flags: c_uint) -> Answer {
     let id = find(stream)?;
-    let latest = events::latest(event)?;
+    let after = events::latest(event)?;
     if flags > 1 {
         return Err(CUDA_ERROR_INVALID_VALUE);
     }
-    if let Some(latest) = latest {
-        submit(id, Work { after: vec![latest], ..Action::Nothing.into() })?;
+    if !after.is_empty() {
+        submit(id, Work { after, ..Action::Nothing.into() })?;
     }
     Ok(())
 }

@@ -1,25 +1,21 @@
 //! Arrays of which another library of the process has the address.
 
-use std::ffi::c_void;
-
-use cudarc::driver::sys;
 use libtest_mimic::Trial;
 use ndarray::{Array1, Ix1, IxDyn, ShapeBuilder, array};
 use ndarray_shm::counted::Channel;
 use ndarray_shm_cuda::{Device, DeviceArray, Error, ExportedArray};
 
+use crate::endings::fill_unsaid;
 use crate::named;
 use crate::order::{LENGTH, SLOW, enqueue_write};
-use crate::support::{Actor, Role, double, is_real, make_current, trials as tests};
+use crate::support::{Actor, Role, double, is_real, make_current, trials as tests, until};
 
 pub const ROLES: &[(&str, Role)] = named![
     export_and_drop,
     write_and_export,
     find_and_fork,
-    end_under_unsaid_work,
     copy_after_unsaid_work,
     work_beside_a_capture,
-    end_beside_a_capture,
     use_what_is_captured,
 ];
 
@@ -39,9 +35,7 @@ pub fn trials() -> Vec<Trial> {
             named![
                 ready_stream_comes_after_writes,
                 exported_memory_outlives_its_array,
-                exported_memory_outlives_unsaid_work,
                 arrays_leave_a_graph_capture_alone,
-                exported_memory_stays_if_a_capture_forbids_waiting,
                 captured_work_is_refused,
                 looking_for_the_driver_leaves_fork_alone,
             ],
@@ -120,30 +114,6 @@ fn exported_memory_outlives_its_array() {
     child.join();
 }
 
-/// Fills an exported array in a stream, and says nothing, as libraries that got it by DLPack.
-fn fill_unsaid(array: &DeviceArray<u8, Ix1>, stream: *mut c_void, value: u8) -> ExportedArray {
-    let exported = array.export();
-    // SAFETY: the exported array keeps the memory until the work is done, as the test shows.
-    let answer = unsafe { sys::cuMemsetD8Async(exported.device_pointer(), value, LENGTH, stream.cast()) };
-    assert_eq!(answer, sys::CUresult::CUDA_SUCCESS);
-    exported
-}
-
-fn end_under_unsaid_work(_: Channel) {
-    make_current();
-    let stream = gpu().new_stream().expect("a stream");
-    let array = DeviceArray::<u8, _>::zeroed(gpu(), LENGTH).expect("an array");
-    let exported = fill_unsaid(&array, stream.as_raw(), 7);
-    drop(array);
-    drop(exported);
-    double::assert_no_violation();
-    assert_eq!(double::live("mapping"), 0);
-}
-
-fn exported_memory_outlives_unsaid_work() {
-    Actor::start_with("end_under_unsaid_work", SLOW).join();
-}
-
 fn copy_after_unsaid_work(_: Channel) {
     make_current();
     let legacy = std::ptr::without_provenance_mut(1);
@@ -175,26 +145,12 @@ fn work_beside_a_capture(_: Channel) {
     received.synchronize().expect("the work ends");
     drop(received);
     stream.synchronize().expect("the work ends");
+    until("the end of the memory", || double::live("mapping") == 0);
     double::assert_no_violation();
-    assert_eq!(double::live("mapping"), 0);
 }
 
 fn arrays_leave_a_graph_capture_alone() {
     Actor::start_with("work_beside_a_capture", CAPTURE).join();
-}
-
-fn end_beside_a_capture(_: Channel) {
-    let array = DeviceArray::from_host(gpu(), &array![1u8, 2, 3]).expect("an array");
-    drop(array.export());
-    drop(array);
-    assert_eq!(double::live("mapping"), 1, "work may use it");
-    // That is so for this memory alone.
-    drop(DeviceArray::from_host(gpu(), &array![1u8, 2, 3]).expect("an array"));
-    assert_eq!(double::live("mapping"), 1);
-}
-
-fn exported_memory_stays_if_a_capture_forbids_waiting() {
-    Actor::start_with("end_beside_a_capture", CAPTURE).join();
 }
 
 fn use_what_is_captured(_: Channel) {
@@ -210,8 +166,7 @@ fn use_what_is_captured(_: Channel) {
         &|| array.parcel().map(drop),
         &|| array.written_on(&stream),
         &|| array.used_on(&stream),
-        &|| array.wait_on(&stream),
-    ] as [&dyn Fn() -> Result<(), Error>; 5]
+    ] as [&dyn Fn() -> Result<(), Error>; 4]
     {
         double::fail("cuStreamIsCapturing", 1, CAPTURE_IMPLICIT);
         is_refused(use_it());

@@ -15,11 +15,11 @@ use ndarray_shm_cuda::{
 };
 
 use crate::named;
-use crate::support::{Actor, LIMIT, Role, double, is_real, make_current, trials as tests};
+use crate::support::{Actor, LIMIT, Role, double, is_real, make_current, trials as tests, until};
 
 pub const ROLES: &[(&str, Role)] = named![
     kernel_after_downloads,
-    wait_fails_once,
+    waits_fail,
     fill_fails_once,
     owner_under_work,
     query_fails_once,
@@ -39,7 +39,7 @@ pub fn trials() -> Vec<Trial> {
         "faults",
         named![
             kernel_waits_for_downloads,
-            memory_is_not_unmapped_under_work_if_waiting_fails_once,
+            memory_stays_if_no_wait_tells_the_end_of_its_work,
             zeroing_is_waited_for_if_waiting_fails_once,
             lent_memory_is_not_freed_under_work,
             work_is_not_lost_if_a_query_fails,
@@ -89,19 +89,25 @@ fn kernel_waits_for_downloads() {
     Actor::start_with("kernel_after_downloads", SLOW).join();
 }
 
-fn wait_fails_once(_: Channel) {
+fn waits_fail(_: Channel) {
     make_current();
     let (stream, array) = (stream(), DeviceArray::<u8, _>::zeroed(gpu(), LENGTH).expect("an array"));
     fill(array.device_pointer(), 1, LENGTH, &stream);
     array.written_on(&stream).expect("an event");
-    double::fail("cuEventSynchronize", 1, 999);
+    double::fail("cuEventQuery", 1, 999);
     drop(array);
+    let synchronized = double::calls("cuCtxSynchronize");
+    double::fail("cuCtxSynchronize", 1, 999);
+    double::fail("cuEventQuery", 1, 999);
+    until("another way to wait", || double::calls("cuCtxSynchronize") > synchronized);
+    stream.synchronize().expect("the work ends");
+    std::thread::sleep(std::time::Duration::from_millis(50));
     double::assert_no_violation();
-    assert_eq!(double::live("mapping"), 0);
+    assert_eq!(double::live("mapping"), 1, "nobody has said that the work ended");
 }
 
-fn memory_is_not_unmapped_under_work_if_waiting_fails_once() {
-    Actor::start_with("wait_fails_once", SLOW).join();
+fn memory_stays_if_no_wait_tells_the_end_of_its_work() {
+    Actor::start_with("waits_fail", SLOW).join();
 }
 
 fn fill_fails_once(_: Channel) {

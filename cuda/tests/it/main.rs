@@ -14,6 +14,7 @@
 mod bench;
 mod chunk;
 mod chunk_kills;
+mod endings;
 mod export;
 mod failures;
 mod faults;
@@ -39,6 +40,7 @@ fn roles() -> Vec<(&'static str, Role)> {
         bench::ROLES,
         chunk::ROLES,
         chunk_kills::ROLES,
+        endings::ROLES,
         export::ROLES,
         failures::ROLES,
         faults::ROLES,
@@ -66,6 +68,7 @@ fn main() -> ExitCode {
     let trials = [
         chunk::trials(),
         chunk_kills::trials(),
+        endings::trials(),
         export::trials(),
         failures::trials(),
         faults::trials(),

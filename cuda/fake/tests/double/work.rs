@@ -5,11 +5,14 @@ use std::ptr;
 use std::time::{Duration, Instant};
 
 use cudarc::driver::sys;
-use cudarc::driver::sys::CUresult::{CUDA_ERROR_INVALID_DEVICE, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_READY};
+use cudarc::driver::sys::CUresult::{
+    CUDA_ERROR_INVALID_DEVICE, CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_READY,
+    CUDA_ERROR_STREAM_CAPTURE_IMPLICIT, CUDA_ERROR_STREAM_CAPTURE_INVALIDATED,
+};
 
 use crate::driver::{
-    MIB2, allocate, allow, create, cu, event, hold, live, map_only, properties, read, result, start, stream, unmap,
-    violations, write,
+    Answer, MIB2, allocate, allow, create, cu, event, hold, live, map_only, properties, read, result, start, stream,
+    unmap, violations, write,
 };
 use crate::{Role, role};
 
@@ -30,6 +33,8 @@ pub const ROLES: &[Role] = &[
     Role { name: "event_orders_two_streams", run: two_streams, environment: Some(&[]) },
     Role { name: "delayed_work_takes_its_time", run: delayed, environment: Some(&[("FAKE_CUDA_DELAY_US", "20000")]) },
     Role { name: "threads_work_at_once", run: threads, environment: Some(&[]) },
+    Role { name: "capture_is_lost_as_by_the_driver", run: captures, environment: Some(&[]) },
+    Role { name: "event_of_a_context_covers_all_streams", run: context_event, environment: Some(&[]) },
     Role { name: "released_context_leaves_nothing", run: released, environment: Some(&[]) },
 ];
 
@@ -184,4 +189,78 @@ fn released() {
     cu!(cuDevicePrimaryCtxRelease_v2(0)).unwrap();
     assert_eq!(kinds.map(live), [0; 5]);
     assert_eq!(crate::driver::memory_in_use(), 0);
+}
+
+type Call<'a> = &'a dyn Fn() -> Answer;
+
+/// The answers are those of driver 580, in the table of docs/platforms.md.
+fn captures() {
+    let context = start();
+    let global = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL;
+    let (other, own_event, event) = (stream(1), event(2).unwrap(), event(2).unwrap());
+    let exchange = |mut mode: sys::CUstreamCaptureMode| cu!(cuThreadExchangeStreamCaptureMode(&raw mut mode)).unwrap();
+    let pointer = allocate(10).unwrap();
+    let is_capturing = |stream| {
+        result(|out| cu!(cuStreamIsCapturing(stream, out))).map(|status: sys::CUstreamCaptureStatus| status as u32)
+    };
+    let null = ptr::null_mut();
+    let mut lost = 0;
+    // Each call, whether it ends the capture of a stream that does not block, of one that blocks, and in relaxed mode.
+    let calls: [(&str, Call<'_>, [bool; 3]); 10] = [
+        ("cuEventQuery", &|| cu!(cuEventQuery(event)), [true, true, false]),
+        ("cuEventSynchronize", &|| cu!(cuEventSynchronize(event)), [true, true, false]),
+        ("cuStreamSynchronize", &|| cu!(cuStreamSynchronize(other)), [true, true, false]),
+        ("cuCtxSynchronize", &|| cu!(cuCtxSynchronize()), [true, true, true]),
+        ("cuCtxRecordEvent", &|| cu!(cuCtxRecordEvent(context, event)), [true, true, true]),
+        ("cuEventRecord in the legacy stream", &|| cu!(cuEventRecord(event, null)), [false, true, false]),
+        ("cuEventRecord in another stream", &|| cu!(cuEventRecord(event, other)), [false, false, false]),
+        ("cuStreamWaitEvent", &|| cu!(cuStreamWaitEvent(other, own_event, 0)), [false, false, false]),
+        ("a fill in another stream", &|| cu!(cuMemsetD8Async(pointer, 1, 10, other)), [false, false, false]),
+        ("cuMemCreate", &|| create(MIB2).map(|memory| cu!(cuMemRelease(memory)).unwrap()), [false, false, false]),
+    ];
+    for (name, call, ends) in calls {
+        for (case, ends) in ends.into_iter().enumerate() {
+            let (is_blocking, is_relaxed) = (case == 1, case == 2);
+            let captured = stream(u32::from(!is_blocking));
+            assert_eq!(is_capturing(captured), Ok(0));
+            cu!(cuStreamBeginCapture_v2(captured, global)).unwrap();
+            assert_eq!(is_capturing(captured), Ok(1));
+            assert_eq!(is_capturing(null), if is_blocking { Err(CUDA_ERROR_STREAM_CAPTURE_IMPLICIT) } else { Ok(0) });
+            cu!(cuMemsetD8Async(pointer, 9, 10, captured)).unwrap(); // not now
+            if is_relaxed {
+                exchange(sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED);
+            }
+            assert_eq!(call().is_err(), ends, "{name}, case {case}");
+            exchange(global);
+            assert_eq!(is_capturing(captured), Ok(if ends { 2 } else { 1 }));
+            let graph = result(|out| cu!(cuStreamEndCapture(captured, out)));
+            assert_eq!(graph.err(), ends.then_some(CUDA_ERROR_STREAM_CAPTURE_INVALIDATED), "{name}, case {case}");
+            assert_eq!(is_capturing(captured), Ok(0));
+            lost += u64::from(ends);
+            assert_eq!(violations(), lost);
+        }
+    }
+    cu!(cuCtxSynchronize()).unwrap();
+    assert_eq!(read(pointer, 1).unwrap(), [1]);
+}
+
+fn context_event() {
+    let context = start();
+    let pointer = allocate(10).unwrap();
+    let (first, second, event) = (stream(1), stream(0), event(2).unwrap());
+    let held = [hold(first), hold(second)];
+    cu!(cuMemsetD8Async(pointer, 1, 10, first)).unwrap();
+    cu!(cuCtxRecordEvent(context, event)).unwrap();
+    assert_eq!(cu!(cuEventQuery(event)), Err(CUDA_ERROR_NOT_READY));
+    let [first_held, second_held] = held;
+    drop(first_held);
+    cu!(cuStreamSynchronize(first)).unwrap();
+    assert_eq!(cu!(cuEventQuery(event)), Err(CUDA_ERROR_NOT_READY), "the other stream has work");
+    drop(second_held);
+    cu!(cuEventSynchronize(event)).unwrap();
+    let later = hold(first);
+    cu!(cuEventQuery(event)).unwrap();
+    drop(later);
+    let interprocess = crate::driver::event(6).unwrap();
+    assert_eq!(cu!(cuCtxRecordEvent(context, interprocess)), Err(CUDA_ERROR_INVALID_HANDLE));
 }
