@@ -22,7 +22,7 @@ use crate::layout;
 use crate::memory::DeviceMapping;
 use crate::pending::{Pending, Unfinished};
 use crate::reaper;
-use crate::stream::{DeviceEvent, Stream};
+use crate::stream::Stream;
 
 /// A typed n-dimensional array in the memory of a GPU, contiguous in C or Fortran order.
 ///
@@ -103,18 +103,9 @@ impl DeviceMemory {
     pub(crate) fn pending(&self) -> Result<MutexGuard<'_, Pending>> {
         let mut pending = self.said()?;
         if self.is_exported() {
-            pending.add(&self.legacy_stream())?;
+            pending.add(&Stream::legacy_of(self.mapping.device().context()))?;
         }
         Ok(pending)
-    }
-
-    /// Waits for the work that another library may have enqueued without saying so. As [`pending`](Self::pending).
-    pub(crate) fn finish_unsaid(&self) -> Result<()> {
-        if self.is_exported() { DeviceEvent::recorded(&self.legacy_stream())?.synchronize() } else { Ok(()) }
-    }
-
-    fn legacy_stream(&self) -> Stream {
-        Stream::legacy_of(self.mapping.device().context())
     }
 
     /// Returns the work that still reads it. As [`said`](Self::said).
@@ -142,7 +133,7 @@ impl Drop for DeviceMemory {
     fn drop(&mut self) {
         // Unmapping under work that still uses it would be an error of the GPU, for the whole context.
         let said = [&mut self.pending, &mut self.reading]
-            .map(|pending| pending.get_mut().unwrap_or_else(PoisonError::into_inner).of_this_process());
+            .map(|pending| pending.get_mut().unwrap_or_else(PoisonError::into_inner).events());
         let unsaid = self.is_exported();
         // SAFETY: nothing uses the field after this.
         let mapping = unsafe { ManuallyDrop::take(&mut self.mapping) };
@@ -281,25 +272,24 @@ impl<T: Element, D: Dimension> DeviceArray<T, D> {
         }
         self.ready()?;
         let reading = self.memory.reading()?.unfinished()?;
-        reading.before_copy(self.device().stream())?;
+        reading.wait_on(self.device().stream())?;
         copies::upload(self.device(), self.start(), &self.layout, array)
     }
 
     /// Brings the next copy of this crate after what is known to write to the array.
     fn ready(&self) -> Result<()> {
         let writing = self.memory.pending()?.unfinished()?; // the lock is released before the wait
-        writing.before_copy(self.device().stream())
+        writing.wait_on(self.device().stream())
     }
 
     /// Lets the work that is enqueued on the stream from now on wait for everything that is known to use the array:
-    /// what its sender had enqueued, what was [said](Self::written_on) in this process, and downloads. Then it may read
-    /// and write.
+    /// what was [said](Self::written_on) in this process, and downloads. Then it may read and write.
     ///
     /// # Errors
     ///
     /// Failures of the driver.
     /// If the stream is captured, this thread waits for all that instead, and the memory stays until the process ends:
-    /// nobody knows when the graph is launched for the last time.
+    /// no event says when the graph is launched for the last time.
     pub fn wait_on(&self, stream: &Stream) -> Result<()> {
         if stream.is_captured()? {
             self.memory.mapping.keep();
@@ -319,8 +309,8 @@ impl<T: Element, D: Dimension> DeviceArray<T, D> {
         writing.wait_on(stream)
     }
 
-    /// Says that the work that the stream has now writes to the array. Copies to the host, and receivers that the array
-    /// is sent to, wait for it; so does the end of the memory.
+    /// Says that the work that the stream has now writes to the array. Copies to the host and [parcels](Self::parcel)
+    /// wait for it; so does the end of the memory.
     ///
     /// # Errors
     ///
@@ -341,8 +331,7 @@ impl<T: Element, D: Dimension> DeviceArray<T, D> {
         self.memory.reading()?.add(stream).map(drop)
     }
 
-    /// Waits until everything that is known to write to the array is done. A [parcel](Self::parcel) that is made after
-    /// that does not need its sender any more.
+    /// Waits until everything that is known to write to the array is done.
     ///
     /// # Errors
     ///

@@ -9,9 +9,9 @@ use std::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void};
 use std::sync::OnceLock;
 
 use cudarc::driver::sys::{
-    self, CUcontext, CUdevice, CUdevice_attribute, CUdeviceptr, CUevent, CUipcEventHandle, CUipcMemHandle,
-    CUmemAccessDesc, CUmemAllocationGranularity_flags, CUmemAllocationHandleType, CUmemAllocationProp,
-    CUmemGenericAllocationHandle, CUmemPoolPtrExportData, CUmemoryPool, CUpointer_attribute, CUstream, CUuuid,
+    self, CUcontext, CUdevice, CUdevice_attribute, CUdeviceptr, CUevent, CUipcMemHandle, CUmemAccessDesc,
+    CUmemAllocationGranularity_flags, CUmemAllocationHandleType, CUmemAllocationProp, CUmemGenericAllocationHandle,
+    CUmemPoolPtrExportData, CUmemoryPool, CUpointer_attribute, CUstream, CUuuid,
 };
 
 use crate::error::{Error, Result};
@@ -79,9 +79,7 @@ functions! {
         cuGetErrorString(u32, *mut *const c_char);
         cuInit(c_uint);
         cuIpcCloseMemHandle(CUdeviceptr);
-        cuIpcGetEventHandle(*mut CUipcEventHandle, CUevent);
         cuIpcGetMemHandle(*mut CUipcMemHandle, CUdeviceptr);
-        cuIpcOpenEventHandle(*mut CUevent, CUipcEventHandle);
         cuIpcOpenMemHandle_v2(*mut CUdeviceptr, CUipcMemHandle, c_uint);
         cuLaunchHostFunc(CUstream, HostFunction, *mut c_void);
         cuMemAddressFree(CUdeviceptr, usize);

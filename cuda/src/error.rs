@@ -101,11 +101,6 @@ pub enum Error {
         "the array is shared, and another process may be reading it (write before it is shared, or use `overwrite`)"
     )]
     Shared,
-    /// The process that has written the array ended before its GPU had finished.
-    #[error(
-        "the sender ended before this process saw that its GPU had finished the array (let it synchronize before it sends, or live until then)"
-    )]
-    SenderGone,
     /// The process that lent the memory has ended, or has dropped its lender, and the memory is gone with it.
     #[error("the lender of the memory has ended, and the memory with it (a lender must outlive its borrowers)")]
     LenderGone,

@@ -45,7 +45,7 @@ impl<T: Element, D: Dimension> DeviceArray<T, D> {
     /// that work writes must be [said](Self::written_on), unless it is in the legacy default stream: from now on copies
     /// come after what that stream has to do, and parcels wait for it.
     ///
-    /// The memory ends after all work that the context has when the last use is dropped, said or not. Nobody waits for
+    /// The memory ends after all work that the context has when the last use is dropped, said or not. No caller waits for
     /// that. It stays while a stream is captured that is [known](Device::may_be_captured); another capture is lost.
     pub fn export(&self) -> ExportedArray {
         self.memory().export();
@@ -74,7 +74,7 @@ impl<T: Element, D: Dimension> DeviceArray<T, D> {
             return Ok(None);
         }
         let stream = self.device().stream();
-        writing.before_copy(stream)?;
+        writing.wait_on(stream)?;
         Ok(Some(stream))
     }
 }

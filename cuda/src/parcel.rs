@@ -14,8 +14,6 @@ use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::layout;
 use crate::memory::DeviceMapping;
-use crate::pending::Pending;
-use crate::stream::EventNote;
 
 /// The kind of the parcels of this crate, for [`Foreign`].
 pub const KIND: &str = "cuda";
@@ -30,36 +28,30 @@ struct ArrayNote {
     bytes: usize,
     /// Where the elements begin.
     offset: usize,
-    /// The events that must be complete before the elements are read.
-    events: Vec<EventNote>,
 }
 
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 
 impl<T: Element, D: Dimension> DeviceArray<T, D> {
     /// Packs the array for a message of a [`Channel`](ndarray_shm::counted::Channel).
     ///
     /// The parcel holds a descriptor, and with it the memory, until it is dropped; so does a message that was not
-    /// received yet. It can be sent any number of times. Received arrays can be sent on. If another library has the
-    /// array, this waits for what the legacy default stream has to do.
+    /// received yet. It can be sent any number of times. Received arrays can be sent on.
     ///
-    /// Work that still [writes](Self::written_on) to the array is named in the parcel, and the receiver waits for it.
-    /// The process that enqueued it must then live until the array is attached and the work is done. A parcel that is
-    /// made after [`synchronize`](Self::synchronize) names no work and does not need its sender.
+    /// This [waits](Self::synchronize) for work that writes to the array. A receiver has nothing to wait for, and needs
+    /// no living sender.
     ///
     /// # Errors
     ///
-    /// Failures of the driver.
+    /// As [`synchronize`](Self::synchronize).
     pub fn parcel(&self) -> Result<Foreign> {
         let memory = self.memory();
-        memory.finish_unsaid()?;
-        let events = memory.said()?.notes()?;
+        self.synchronize()?;
         let note = ArrayNote {
             version: VERSION,
             device: self.device().uuid().to_string(),
             bytes: memory.mapping.bytes(),
             offset: self.offset(),
-            events,
         };
         let descriptor = memory.mapping.export()?;
         memory.share();
@@ -74,10 +66,6 @@ impl<T: Element, D: Dimension> DeviceArray<T, D> {
     /// - [`Malformed`](Error::Malformed): it is not an array on a GPU, or not one of this version.
     /// - [`DeviceNotVisible`](Error::DeviceNotVisible): `CUDA_VISIBLE_DEVICES` hides its GPU from this process.
     /// - [`DType`](Error::DType), [`Shape`](Error::Shape): it has another element type or number of axes.
-    /// - [`SenderGone`](Error::SenderGone): the parcel names unfinished work of a process that has ended. If a sender
-    ///   is killed later, the array stays as its GPU has left it, and this process is not told.
-    /// - [`Unsupported`](Error::Unsupported): the parcel names unfinished work, and the driver cannot wait here for
-    ///   that of its sender.
     /// - failures of the driver.
     pub fn attach(parcel: &Foreign) -> Result<Self> {
         if parcel.kind() != KIND {
@@ -94,8 +82,6 @@ impl<T: Element, D: Dimension> DeviceArray<T, D> {
         let device = Device::named(&note.device)?;
         layout::require_within(&layout, note.offset, note.bytes)?;
         let mapping = DeviceMapping::import(device, parcel.descriptor().as_fd(), note.bytes)?;
-        let array = Self::of_parts(Arc::new(DeviceMemory::new(mapping, true)), note.offset, layout);
-        *array.memory().said()? = Pending::open(device.context(), &note.events)?;
-        Ok(array)
+        Ok(Self::of_parts(Arc::new(DeviceMemory::new(mapping, true)), note.offset, layout))
     }
 }

@@ -2,10 +2,8 @@
 
 use std::sync::Arc;
 
-use cudarc::driver::sys::CUcontext;
-
 use crate::error::Result;
-use crate::stream::{DeviceEvent, EventNote, Stream};
+use crate::stream::{DeviceEvent, Stream};
 
 /// The events of work that still uses memory.
 #[derive(Debug, Default)]
@@ -17,7 +15,7 @@ const MOST_PENDING: usize = 64;
 impl Pending {
     /// Adds what the stream has enqueued so far, and returns its event. Waits for the oldest work if there is too much.
     pub(crate) fn add(&mut self, stream: &Stream) -> Result<Arc<DeviceEvent>> {
-        let event = DeviceEvent::recorded(stream)?;
+        let event = Arc::new(DeviceEvent::recorded(stream)?);
         self.0.push(Arc::clone(&event));
         // Failures are those of other work, which code that waits for it is told.
         let _ = self.forget_complete();
@@ -25,22 +23,6 @@ impl Pending {
             let _ = oldest.synchronize();
         }
         Ok(event)
-    }
-
-    /// Returns what a message says of the events.
-    pub(crate) fn notes(&mut self) -> Result<Vec<EventNote>> {
-        self.forget_complete()?;
-        self.0.iter().filter_map(|event| event.note().transpose()).collect()
-    }
-
-    /// Opens the events of a message.
-    ///
-    /// # Errors
-    ///
-    /// [`SenderGone`](Error::SenderGone), [`Unsupported`](Error::Unsupported), [`Malformed`](Error::Malformed), and
-    /// failures of the driver.
-    pub(crate) fn open(context: CUcontext, notes: &[EventNote]) -> Result<Self> {
-        notes.iter().map(|note| DeviceEvent::open(context, note.clone())).collect::<Result<_>>().map(Self)
     }
 
     /// Drops the events of work that is done. Returns whether none is left.
@@ -67,18 +49,10 @@ impl Pending {
         Unfinished(self.0.clone())
     }
 
-    /// Returns the events of this process's work. Other processes use the memory at addresses of their own.
-    pub(crate) fn of_this_process(&self) -> Unfinished {
-        Unfinished(self.0.iter().filter(|event| !event.is_opened()).cloned().collect())
-    }
-
-    /// Waits for the work of this process, by another way if one fails. If all fail,
-    /// [`may_still_run`](crate::context::may_still_run) returns true from then on. Other processes use the memory at
-    /// addresses of their own, so it does not wait for them.
+    /// Waits for the work, by another way if one fails. If all fail,
+    /// [`may_still_run`](crate::context::may_still_run) returns true from then on.
     pub(crate) fn settle(&self) {
-        for event in self.0.iter().filter(|event| !event.is_opened()) {
-            event.settle();
-        }
+        self.0.iter().for_each(|event| event.settle());
     }
 }
 
@@ -102,12 +76,6 @@ impl Unfinished {
     /// Lets a stream wait for all of it.
     pub(crate) fn wait_on(&self, stream: &Stream) -> Result<()> {
         self.0.iter().try_for_each(|event| stream.wait(event))
-    }
-
-    /// Lets the stream of this crate's copies wait for the work of this process, and this thread for that of other
-    /// processes: if one of those does not end, only this thread hangs.
-    pub(crate) fn before_copy(&self, copies: &Stream) -> Result<()> {
-        self.0.iter().try_for_each(|event| if event.is_opened() { event.synchronize() } else { copies.wait(event) })
     }
 
     /// Waits for all of it, also if some of it has failed.

@@ -59,7 +59,7 @@ class Array(_core.RawDeviceArray):
     and `wait_on` lets one wait. Streams are given by their address, such as ``torch.cuda.Stream.cuda_stream`` or ``cupy.cuda.Stream.ptr``; 0 and 1
     are the legacy default stream, 2 is that of the thread.
 
-    Another library may use the array in any stream, and drop it at any time. Nobody waits for that: the memory ends after all work that the GPU has
+    Another library may use the array in any stream, and drop it at any time. Dropping does not wait: the memory ends after all work that the GPU has
     then, and a new array that finds no room waits up to 10 s for it. A graph of CUDA that uses the array must not be launched after its end, unless the
     array was exported while the graph was captured: then its memory stays until the process ends. While torch captures a graph, memory that was exported
     stays. Of captures on streams that are not torch's and do not block, nothing can be known: the end of such memory ends them.

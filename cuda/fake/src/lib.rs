@@ -15,7 +15,7 @@
 //!   host memory.
 //! - [`pointers`]: what an address is.
 //! - [`captures`]: calls that a graph capture forbids.
-//! - [`streams`], [`events`], [`shared_event`], [`copies`]: work in order.
+//! - [`streams`], [`events`], [`copies`]: work in order.
 //! - [`remote`], [`maps`]: descriptors of other processes, and the mappings of this one.
 //! - [`watch`]: functions for tests, named `fakeCuda...`.
 //!
@@ -48,7 +48,6 @@ mod pointers;
 mod pools;
 mod regions;
 mod remote;
-mod shared_event;
 mod streams;
 mod watch;
 

@@ -22,7 +22,6 @@ use cudarc::driver::sys::CUresult::{
 use crate::calls::{Answer, Out, exported, locked, new_handle, panic_text};
 use crate::copies::Copy;
 use crate::machine::machine;
-use crate::shared_event::SharedEvent;
 use crate::{captures, contexts, events, legacy, watch};
 
 exported! {
@@ -44,19 +43,9 @@ pub(crate) enum Action {
     /// Only its place in the order matters.
     Nothing,
     Copy(Copy),
-    /// Completes a recording of an event that processes share.
-    Record(Arc<SharedEvent>, u64),
     Host(HostFunction, usize),
     /// `cuMemFreeAsync` of the memory at this address.
     Free(usize),
-}
-
-/// What work waits for.
-#[derive(Clone)]
-pub(crate) enum Dependency {
-    Work(Position),
-    /// A recording of an event that processes share.
-    Record(Arc<SharedEvent>, u64),
 }
 
 /// The place of work: the stream, and how much work that stream has done after it.
@@ -69,7 +58,8 @@ pub(crate) struct Position {
 /// Work to submit.
 pub(crate) struct Work {
     pub(crate) action: Action,
-    pub(crate) after: Vec<Dependency>,
+    /// What it waits for.
+    pub(crate) after: Vec<Position>,
     /// Addresses that the work reads or writes.
     pub(crate) touches: Vec<Range<usize>>,
     /// Where a synchronous call takes the result from; without it, an error stays in the stream.
@@ -105,9 +95,6 @@ static STREAMS: Mutex<Streams> = Mutex::new(BTreeMap::new());
 /// Work is done, or a stream has ended.
 static PROGRESS: Condvar = Condvar::new();
 
-/// How often work that waits for another process looks at its event.
-const POLL: Duration = Duration::from_micros(500);
-
 thread_local! {
     static IN_HOST_FUNCTION: Cell<bool> = const { Cell::new(false) };
 }
@@ -138,11 +125,8 @@ impl Stream {
 }
 
 /// Whether what work waits for has happened.
-fn ready(streams: &Streams, after: &[Dependency]) -> bool {
-    after.iter().all(|dependency| match dependency {
-        Dependency::Work(position) => is_done(streams, *position),
-        Dependency::Record(event, record) => event.is_done(*record),
-    })
+fn ready(streams: &Streams, after: &[Position]) -> bool {
+    after.iter().all(|position| is_done(streams, *position))
 }
 
 fn is_done(streams: &Streams, position: Position) -> bool {
@@ -201,7 +185,7 @@ pub(crate) fn submit(id: usize, mut work: Work) -> Answer<Position> {
         with_null && other != id && stream.context == context && !stream.idle()
     });
     let ordered = ordered.map(|(&stream, other)| Position { stream, number: other.submitted });
-    work.after.extend(ordered.map(Dependency::Work).collect::<Vec<_>>());
+    work.after.extend(ordered.collect::<Vec<_>>());
 
     let at_once = machine()?.delay.is_zero()
         && !matches!(work.action, Action::Host(..))
@@ -265,17 +249,13 @@ fn do_queue(id: usize) {
             streams = locked(&STREAMS);
             finish(&mut streams, id, failed);
         } else {
-            let polls = first.is_some_and(|w| w.after.iter().any(|d| matches!(d, Dependency::Record(..))));
-            streams = wait_for_progress(streams, polls.then_some(POLL));
+            streams = wait_for_progress(streams);
         }
     }
 }
 
-fn wait_for_progress(streams: MutexGuard<'_, Streams>, at_most: Option<Duration>) -> MutexGuard<'_, Streams> {
-    match at_most {
-        None => PROGRESS.wait(streams).unwrap_or_else(PoisonError::into_inner),
-        Some(time) => PROGRESS.wait_timeout(streams, time).unwrap_or_else(PoisonError::into_inner).0,
-    }
+fn wait_for_progress(streams: MutexGuard<'_, Streams>) -> MutexGuard<'_, Streams> {
+    PROGRESS.wait(streams).unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Does work, and returns the error that stays in its stream.
@@ -283,10 +263,6 @@ fn perform(work: Work) -> Option<CUresult> {
     let done = catch_unwind(AssertUnwindSafe(|| match work.action {
         Action::Nothing => Ok(()),
         Action::Copy(copy) => copy.perform(),
-        Action::Record(event, record) => {
-            event.complete(record);
-            Ok(())
-        }
         Action::Host(function, data) => {
             IN_HOST_FUNCTION.set(true);
             // SAFETY: the caller of `cuLaunchHostFunc` promises that the function may be called with this argument in
@@ -341,15 +317,7 @@ pub(crate) fn done(position: Position) -> bool {
 pub(crate) fn wait(position: Position) {
     let mut streams = locked(&STREAMS);
     while !is_done(&streams, position) {
-        streams = wait_for_progress(streams, None);
-    }
-}
-
-/// Waits until a recording of an event that processes share is complete.
-pub(crate) fn wait_for_record(event: &SharedEvent, record: u64) {
-    while !event.is_done(record) {
-        let streams = locked(&STREAMS);
-        drop(wait_for_progress(streams, Some(POLL)));
+        streams = wait_for_progress(streams);
     }
 }
 
@@ -384,7 +352,7 @@ fn settle(selected: impl Fn(usize, &Stream) -> bool) -> Answer {
         .map(|(&id, stream)| Position { stream: id, number: stream.submitted })
         .collect();
     while !positions.iter().all(|position| is_done(&streams, *position)) {
-        streams = wait_for_progress(streams, None);
+        streams = wait_for_progress(streams);
     }
     let failed = streams.iter().filter(|&(&id, stream)| selected(id, stream)).find_map(|(_, stream)| stream.error);
     failed.map_or(Ok(()), Err)

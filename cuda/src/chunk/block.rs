@@ -16,7 +16,7 @@ use crate::copies;
 use crate::device::Device;
 use crate::driver::functions;
 use crate::error::{Error, Result};
-use crate::stream::{EventNote, Stream};
+use crate::stream::Stream;
 
 /// An array in a [`Chunk`](super::Chunk), at its producer. Dropping it frees its room as soon as no receiver needs it.
 ///
@@ -42,8 +42,6 @@ pub struct BlockTicket {
     pub(super) dtype: DType,
     pub(super) shape: Vec<usize>,
     pub(super) order: Order,
-    /// The events that must be complete before the elements are read.
-    pub(super) events: Vec<EventNote>,
 }
 
 impl BlockTicket {
@@ -76,19 +74,19 @@ impl<T: Element, D: Dimension> DeviceBlock<T, D> {
         Self { range, chunk, layout, sent: AtomicBool::new(false) }
     }
 
-    /// Makes a ticket for one receiver that has the chunk. Work that still [writes](Self::written_on) to the block is
-    /// named in it, and the receiver waits for it on its GPU.
+    /// Makes a ticket for one receiver that has the chunk, after work that [writes](Self::written_on) to the block: this
+    /// waits for it.
     ///
     /// # Errors
     ///
     /// - [`Host`](Error::Host): 65,536 blocks are with receivers or on their way.
     /// - [`ForkedChild`](Error::ForkedChild), and failures of the driver.
     pub fn send(&self) -> Result<BlockTicket> {
-        let events = self.range.pending()?.notes()?;
+        self.synchronize()?;
         self.sent.store(true, Ordering::Relaxed);
         let loan = self.range.send()?;
         let (shape, order) = (self.shape().to_vec(), self.order());
-        Ok(BlockTicket { loan, offset: self.range.start, dtype: T::DTYPE, shape, order, events })
+        Ok(BlockTicket { loan, offset: self.range.start, dtype: T::DTYPE, shape, order })
     }
 
     /// Returns how many receivers hold the block or are about to, without those that have died.
@@ -108,7 +106,7 @@ impl<T: Element, D: Dimension> DeviceBlock<T, D> {
     /// Failures of the driver.
     pub fn to_host(&self) -> Result<Array<T, D>> {
         let writing = self.range.pending()?.unfinished()?;
-        writing.before_copy(self.device().stream())?;
+        writing.wait_on(self.device().stream())?;
         copies::download(self.device(), self.device_pointer(), &self.layout)
     }
 
@@ -141,8 +139,8 @@ impl<T: Element, D: Dimension> DeviceBlock<T, D> {
         reading.wait_on(stream)
     }
 
-    /// Says that the work that the stream has now writes to the block. Copies to the host, receivers of later tickets,
-    /// and the next block in the same room wait for it.
+    /// Says that the work that the stream has now writes to the block. Copies to the host, later tickets, and the next
+    /// block in the same room wait for it.
     ///
     /// # Errors
     ///
@@ -151,8 +149,7 @@ impl<T: Element, D: Dimension> DeviceBlock<T, D> {
         self.range.pending()?.add(stream).map(drop)
     }
 
-    /// Waits until everything that was said to write to the block is done. A ticket that is made after that names no
-    /// work.
+    /// Waits until everything that was said to write to the block is done.
     ///
     /// # Errors
     ///

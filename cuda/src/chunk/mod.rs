@@ -32,7 +32,7 @@ use crate::pending::Pending;
 /// The kind of the parcels of chunks, for [`Foreign`].
 pub const CHUNK_KIND: &str = "cuda-chunk";
 
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 
 /// How many blocks can be with receivers, or on their way, at one time: 16 bytes each in the file of counts.
 const LOANS: u32 = 1 << 16;
@@ -61,9 +61,6 @@ struct ChunkNote {
 /// If the producer ends, receivers keep the memory and the blocks that they hold; tickets that were not received are
 /// void. A ticket that was lost, such as one sent to a process that was killed before it read it, keeps its block until
 /// it is [revoked](Self::revoke).
-///
-/// A producer must live until receivers have seen the end of the work that a ticket names. [`DeviceBlock::synchronize`]
-/// before [`DeviceBlock::send`] frees it from that.
 ///
 /// ```no_run
 /// use ndarray::{Ix1, array};

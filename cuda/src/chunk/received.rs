@@ -3,7 +3,7 @@
 use std::fmt;
 use std::ops::Deref;
 use std::os::fd::AsFd;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use ndarray::{Array, Dimension};
 use ndarray_shm::arena::loans::{Counters, ReceivedLoan};
@@ -19,8 +19,7 @@ use crate::driver::{functions, functions_in_drop};
 use crate::error::{Error, Result};
 use crate::layout;
 use crate::memory::DeviceMapping;
-use crate::pending::{Pending, Unfinished};
-use crate::stream::{EventNote, Stream};
+use crate::stream::Stream;
 
 /// A [`Chunk`](super::Chunk) of another process, from which this one takes blocks. Cloning is cheap.
 #[derive(Clone)]
@@ -83,22 +82,18 @@ impl ReceivedChunk {
     /// After an error of the first two kinds in this list the ticket can still be received.
     ///
     /// - [`DType`](Error::DType), [`Shape`](Error::Shape): the block has another element type or number of axes.
-    /// - [`Malformed`](Error::Malformed): the ticket leads out of the chunk, or names no events.
+    /// - [`Malformed`](Error::Malformed): the ticket leads out of the chunk.
     /// - [`Host`](Error::Host): the ticket was received or revoked, is one of another chunk, or its producer has ended.
-    /// - [`SenderGone`](Error::SenderGone): the producer ended before its GPU had finished the block.
-    /// - [`ForkedChild`](Error::ForkedChild), and failures of the driver.
+    /// - [`ForkedChild`](Error::ForkedChild).
     pub fn receive<T: Element, D: Dimension>(&self, ticket: &BlockTicket) -> Result<ReceivedBlock<T, D>> {
         functions()?;
         let ReceivedState { mapping, counters, .. } = &*self.state;
         let layout = layout::of_message::<T, D>(ticket.dtype, &ticket.shape, ticket.order)?;
         layout::require_within(&layout, ticket.offset, mapping.bytes())?;
-        EventNote::check(&ticket.events)?;
         let loan = counters.receive(&ticket.loan)?;
-        let writes = Pending::open(mapping.device().context(), &ticket.events)?;
         Ok(ReceivedBlock {
             loan: Arc::new(loan),
             chunk: Arc::clone(&self.state),
-            writes: Mutex::new(writes),
             start: mapping.start() + ticket.offset as u64,
             layout,
         })
@@ -126,8 +121,6 @@ pub struct ReceivedBlock<T, D> {
     /// Released when this value is dropped and no stream keeps it any more.
     loan: Arc<ReceivedLoan>,
     chunk: Arc<ReceivedState>,
-    /// Work of the producer that writes to it.
-    writes: Mutex<Pending>,
     start: u64,
     layout: Layout<T, D>,
 }
@@ -141,45 +134,13 @@ impl<T, D> Deref for ReceivedBlock<T, D> {
 }
 
 impl<T: Element, D: Dimension> ReceivedBlock<T, D> {
-    /// Copies the elements to the host, after the producer's work that writes to them.
-    ///
-    /// # Errors
-    ///
-    /// [`SenderGone`](Error::SenderGone): the producer ended before this process saw that its GPU had finished the
-    /// block. Also failures of the driver.
-    pub fn to_host(&self) -> Result<Array<T, D>> {
-        let (device, writes) = (self.device(), self.unfinished()?);
-        writes.before_copy(device.stream())?;
-        let copy = copies::download(device, self.start, &self.layout)?;
-        if !writes.is_empty() {
-            self.unfinished()?; // the producer may have been killed while its GPU wrote
-        }
-        Ok(copy)
-    }
-
-    /// Lets the work that is enqueued on the stream from now on wait for the producer's work that writes to the block.
+    /// Copies the elements to the host.
     ///
     /// # Errors
     ///
     /// Failures of the driver.
-    pub fn wait_on(&self, stream: &Stream) -> Result<()> {
-        let writes = self.unfinished()?;
-        writes.wait_on(stream)
-    }
-
-    /// Returns the producer's work that writes to the block. The work of a process that is killed ends in the middle
-    /// and counts as done; so it is taken for done only if the producer still lives afterwards.
-    fn unfinished(&self) -> Result<Unfinished> {
-        functions()?; // a forked child must not take the lock
-        let mut writes = self.writes.lock().unwrap_or_else(PoisonError::into_inner);
-        let events = writes.events();
-        if !events.is_empty() && events.is_complete()? {
-            if !self.loan.producer_lives()? {
-                return Err(Error::SenderGone);
-            }
-            *writes = Pending::default();
-        }
-        Ok(writes.events())
+    pub fn to_host(&self) -> Result<Array<T, D>> {
+        copies::download(self.device(), self.start, &self.layout)
     }
 
     /// Says that the work that the stream has now reads the block: the producer gets it back only after that work.
@@ -199,7 +160,7 @@ impl<T: Element, D: Dimension> ReceivedBlock<T, D> {
     /// Returns the address of the first element on the GPU, for kernels and other libraries. It is valid while this
     /// value lives.
     ///
-    /// Code that uses it must [wait](Self::wait_on) first, and [say](Self::used_on) afterwards what it has enqueued.
+    /// Code that uses it must [say](Self::used_on) afterwards what it has enqueued.
     pub fn device_pointer(&self) -> u64 {
         self.start
     }

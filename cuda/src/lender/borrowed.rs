@@ -11,17 +11,17 @@ use ndarray_shm::array::Layout;
 use ndarray_shm::counted::Foreign;
 use ndarray_shm::{Element, IntoLocation};
 
-use super::LentNote;
 use super::opened::{OPENING, Opened, bytes64};
 use super::way::{WayNote, explained};
+use super::{LentNote, PROCESS};
 use crate::copies;
 use crate::device::Device;
 use crate::driver::{functions, functions_in_drop};
 use crate::error::{Error, Result};
 use crate::layout;
 use crate::memory::DeviceMapping;
-use crate::pending::{Pending, Unfinished};
-use crate::stream::{EventNote, PROCESS, Stream};
+use crate::pending::Pending;
+use crate::stream::Stream;
 
 /// Attaches what a [`Lender`](super::Lender) of another process has lent. Cloning is cheap.
 ///
@@ -55,7 +55,7 @@ impl Borrower {
     /// - [`DType`](Error::DType), [`Shape`](Error::Shape): it has another element type or number of axes.
     /// - [`DeviceNotVisible`](Error::DeviceNotVisible): `CUDA_VISIBLE_DEVICES` hides its GPU from this process.
     /// - [`Host`](Error::Host): the parcel was attached or revoked, or is one of another lender.
-    /// - [`LenderGone`](Error::LenderGone), [`SenderGone`](Error::SenderGone): the lender has ended.
+    /// - [`LenderGone`](Error::LenderGone): the lender has ended.
     /// - [`Unsupported`](Error::Unsupported): the driver or system does not let this process open the memory, or this
     ///   is the process that lends it.
     /// - [`ForkedChild`](Error::ForkedChild), and failures of the driver.
@@ -69,7 +69,6 @@ impl Borrower {
             let reason = "this process lends it (use the owner itself)".to_owned();
             return Err(Error::Unsupported { what: OPENING, reason });
         }
-        EventNote::check(&note.events)?;
         // From here on the lender keeps the memory, so it can be opened.
         let loan = self.counters.receive(&note.loan)?;
         let source = BorrowedSource::open(device, &note, parcel).map_err(|error| match error {
@@ -80,9 +79,8 @@ impl Borrower {
         })?;
         let (start, bytes) = source.range();
         layout::require_within(&layout, note.offset, bytes)?;
-        let writes = Mutex::new(Pending::open(device.context(), &note.events)?);
         let (start, uses) = (start + note.offset as u64, Mutex::default());
-        Ok(Borrowed { source, writes, uses, loan, device, start, layout })
+        Ok(Borrowed { source, uses, loan, device, start, layout })
     }
 }
 
@@ -94,8 +92,6 @@ impl Borrower {
 pub struct Borrowed<T, D> {
     // Dropped in this order: the memory is closed before the lender may free it.
     source: BorrowedSource,
-    /// Work of the lender that writes to it.
-    writes: Mutex<Pending>,
     /// Work of this process that uses it.
     uses: Mutex<Pending>,
     loan: ReceivedLoan,
@@ -180,49 +176,21 @@ impl<T: Element, D: Dimension> Borrowed<T, D> {
         }
     }
 
-    /// Copies the elements to the host, after the work that the lender has named as writing to them.
+    /// Copies the elements to the host.
     ///
     /// # Errors
     ///
-    /// [`LenderGone`](Error::LenderGone): the lender has ended, and the memory does not outlive it or was not finished.
-    /// Also failures of the driver.
+    /// [`LenderGone`](Error::LenderGone): the lender has ended, and the memory does not outlive it. Also failures of the
+    /// driver.
     pub fn to_host(&self) -> Result<Array<T, D>> {
-        let writes = self.unfinished()?;
-        writes.before_copy(self.device.stream())?;
+        self.require_backed()?;
         let copy = copies::download(self.device, self.start, &self.layout)?;
-        if !writes.is_empty() {
-            self.unfinished()?; // the lender may have been killed while its GPU wrote
-        }
+        self.require_backed()?; // the lender may have ended meanwhile
         Ok(copy)
     }
 
-    /// Returns the lender's work that writes to the array, if the lender still lives where it must. The work of a
-    /// process that is killed ends in the middle and counts as done; so it is taken for done only if the lender still
-    /// lives afterwards.
-    fn unfinished(&self) -> Result<Unfinished> {
-        if !self.is_backed()? {
-            return Err(Error::LenderGone);
-        }
-        let mut writes = locked(&self.writes);
-        let events = writes.events();
-        if !events.is_empty() && events.is_complete()? {
-            if !self.loan.producer_lives()? {
-                return Err(Error::LenderGone);
-            }
-            *writes = Pending::default();
-        }
-        Ok(writes.events())
-    }
-
-    /// Lets the work that is enqueued on the stream from now on wait for the work that the lender has named as writing
-    /// to the array.
-    ///
-    /// # Errors
-    ///
-    /// As [`to_host`](Self::to_host).
-    pub fn wait_on(&self, stream: &Stream) -> Result<()> {
-        let writes = self.unfinished()?;
-        writes.wait_on(stream)
+    fn require_backed(&self) -> Result<()> {
+        if self.is_backed()? { Ok(()) } else { Err(Error::LenderGone) }
     }
 
     /// Says that the work that the stream has now reads or writes the array: the end of the loan waits for it.

@@ -9,9 +9,10 @@ mod pools;
 mod way;
 
 use std::fmt;
+use std::hash::{BuildHasher, Hasher, RandomState};
 use std::mem::ManuallyDrop;
 use std::ops::Deref;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 
 use ndarray::{Dimension, ShapeBuilder};
 use ndarray_shm::arena::loans::{CounterHandle, Counters, LentMemory, Limbo, Memory};
@@ -28,7 +29,7 @@ use crate::driver::functions;
 use crate::error::{Error, Result};
 use crate::layout;
 use crate::pending::Pending;
-use crate::stream::{EventNote, PROCESS, Stream};
+use crate::stream::Stream;
 
 /// The kind of the parcels of lent memory, for [`Foreign`].
 pub const LENT_KIND: &str = "cuda-lent";
@@ -48,11 +49,13 @@ struct LentNote {
     way: WayNote,
     /// Where the elements begin in the memory that the way leads to, in bytes.
     offset: usize,
-    /// The events that must be complete before the elements are read.
-    events: Vec<EventNote>,
 }
 
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
+
+/// A random number of this process: its own memory cannot be opened as that of another one. Nothing secret depends on
+/// it.
+static PROCESS: LazyLock<u64> = LazyLock::new(|| RandomState::new().build_hasher().finish());
 
 /// Lends memory of a GPU that another library owns, such as torch or `CuPy`, to other processes.
 ///
@@ -75,7 +78,7 @@ const VERSION: u32 = 1;
 /// | anything else, such as the default pool of `cudaMallocAsync` | not at all: [`Unsupported`](Error::Unsupported) | |
 ///
 /// - **The lender must outlive its borrowers**, except for virtual memory. When its process ends, the driver defines
-///   what a receiver still reads; [`Borrowed::to_host`] and [`Borrowed::wait_on`] answer
+///   what a receiver still reads; [`Borrowed::to_host`] answers
 ///   [`LenderGone`](Error::LenderGone) from then on.
 /// - **`cudaMalloc`** needs processes that share an IPC namespace (containers: `--ipc=host`) and see the GPU. A
 ///   receiver can open each allocation once: this crate counts its own uses, but another library that opens the same
@@ -118,7 +121,7 @@ struct Owner {
     way: LendingWay,
     offset: usize,
     bytes: u64,
-    /// Work that still writes to it. Receivers can wait for the events only while these live.
+    /// Work that still writes to it.
     pending: Mutex<Pending>,
     /// Never locked: it makes a value that is only `Send` one that threads can share. Dropped by this type's `Drop`,
     /// after the work.
@@ -249,7 +252,8 @@ impl<T, D> Deref for Lent<T, D> {
 }
 
 impl<T: Element, D: Dimension> Lent<T, D> {
-    /// Packs a loan for one receiver, to be sent in a message of a [`Channel`](ndarray_shm::counted::Channel).
+    /// Packs a loan for one receiver, to be sent in a message of a [`Channel`](ndarray_shm::counted::Channel). This
+    /// waits for work that [writes](Self::written_on) to the array.
     ///
     /// Each receiver needs a parcel of its own, and can attach it once. The memory is kept from now on, until that
     /// receiver is done; if it never comes, until the parcel is [revoked](Self::revoke).
@@ -260,8 +264,7 @@ impl<T: Element, D: Dimension> Lent<T, D> {
     /// - an error of the core's with the kind "too many handles": 10,000 loans are out.
     /// - [`ForkedChild`](Error::ForkedChild), and failures of the driver.
     pub fn parcel(&self) -> Result<Foreign> {
-        functions()?;
-        let events = self.memory.pending().notes()?;
+        self.synchronize()?;
         let (way, descriptor) = self.memory.way.describe(self.device)?;
         let loan = self.memory.send()?;
         let note = LentNote {
@@ -271,7 +274,6 @@ impl<T: Element, D: Dimension> Lent<T, D> {
             loan,
             way,
             offset: self.memory.offset,
-            events,
         };
         let packed = serde_json::to_string(&note)
             .map_err(Error::malformed)
@@ -303,8 +305,8 @@ impl<T: Element, D: Dimension> Lent<T, D> {
         Ok(self.memory.count()?)
     }
 
-    /// Says that the work that the stream has now writes to the array. Receivers of later [parcels](Self::parcel) wait
-    /// for it, and the owner is dropped only after it.
+    /// Says that the work that the stream has now writes to the array. Later [parcels](Self::parcel) wait for it, and the
+    /// owner is dropped only after it.
     ///
     /// # Errors
     ///

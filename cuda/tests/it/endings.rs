@@ -1,4 +1,4 @@
-//! The end of memory that work may still use: nobody waits for it, and nothing is unmapped too early.
+//! The end of memory that work may still use: no caller waits for it, and nothing is unmapped too early.
 
 use std::ffi::c_void;
 

@@ -56,11 +56,6 @@ const ENDS: &[&str] = &[
 const KINDS: &[&str] =
     &["physical", "reservation", "mapping", "stream", "registered", "allocation", "opened", "pool", "pooled", "host"];
 
-/// Descriptors without those of events: how many events there are depends on how many are complete when one is needed.
-fn files() -> u64 {
-    descriptors() as u64 - double::live("event")
-}
-
 /// Runs a scenario with each call of the driver failing, at each of its occurrences. Returns how many failures were
 /// seen.
 pub fn fail_every_call(scenario: impl Fn() -> Result<()>) -> u64 {
@@ -77,7 +72,7 @@ pub fn fail_every_call_but(ends: &[&str], scenario: impl Fn() -> Result<()>) -> 
         let before = double::calls(&call);
         scenario().expect("without failures");
         for n in 1..=double::calls(&call) - before {
-            let (objects, files) = (live(), files());
+            let (objects, files) = (live(), descriptors());
             double::fail(&call, n, CODE);
             let answer = scenario();
             double::fail(&call, 0, 0);
@@ -93,7 +88,7 @@ pub fn fail_every_call_but(ends: &[&str], scenario: impl Fn() -> Result<()>) -> 
             if ![ENDS, ends].concat().contains(&&*call) {
                 // Work that a stream still has keeps what it uses.
                 until(&format!("{objects:?}, after {call} failed at its call {n}"), || live() == objects);
-                until(&format!("the descriptors, after {call} failed at its call {n}"), || self::files() == files);
+                until(&format!("the descriptors, after {call} failed at its call {n}"), || descriptors() == files);
             }
             double::assert_no_violation();
             scenario().unwrap_or_else(|error| panic!("after {call} failed at its call {n}: {error}"));

@@ -517,8 +517,7 @@ fn read_while_written(_: Channel) {
         }
         lent.written_on(&stream).expect("an event");
         let parcel = lent.parcel().expect("a parcel");
-        assert!(!parcel.note().contains("\"events\":[]"), "nothing was left to wait for: {}", parcel.note());
-        drop(lent); // the owner keeps the events
+        drop(lent);
         assert_eq!(child.attach(&[&parcel]), Ok(vec![Copied(vec![1000], vec![0x0707_0707; 1000])]), "{source:?}");
         child.end();
         assert_eq!(scene.lender.reclaim().expect("a number"), 1);
@@ -537,7 +536,6 @@ fn drop_while_used(channel: Channel) {
     for array in received.arrays {
         let parcel = array.foreign(LENT_KIND).expect("a parcel");
         let held = attach(&borrower, &parcel).expect("an array");
-        held.wait_on(&stream).expect("order");
         use_gpu();
         for value in 1..=3 {
             Tensor::fill_on(held.device_pointer(), 4000, value, &stream);

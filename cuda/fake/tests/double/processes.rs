@@ -1,4 +1,4 @@
-//! Memory and events that processes share.
+//! Memory that processes share.
 #![allow(unsafe_code)]
 
 use std::env;
@@ -10,13 +10,13 @@ use std::time::{Duration, Instant};
 
 use cudarc::driver::sys;
 use cudarc::driver::sys::CUresult::{
-    CUDA_ERROR_ALREADY_MAPPED, CUDA_ERROR_INVALID_CONTEXT, CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_INVALID_VALUE,
-    CUDA_ERROR_NOT_INITIALIZED, CUDA_ERROR_NOT_READY, CUDA_ERROR_UNKNOWN,
+    CUDA_ERROR_ALREADY_MAPPED, CUDA_ERROR_INVALID_CONTEXT, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_INITIALIZED,
+    CUDA_ERROR_UNKNOWN,
 };
 
 use crate::driver::{
-    DESCRIPTOR, MIB2, NO_HANDLES, allocate, create, cu, event, export, hold, import, live, location, map,
-    memory_in_use, read, result, start, stream, unmap, violations, write,
+    DESCRIPTOR, MIB2, NO_HANDLES, allocate, create, cu, export, hold, import, live, location, map, memory_in_use, read,
+    result, start, stream, unmap, violations, write,
 };
 use crate::{Role, role};
 
@@ -27,12 +27,6 @@ pub const ROLES: &[Role] = &[
     Role { name: "holder", run: holder, environment: None },
     Role { name: "opened_memory_outlives_its_process", run: opened, environment: Some(&[]) },
     Role { name: "exporter", run: exporter, environment: None },
-    Role { name: "shared_event_orders_a_held_copy", run: ordered, environment: Some(&[]) },
-    Role { name: "waiter", run: waiter, environment: None },
-    Role { name: "recording_of_a_killed_process_is_complete", run: dead_recording, environment: Some(&[]) },
-    Role { name: "recorder", run: recorder, environment: None },
-    Role { name: "processes_record_one_event_at_once", run: record_at_once, environment: Some(&[]) },
-    Role { name: "other_recorder", run: other_recorder, environment: None },
     Role { name: "pools_are_shared", run: pool, environment: Some(&[]) },
     Role { name: "pool_importer", run: pool_importer, environment: None },
     Role { name: "forked_child_gets_not_initialized", run: fork, environment: Some(&[]) },
@@ -201,122 +195,6 @@ fn exporter() {
     );
     unmap(mapping, MIB2).unwrap();
     say(&hex(&handle.reserved));
-    wait_for_test();
-}
-
-/// Flags of events that processes share.
-const SHARED: u32 = 2 | 4;
-
-fn event_handle(event: sys::CUevent) -> String {
-    hex(&result(|out| cu!(cuIpcGetEventHandle(out, event))).unwrap().reserved)
-}
-
-fn open_event(handle: &str) -> Result<sys::CUevent, sys::CUresult> {
-    let handle = sys::CUipcEventHandle { reserved: unhex(handle) };
-    result(|out| cu!(cuIpcOpenEventHandle(out, handle)))
-}
-
-fn ordered() {
-    start();
-    let memory = create(MIB2).unwrap();
-    let pointer = map(memory, MIB2).unwrap();
-    let descriptor = export(memory).unwrap();
-    assert_eq!(event(4), Err(CUDA_ERROR_INVALID_VALUE), "shared events have no times");
-    let (stream, event) = (stream(1), event(SHARED).unwrap());
-    let held = hold(stream);
-    let bytes = b"written late";
-    cu!(cuMemcpyHtoDAsync_v2(pointer, bytes.as_ptr().cast(), bytes.len(), stream)).unwrap();
-    cu!(cuEventRecord(event, stream)).unwrap();
-    let mut command = role("waiter");
-    command.env("DESCRIPTOR", descriptor.to_string()).env("EVENT", event_handle(event));
-    let mut waiter = Other::start(&mut command);
-    assert_eq!(waiter.line(), "waiting");
-    drop(held);
-    assert_eq!(waiter.line(), "written late");
-    cu!(cuEventSynchronize(event)).unwrap();
-    let handle = event_handle(event);
-    cu!(cuEventDestroy_v2(event)).unwrap();
-    writeln!(waiter.child.stdin.as_ref().unwrap(), "{handle}").unwrap();
-    waiter.finish();
-    assert_eq!(violations(), 0);
-}
-
-fn waiter() {
-    start();
-    let pointer = map(import(variable("DESCRIPTOR")).unwrap(), MIB2).unwrap();
-    let event = open_event(&variable::<String>("EVENT")).unwrap();
-    let stream = stream(1);
-    assert_eq!(cu!(cuEventQuery(event)), Err(CUDA_ERROR_NOT_READY));
-    cu!(cuStreamWaitEvent(stream, event, 0)).unwrap();
-    let mut bytes = vec![0_u8; 12];
-    cu!(cuMemcpyDtoHAsync_v2(bytes.as_mut_ptr().cast(), pointer, bytes.len(), stream)).unwrap();
-    assert_eq!(cu!(cuStreamQuery(stream)), Err(CUDA_ERROR_NOT_READY));
-    say("waiting");
-    cu!(cuStreamSynchronize(stream)).unwrap();
-    cu!(cuEventQuery(event)).unwrap();
-    say(&String::from_utf8(bytes).unwrap());
-    let mut handle = String::new();
-    std::io::stdin().read_line(&mut handle).unwrap();
-    assert_eq!(open_event(handle.trim_end()), Err(CUDA_ERROR_INVALID_HANDLE), "the event is destroyed");
-    wait_for_test();
-}
-
-fn dead_recording() {
-    start();
-    let mut recorder = Other::start(&mut role("recorder"));
-    let handle = recorder.line();
-    let event = open_event(&handle).unwrap();
-    assert_eq!(cu!(cuEventQuery(event)), Err(CUDA_ERROR_NOT_READY));
-    let stream = stream(1);
-    cu!(cuStreamWaitEvent(stream, event, 0)).unwrap();
-    assert_eq!(cu!(cuStreamQuery(stream)), Err(CUDA_ERROR_NOT_READY));
-    recorder.kill();
-    cu!(cuStreamSynchronize(stream)).unwrap();
-    cu!(cuEventSynchronize(event)).unwrap();
-    assert_eq!(open_event(&handle), Err(CUDA_ERROR_INVALID_HANDLE), "its process is gone");
-    // The event still works here.
-    let held = hold(stream);
-    cu!(cuEventRecord(event, stream)).unwrap();
-    assert_eq!(cu!(cuEventQuery(event)), Err(CUDA_ERROR_NOT_READY));
-    drop(held);
-    cu!(cuEventSynchronize(event)).unwrap();
-    assert_eq!(violations(), 0);
-}
-
-fn recorder() {
-    start();
-    let (stream, event) = (stream(1), event(SHARED).unwrap());
-    let _held = hold(stream);
-    cu!(cuEventRecord(event, stream)).unwrap();
-    say(&event_handle(event));
-    wait_for_test();
-}
-
-/// More than the places in the ring of a shared event.
-const RECORDINGS: usize = 10_000;
-
-fn record_often(event: sys::CUevent, stream: sys::CUstream) {
-    for _ in 0..RECORDINGS {
-        cu!(cuEventRecord(event, stream)).unwrap();
-    }
-    cu!(cuEventSynchronize(event)).unwrap();
-}
-
-fn record_at_once() {
-    start();
-    let (stream, event) = (stream(1), event(SHARED).unwrap());
-    let mut other = Other::start(role("other_recorder").env("EVENT", event_handle(event)));
-    assert_eq!(other.line(), "ready");
-    record_often(event, stream);
-    other.finish();
-    assert_eq!(violations(), 0);
-}
-
-fn other_recorder() {
-    start();
-    let event = open_event(&variable::<String>("EVENT")).unwrap();
-    say("ready");
-    record_often(event, stream(1));
     wait_for_test();
 }
 
