@@ -45,8 +45,9 @@ impl<T: Element, D: Dimension> DeviceArray<T, D> {
     /// that work writes must be [said](Self::written_on), unless it is in the legacy default stream: from now on copies
     /// come after what that stream has to do, and parcels wait for it.
     ///
-    /// The memory ends after all work that the context has when the last use is dropped, said or not. No caller waits for
-    /// that. It stays while a stream is captured that is [known](Device::may_be_captured); another capture is lost.
+    /// The memory ends after all work that the context has when the last use is dropped, said or not; dropping does not
+    /// wait for that. It stays while a stream is captured that is [known](Device::may_be_captured); another capture is
+    /// lost.
     pub fn export(&self) -> ExportedArray {
         self.memory().export();
         ExportedArray {

@@ -65,8 +65,8 @@ class Array(_core.RawDeviceArray):
     stays. Of captures on streams that are not torch's and do not block, nothing can be known: the end of such memory ends them.
 
     A pickle of an array leads to the same memory. Only multiprocessing can send it: as an argument of a Process or Pool, or through a Queue,
-    Pipe or ``ProcessPoolExecutor``. Sending does not wait for the GPU: the receiver's GPU waits for what was said to be written. The sender
-    must live until the array is received and written: `synchronize` waits for the latter. A message that is never received keeps its memory
+    Pipe or ``ProcessPoolExecutor``. Sending waits for the work that writes to the array; a ``Queue`` does so in its own
+    thread. The sender must live until the array is received. A message that is never received keeps its memory
     until the sender ends or calls ``multiprocessing.resource_sharer.stop()``.
     """
 

@@ -74,8 +74,8 @@ impl<T: Element, D: Dimension> DeviceBlock<T, D> {
         Self { range, chunk, layout, sent: AtomicBool::new(false) }
     }
 
-    /// Makes a ticket for one receiver that has the chunk, after work that [writes](Self::written_on) to the block: this
-    /// waits for it.
+    /// Makes a ticket for one receiver that has the chunk. This waits for work that [writes](Self::written_on) to the
+    /// block.
     ///
     /// # Errors
     ///

@@ -180,8 +180,8 @@ impl<T: Element, D: Dimension> Borrowed<T, D> {
     ///
     /// # Errors
     ///
-    /// [`LenderGone`](Error::LenderGone): the lender has ended, and the memory does not outlive it. Also failures of the
-    /// driver.
+    /// [`LenderGone`](Error::LenderGone): the lender has ended, and the memory does not outlive it. Also failures of
+    /// the driver.
     pub fn to_host(&self) -> Result<Array<T, D>> {
         self.require_backed()?;
         let copy = copies::download(self.device, self.start, &self.layout)?;

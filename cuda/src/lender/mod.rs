@@ -305,8 +305,8 @@ impl<T: Element, D: Dimension> Lent<T, D> {
         Ok(self.memory.count()?)
     }
 
-    /// Says that the work that the stream has now writes to the array. Later [parcels](Self::parcel) wait for it, and the
-    /// owner is dropped only after it.
+    /// Says that the work that the stream has now writes to the array. Later [parcels](Self::parcel) wait for it, and
+    /// the owner is dropped only after it.
     ///
     /// # Errors
     ///
