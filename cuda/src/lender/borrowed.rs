@@ -156,7 +156,7 @@ impl<T: Element, D: Dimension> Borrowed<T, D> {
     /// Returns the address of the first element on the GPU, for kernels and other libraries. It is valid while this
     /// value lives.
     ///
-    /// Code that uses it must [wait](Self::wait_on) first, and [say](Self::used_on) afterwards what it has enqueued.
+    /// Code that uses it must [say](Self::used_on) afterwards what it has enqueued.
     /// What it writes, the lender sees.
     pub fn device_pointer(&self) -> u64 {
         self.start
