@@ -14,6 +14,7 @@ use ndarray::{Array, ArrayRef, Axis, Dimension, RemoveAxis, ShapeBuilder};
 use ndarray_shm::array::Layout;
 use ndarray_shm::{Element, Order};
 
+use crate::captures::{self, Capture};
 use crate::copies;
 use crate::device::Device;
 use crate::driver::functions;
@@ -119,8 +120,12 @@ impl DeviceMemory {
     }
 
     /// Notes that another library of this process gets the address.
+    /// While a graph is known to be captured, it may be for that graph, and the memory stays until the process ends.
     pub(crate) fn export(&self) {
         self.share();
+        if captures::is_known(self.mapping.device().context()).unwrap_or(false) {
+            self.mapping.keep();
+        }
         self.exported.store(true, Ordering::Relaxed);
     }
 
@@ -285,17 +290,24 @@ impl<T: Element, D: Dimension> DeviceArray<T, D> {
     /// Lets the work that is enqueued on the stream from now on wait for everything that is known to use the array:
     /// what was [said](Self::written_on) in this process, and downloads. Then it may read and write.
     ///
-    /// # Errors
-    ///
-    /// Failures of the driver.
     /// If the stream is captured, this thread waits for all that instead, and the memory stays until the process ends:
     /// no event says when the graph is launched for the last time.
+    ///
+    /// # Errors
+    ///
+    /// [`Unsupported`](Error::Unsupported): it is the legacy stream, which would have to wait for a stream that is
+    /// captured. Failures of the driver.
     pub fn wait_on(&self, stream: &Stream) -> Result<()> {
-        if stream.is_captured()? {
-            self.memory.mapping.keep();
-            let writing = self.memory.pending()?.unfinished()?;
-            let reading = self.memory.reading()?.unfinished()?;
-            return writing.synchronize().and(reading.synchronize());
+        match stream.capture()? {
+            Capture::Nothing => {}
+            Capture::OfAnother => return Err(Stream::captured()),
+            Capture::OfIt => {
+                let writing = self.memory.pending()?.unfinished()?;
+                let reading = self.memory.reading()?.unfinished()?;
+                writing.synchronize().and(reading.synchronize())?;
+                self.memory.mapping.keep();
+                return Ok(());
+            }
         }
         self.after_writes(stream)?;
         let reading = self.memory.reading()?.unfinished()?;

@@ -36,24 +36,34 @@ pub(crate) fn is_known(context: CUcontext) -> Result<bool> {
     let legacy = 1;
     for stream in known.unwrap_or_default().into_iter().chain([legacy]) {
         // SAFETY: the legacy stream is the driver's, and `remember` was promised that the others exist.
-        if unsafe { is_captured(&current, std::ptr::with_exposed_provenance_mut(stream)) }? {
+        if unsafe { of_stream(&current, std::ptr::with_exposed_provenance_mut(stream)) }? != Capture::Nothing {
             return Ok(true);
         }
     }
     Ok(false)
 }
 
-/// Returns whether a stream is captured or, if it is the legacy default stream, waits for one that is.
+/// What the driver says of a stream.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Capture {
+    Nothing,
+    /// The stream is captured.
+    OfIt,
+    /// The stream is the legacy default stream, which would have to wait for one that is captured.
+    OfAnother,
+}
+
+/// Returns what is captured of a stream.
 ///
 /// # Safety
 ///
 /// The stream exists.
-pub(crate) unsafe fn is_captured(current: &Current, stream: CUstream) -> Result<bool> {
+pub(crate) unsafe fn of_stream(current: &Current, stream: CUstream) -> Result<Capture> {
     let mut state: c_int = 0;
     // SAFETY: `state` is valid for the write of a status; the caller promises the rest.
     match unsafe { call!(current.functions, cuStreamIsCapturing(stream, &raw mut state)) } {
-        Ok(()) => Ok(state != 0),
-        Err(error) if error.driver_code() == Some(code::CAPTURE_IMPLICIT) => Ok(true),
+        Ok(()) => Ok(if state == 0 { Capture::Nothing } else { Capture::OfIt }),
+        Err(error) if error.driver_code() == Some(code::CAPTURE_IMPLICIT) => Ok(Capture::OfAnother),
         Err(error) => Err(error),
     }
 }

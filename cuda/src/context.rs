@@ -6,6 +6,7 @@
 use std::ffi::c_int;
 use std::marker::PhantomData;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use cudarc::driver::sys::CUcontext;
 
@@ -49,6 +50,9 @@ impl Drop for Current {
     }
 }
 
+/// How long the end of work is waited for while a graph capture forbids the wait.
+const LONGEST_CAPTURE: Duration = Duration::from_secs(10);
+
 /// Whether work may still run of which the driver has not said that it ended.
 static MAY_RUN: AtomicBool = AtomicBool::new(false);
 
@@ -63,12 +67,13 @@ pub(crate) fn may_still_run() -> bool {
 /// work of the context; if that fails too, [`may_still_run`] returns true from then on. Returns the caller's answer.
 pub(crate) fn ended(context: CUcontext, answer: Result<()>) -> Result<()> {
     answer.inspect_err(|_| {
-        let all = Current::of(context).and_then(|current| {
-            // SAFETY: a context is current.
-            unsafe { call!(current.functions, cuCtxSynchronize()) }
-        });
-        if all.is_err() {
-            MAY_RUN.store(true, Ordering::Relaxed);
+        let begin = Instant::now();
+        while !all_has_ended(context) && !may_still_run() {
+            // A capture that was lost forbids waiting until its thread notices.
+            if begin.elapsed() > LONGEST_CAPTURE {
+                MAY_RUN.store(true, Ordering::Relaxed);
+            }
+            std::thread::sleep(Duration::from_millis(1));
         }
     })
 }

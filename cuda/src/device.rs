@@ -13,6 +13,7 @@ use crate::captures;
 use crate::context::Current;
 use crate::driver::{self, Functions, call, functions};
 use crate::error::{Error, Result};
+use crate::reaper;
 use crate::stream::Stream;
 use crate::uuid::Uuid;
 
@@ -224,7 +225,7 @@ impl Device {
         unsafe { captures::remember(self.0.context, &streams) }
     }
 
-    /// Waits until the GPU has done all work of this process.
+    /// Waits until the GPU has done all work of this process, and until memory has ended that such work used.
     ///
     /// # Errors
     ///
@@ -232,7 +233,9 @@ impl Device {
     pub fn synchronize(self) -> Result<()> {
         let current = self.enter()?;
         // SAFETY: a context is current.
-        unsafe { call!(current.functions, cuCtxSynchronize()) }
+        unsafe { call!(current.functions, cuCtxSynchronize()) }?;
+        reaper::wait_for_all(self.0.context);
+        Ok(())
     }
 
     pub(crate) fn attribute(self, attribute: CUdevice_attribute) -> Result<c_int> {

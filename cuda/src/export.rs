@@ -47,7 +47,7 @@ impl<T: Element, D: Dimension> DeviceArray<T, D> {
     ///
     /// The memory ends after all work that the context has when the last use is dropped, said or not; dropping does not
     /// wait for that. It stays while a stream is captured that is [known](Device::may_be_captured); another capture is
-    /// lost.
+    /// lost. If such a stream is captured now, the memory stays until the process ends: its graph may use it.
     pub fn export(&self) -> ExportedArray {
         self.memory().export();
         ExportedArray {

@@ -46,9 +46,11 @@ impl Physical {
         let deadline = Instant::now() + LONGEST_WAIT;
         loop {
             let over = reaper::over();
-            match Self::try_create(device, bytes) {
-                Err(Error::NoSpace { .. }) if reaper::wait_beyond(over, deadline) => {}
-                answer => return answer,
+            let answer = Self::try_create(device, bytes);
+            let is_too_much = || device.memory().is_ok_and(|memory| bytes as u64 > memory.total);
+            let is_full = matches!(answer, Err(Error::NoSpace { .. })) && !is_too_much();
+            if !is_full || !reaper::wait_for_memory(device.context(), over, deadline) {
+                return answer;
             }
         }
     }

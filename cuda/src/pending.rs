@@ -52,11 +52,12 @@ impl Pending {
     /// Waits for the work, by another way if one fails. If all fail,
     /// [`may_still_run`](crate::context::may_still_run) returns true from then on.
     pub(crate) fn settle(&self) {
-        self.0.iter().for_each(|event| event.settle());
+        self.events().settle();
     }
 }
 
 /// Events of work that may not be done yet.
+#[derive(Default)]
 pub(crate) struct Unfinished(Vec<Arc<DeviceEvent>>);
 
 impl Unfinished {
@@ -71,6 +72,11 @@ impl Unfinished {
     /// Returns whether all of it is done.
     pub(crate) fn is_complete(&self) -> Result<bool> {
         self.0.iter().try_fold(true, |all, event| Ok(event.is_complete()? && all))
+    }
+
+    /// Waits for all of it, as [`Pending::settle`].
+    pub(crate) fn settle(&self) {
+        self.0.iter().for_each(|event| event.settle());
     }
 
     /// Lets a stream wait for all of it.

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use cudarc::driver::sys::{CUcontext, CUevent, CUstream};
 use cudarc::driver::sys::{CUevent_flags, CUstream_flags};
 
-use crate::captures;
+use crate::captures::{self, Capture};
 use crate::context::{Current, ended};
 use crate::driver::{call, check, code, functions_in_drop};
 use crate::error::{Error, Result};
@@ -53,21 +53,23 @@ impl Stream {
     /// Fails if the stream is captured, or waits for one that is: then its work does not run now, but whenever the
     /// graph is launched.
     fn require_no_capture(&self) -> Result<()> {
-        if !self.is_captured()? {
-            return Ok(());
-        }
-        Err(Error::Unsupported {
+        if self.capture()? == Capture::Nothing { Ok(()) } else { Err(Self::captured()) }
+    }
+
+    /// Returns the error of waiting for work that a graph does.
+    pub(crate) fn captured() -> Error {
+        Error::Unsupported {
             what: "waiting for work of a stream that is captured",
             reason: "a graph does its work when it is launched: say what it uses after the launch, and use arrays before or after the capture"
                 .to_owned(),
-        })
+        }
     }
 
-    /// Returns whether the stream is captured, or waits for one that is.
-    pub(crate) fn is_captured(&self) -> Result<bool> {
+    /// Returns what is captured of the stream.
+    pub(crate) fn capture(&self) -> Result<Capture> {
         let current = Current::of(self.context)?;
         // SAFETY: the stream exists as long as this value does.
-        unsafe { captures::is_captured(&current, self.raw) }
+        unsafe { captures::of_stream(&current, self.raw) }
     }
 
     /// Returns the driver's handle.

@@ -168,8 +168,8 @@ impl<T: Element, D: Dimension> DeviceArray<T, D> {
     /// Begins to copy the elements to a draft of the same shape and order, on a stream of the array's GPU, after all
     /// writes that this process knows of.
     ///
-    /// The transfer owns the draft until the end. The array may be dropped or written meanwhile: both wait for the
-    /// copy.
+    /// The transfer owns the draft until the end. The array may be dropped or written meanwhile: a write waits for the
+    /// copy, and so does the end of the memory.
     ///
     /// ```no_run
     /// use ndarray_shm::Draft;

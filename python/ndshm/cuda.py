@@ -62,7 +62,8 @@ class Array(_core.RawDeviceArray):
     Another library may use the array in any stream, and drop it at any time. Dropping does not wait: the memory ends after all work that the GPU has
     then, and a new array that finds no room waits up to 10 s for it. A graph of CUDA that uses the array must not be launched after its end, unless the
     array was exported while the graph was captured: then its memory stays until the process ends. While torch captures a graph, memory that was exported
-    stays. Of captures on streams that are not torch's and do not block, nothing can be known: the end of such memory ends them.
+    after torch began to use the GPU stays. Of captures on streams that are not torch's and do not block, nothing can be known, nor of those that begin
+    in the same microseconds: the end of such memory ends them.
 
     A pickle of an array leads to the same memory. Only multiprocessing can send it: as an argument of a Process or Pool, or through a Queue,
     Pipe or ``ProcessPoolExecutor``. Sending waits for the work that writes to the array; a ``Queue`` does so in its own
@@ -116,6 +117,12 @@ class Array(_core.RawDeviceArray):
         _name_streams_of_torch(self.device)
         return super().__dlpack__(stream=stream, max_version=max_version, dl_device=dl_device, copy=copy)
 
+    @property
+    def ptr(self) -> int:
+        """The address of the first element on the GPU. It stays valid as long as this object lives, also after `close`."""
+        _name_streams_of_torch(self.device)
+        return super().ptr
+
     def write(self, x: ArrayLike) -> None:
         """Replace the elements by those of an array of the same shape and dtype. Nothing may write to `x` meanwhile.
 
@@ -163,7 +170,6 @@ class Array(_core.RawDeviceArray):
         """
         if self._dtype_code == "bfloat16":
             raise AttributeError("__cuda_array_interface__ has no bfloat16: use DLPack")
-        _name_streams_of_torch(self.device)
         return {
             "version": 3,
             "shape": self.shape,
@@ -202,9 +208,12 @@ def _name_streams_of_torch(device: int) -> None:
     cuda = getattr(sys.modules.get("torch"), "cuda", None)
     if device in _named or cuda is None or not cuda.is_initialized():
         return
-    for priority in (0, -1):
+    for priority in (0, -1, -2, -3):
         streams: set[int] = set()
-        while (stream := cuda.Stream(device, priority).cuda_stream) not in streams:
+        known = 0
+        while known < 32:  # other threads may be given some of them meanwhile
+            stream = cuda.Stream(device, priority).cuda_stream
+            known = known + 1 if stream in streams else 0
             streams.add(stream)
             if len(streams) > 256:  # no torch that this code knows
                 return

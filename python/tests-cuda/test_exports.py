@@ -262,8 +262,8 @@ def test_end_of_an_array_leaves_a_capture_of_torch_alone(monkeypatch: pytest.Mon
     captured = driver.Stream()
     monkeypatch.setitem(sys.modules, "torch", torch_with(True, (captured.number, driver.Stream().number)))
     monkeypatch.setattr(ndshm.cuda, "_named", set())
-    driver.call("cuStreamBeginCapture_v2", ctypes.c_void_p(captured.number), 0)
     tensor: Any = ndshm.torch.as_tensor(ndshm.cuda.zeros(3, "f4"))
+    driver.call("cuStreamBeginCapture_v2", ctypes.c_void_p(captured.number), 0)
     Taken(tensor[2], True).delete()
     time.sleep(0.05)
     assert driver.memory_in_use() == driver.UNIT

@@ -3,11 +3,14 @@
 //! Which ranges are free is known to the producer alone. A sent block is a loan of the core's [`Counters`]: the
 //! kernel's locks show which receivers live, and the [`Limbo`] keeps a dropped block until they are done with it.
 
+#![allow(unsafe_code)]
+
 mod block;
 mod received;
 mod room;
 
 use std::fmt;
+use std::mem::ManuallyDrop;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use ndarray::{ArrayRef, Dimension, ShapeBuilder};
@@ -20,14 +23,15 @@ use serde::{Deserialize, Serialize};
 pub use self::block::{BlockTicket, DeviceBlock};
 pub use self::received::{ReceivedBlock, ReceivedChunk};
 use self::room::{ALIGNMENT, FreeRanges};
-use crate::context::{ended, may_still_run};
+use crate::context::may_still_run;
 use crate::copies;
 use crate::device::Device;
 use crate::driver::{functions, functions_in_drop};
 use crate::error::{Error, Result};
 use crate::layout;
 use crate::memory::DeviceMapping;
-use crate::pending::Pending;
+use crate::pending::{Pending, Unfinished};
+use crate::reaper;
 
 /// The kind of the parcels of chunks, for [`Foreign`].
 pub const CHUNK_KIND: &str = "cuda-chunk";
@@ -91,7 +95,8 @@ pub struct Chunk {
 /// The memory, and which of it is free.
 #[derive(Debug)]
 struct ChunkState {
-    mapping: DeviceMapping,
+    /// Given to [`reaper`] by this type's `Drop`.
+    mapping: ManuallyDrop<DeviceMapping>,
     room: Mutex<FreeRanges>,
 }
 
@@ -104,11 +109,10 @@ impl ChunkState {
 impl Drop for ChunkState {
     fn drop(&mut self) {
         // Blocks that receivers hold are in the limbo for ever, with the work that writes to them. The memory must not
-        // be unmapped under it. A failure is one of that work.
-        if functions_in_drop().is_some() {
-            let device = self.mapping.device();
-            let _ = ended(device.context(), device.synchronize());
-        }
+        // be unmapped under it.
+        // SAFETY: nothing uses the field after this.
+        let mapping = unsafe { ManuallyDrop::take(&mut self.mapping) };
+        reaper::end(mapping.device().context(), Unfinished::default(), true, Box::new(mapping));
     }
 }
 
@@ -170,7 +174,11 @@ impl Chunk {
         let mapping = DeviceMapping::create(device, bytes)?;
         let counters = Counters::create(location, LOANS)?;
         let room = Mutex::new(FreeRanges::new(mapping.bytes()));
-        Ok(Self { state: Arc::new(ChunkState { mapping, room }), limbo: Limbo::new(&counters), counters })
+        Ok(Self {
+            state: Arc::new(ChunkState { mapping: ManuallyDrop::new(mapping), room }),
+            limbo: Limbo::new(&counters),
+            counters,
+        })
     }
 
     /// Packs the chunk for a message of a [`Channel`](ndarray_shm::counted::Channel). A receiver needs it once, before

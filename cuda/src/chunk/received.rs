@@ -1,6 +1,9 @@
 //! The receiver's side: `ReceivedChunk`, which takes tickets, and `ReceivedBlock`, which holds one loan.
 
+#![allow(unsafe_code)]
+
 use std::fmt;
+use std::mem::ManuallyDrop;
 use std::ops::Deref;
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -12,13 +15,14 @@ use ndarray_shm::counted::Foreign;
 use ndarray_shm::{DType, Element};
 
 use super::{BlockTicket, CHUNK_KIND, ChunkNote, VERSION};
-use crate::context::ended;
 use crate::copies;
 use crate::device::Device;
-use crate::driver::{functions, functions_in_drop};
+use crate::driver::functions;
 use crate::error::{Error, Result};
 use crate::layout;
 use crate::memory::DeviceMapping;
+use crate::pending::Unfinished;
+use crate::reaper;
 use crate::stream::Stream;
 
 /// A [`Chunk`](super::Chunk) of another process, from which this one takes blocks. Cloning is cheap.
@@ -28,18 +32,17 @@ pub struct ReceivedChunk {
 }
 
 struct ReceivedState {
-    mapping: DeviceMapping,
+    /// Given to [`reaper`] by this type's `Drop`.
+    mapping: ManuallyDrop<DeviceMapping>,
     counters: Counters,
 }
 
 impl Drop for ReceivedState {
     fn drop(&mut self) {
-        // Streams may still read blocks that were dropped. The memory must not be unmapped under them. A failure is one
-        // of that work.
-        if functions_in_drop().is_some() {
-            let device = self.mapping.device();
-            let _ = ended(device.context(), device.synchronize());
-        }
+        // Streams may still read blocks that were dropped. The memory must not be unmapped under them.
+        // SAFETY: nothing uses the field after this.
+        let mapping = unsafe { ManuallyDrop::take(&mut self.mapping) };
+        reaper::end(mapping.device().context(), Unfinished::default(), true, Box::new(mapping));
     }
 }
 
@@ -70,7 +73,7 @@ impl ReceivedChunk {
         if counters.number() != note.number {
             return Err(Error::malformed("its producer has ended, and another chunk has the name of its counts"));
         }
-        Ok(Self { state: Arc::new(ReceivedState { mapping, counters }) })
+        Ok(Self { state: Arc::new(ReceivedState { mapping: ManuallyDrop::new(mapping), counters }) })
     }
 
     /// Takes a block by its ticket. This succeeds once for each ticket.

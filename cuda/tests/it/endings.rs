@@ -6,7 +6,8 @@ use cudarc::driver::sys;
 use libtest_mimic::Trial;
 use ndarray::{Ix1, array};
 use ndarray_shm::counted::Channel;
-use ndarray_shm_cuda::{Device, DeviceArray, ExportedArray, Stream};
+use ndarray_shm::unlink;
+use ndarray_shm_cuda::{Chunk, Device, DeviceArray, Error, ExportedArray, ReceivedChunk, Stream};
 
 use crate::named;
 use crate::order::{LENGTH, SLOW, enqueue_write};
@@ -18,6 +19,9 @@ pub const ROLES: &[(&str, Role)] = named![
     fill_the_gpu_again_and_again,
     drop_beside_an_unknown_capture,
     drop_beside_a_known_capture,
+    drop_a_chunk_beside_a_capture,
+    export_while_captured,
+    two_fill_the_gpu,
     drop_beside_a_blocking_capture,
     capture_an_array,
     drop_after_a_failure,
@@ -38,6 +42,9 @@ pub fn trials() -> Vec<Trial> {
             allocations_wait_for_memory_that_ends,
             memory_stays_while_an_unknown_capture_forbids_waiting,
             memory_stays_while_a_known_stream_is_captured,
+            chunk_stays_while_a_known_stream_is_captured,
+            memory_that_is_exported_during_a_capture_stays,
+            threads_that_wait_for_memory_leave_the_processor_alone,
             memory_stays_while_a_blocking_stream_is_captured,
             memory_of_a_graph_stays,
             failed_query_is_tried_another_way,
@@ -123,6 +130,38 @@ fn fill_the_gpu_again_and_again(_: Channel) {
     all_is_unmapped();
 }
 
+/// Two threads wait for memory that work uses for a second.
+fn two_fill_the_gpu(_: Channel) {
+    make_current();
+    let stream = stream();
+    let array = DeviceArray::<u8, Ix1>::zeroed(gpu(), 6 * UNIT).expect("an array");
+    // SAFETY: the function calls no driver.
+    let answer = unsafe { sys::cuLaunchHostFunc(stream.as_raw().cast(), Some(sleep_a_second), std::ptr::null_mut()) };
+    assert_eq!(answer, sys::CUresult::CUDA_SUCCESS);
+    array.used_on(&stream).expect("an event");
+    drop(array);
+    let before = double::calls("cuEventQuery");
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| DeviceArray::<u8, Ix1>::zeroed(gpu(), 5 * UNIT).expect("an array"));
+        }
+    });
+    let queries = double::calls("cuEventQuery") - before;
+    assert!(queries < 1000, "{queries} queries in a second");
+    all_is_unmapped();
+    let too_much = DeviceArray::<u8, Ix1>::zeroed(gpu(), 11 * UNIT).expect_err("more than there is");
+    assert!(matches!(too_much, Error::NoSpace { .. }), "{too_much}");
+}
+
+unsafe extern "C" fn sleep_a_second(_: *mut c_void) {
+    std::thread::sleep(std::time::Duration::from_secs(1));
+}
+
+fn threads_that_wait_for_memory_leave_the_processor_alone() {
+    let (memory, tag) = ((10 * UNIT).to_string(), format!("shared-{}", std::process::id()));
+    Actor::start_with("two_fill_the_gpu", &[("FAKE_CUDA_MEMORY", &memory), ("FAKE_CUDA_TAG", &tag)]).join();
+}
+
 fn allocations_wait_for_memory_that_ends() {
     let (memory, tag) = ((10 * UNIT).to_string(), format!("small-{}", std::process::id()));
     // A GPU of its own.
@@ -156,19 +195,58 @@ fn capture(stream: *mut c_void, work: impl FnOnce()) {
     assert_eq!(answer, sys::CUresult::CUDA_SUCCESS, "the capture is lost");
 }
 
-/// Drops exported memory, of which work is pending and work is done, and waits for a while.
+/// Work is not done when its call returns.
+const PENDING: &[(&str, &str)] = &[("FAKE_CUDA_DELAY_US", "2000")];
+
+/// Drops exported memory beside a capture, of which work is pending and work is done.
 fn drop_beside(captured: *mut c_void) {
     let (other, pending, idle) = (stream(), zeros(), zeros());
+    let exports = [fill_unsaid(&pending, other.as_raw(), 7), idle.export()];
     capture(captured, || {
-        drop(fill_unsaid(&pending, other.as_raw(), 7));
-        drop(pending);
-        drop(idle.export());
-        drop(idle);
+        drop((pending, idle, exports));
         other.synchronize().expect("the work ends");
         std::thread::sleep(std::time::Duration::from_millis(50));
         assert_eq!(double::live("mapping"), 2, "waiting for all work would end the capture");
     });
     all_is_unmapped();
+}
+
+fn drop_a_chunk_beside_a_capture(_: Channel) {
+    make_current();
+    let captured = stream();
+    // SAFETY: the stream lives as long as this process uses the GPU.
+    unsafe { gpu().may_be_captured(&[captured.as_raw()]) }.expect("a stream");
+    let location = format!("cuda-ending-{}", std::process::id());
+    let chunk = Chunk::create(gpu(), LENGTH, location.as_str()).expect("a chunk");
+    let received = ReceivedChunk::attach(&chunk.parcel().expect("a parcel")).expect("a chunk");
+    let block = chunk.zeroed::<u8, _>(1000).expect("a block");
+    capture(captured.as_raw(), || {
+        drop((chunk, received));
+        drop(block);
+        assert_eq!(double::live("mapping"), 2, "waiting for all work would end the capture");
+    });
+    all_is_unmapped();
+    let _ = unlink(location.as_str());
+}
+
+fn chunk_stays_while_a_known_stream_is_captured() {
+    Actor::start("drop_a_chunk_beside_a_capture").join();
+}
+
+fn export_while_captured(_: Channel) {
+    make_current();
+    let (captured, array) = (stream(), zeros());
+    // SAFETY: the stream lives as long as this process uses the GPU.
+    unsafe { gpu().may_be_captured(&[captured.as_raw()]) }.expect("a stream");
+    capture(captured.as_raw(), || drop(fill_unsaid(&array, captured.as_raw(), 8)));
+    drop(array);
+    std::thread::sleep(std::time::Duration::from_millis(50));
+    assert_eq!(double::live("mapping"), 1, "the graph may be launched");
+    double::assert_no_violation();
+}
+
+fn memory_that_is_exported_during_a_capture_stays() {
+    Actor::start("export_while_captured").join();
 }
 
 fn drop_beside_a_known_capture(_: Channel) {
@@ -180,7 +258,7 @@ fn drop_beside_a_known_capture(_: Channel) {
 }
 
 fn memory_stays_while_a_known_stream_is_captured() {
-    Actor::start("drop_beside_a_known_capture").join();
+    Actor::start_with("drop_beside_a_known_capture", PENDING).join();
 }
 
 fn drop_beside_a_blocking_capture(_: Channel) {
@@ -192,7 +270,7 @@ fn drop_beside_a_blocking_capture(_: Channel) {
 }
 
 fn memory_stays_while_a_blocking_stream_is_captured() {
-    Actor::start("drop_beside_a_blocking_capture").join();
+    Actor::start_with("drop_beside_a_blocking_capture", PENDING).join();
 }
 
 fn capture_an_array(_: Channel) {
@@ -218,13 +296,14 @@ fn drop_after_a_failure(_: Channel) {
     make_current();
     let array = zeros();
     enqueue_write(&array, &stream(), 7);
-    double::fail("cuEventQuery", 1, 999);
     drop(array);
     all_is_unmapped();
+    assert_ne!(double::calls("cuEventSynchronize"), 0, "another way to wait");
 }
 
 fn failed_query_is_tried_another_way() {
-    Actor::start_with("drop_after_a_failure", SLOW).join();
+    let refused = [SLOW, &[("FAKE_CUDA_REFUSE", "cuEventQuery")]].concat();
+    Actor::start_with("drop_after_a_failure", &refused).join();
 }
 
 /// A function of the host that takes longer than the test.

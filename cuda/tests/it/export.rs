@@ -166,7 +166,8 @@ fn use_what_is_captured(_: Channel) {
         &|| array.parcel().map(drop),
         &|| array.written_on(&stream),
         &|| array.used_on(&stream),
-    ] as [&dyn Fn() -> Result<(), Error>; 4]
+        &|| array.wait_on(&stream),
+    ] as [&dyn Fn() -> Result<(), Error>; 5]
     {
         double::fail("cuStreamIsCapturing", 1, CAPTURE_IMPLICIT);
         is_refused(use_it());

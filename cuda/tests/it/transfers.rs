@@ -197,7 +197,7 @@ fn forgotten_transfer_keeps_its_memory(_: Channel) {
     assert!(shared.try_write().is_err(), "the GPU may still read the array");
 }
 
-/// Attaches an array while its sender's GPU still copies to it.
+/// Attaches an array that its sender has sent during an upload.
 fn receive_upload(channel: Channel) {
     let received = channel.receive_timeout::<()>(LIMIT).expect("an array").arrays.remove(0);
     let array = DeviceArray::<u8, Ix1>::attach(&received.foreign(KIND).expect("a parcel")).expect("an array");
@@ -227,7 +227,6 @@ fn failed_copy_gives_the_memory_back(_: Channel) {
         assert_eq!(refused.into_inner().view()[LENGTH - 1], 3);
         assert_locked(0);
     }
-    // The event of the first loop is used again.
     for call in ["cuMemcpyDtoHAsync_v2", "cuEventRecord"] {
         double::fail(call, 1, 999);
         let refused = array.download(draft(3), &stream).expect_err("the call fails");
