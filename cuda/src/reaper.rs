@@ -101,6 +101,7 @@ pub(crate) fn end(context: CUcontext, said: Unfinished, unsaid: bool, memory: Bo
     let unsaid = if unsaid { Unsaid::Unrecorded } else { Unsaid::Nothing };
     let mut ending = EndingMemory { context, said, unsaid, memory: Some(memory) };
     if lock().exits {
+        std::mem::forget(ending);
         return;
     }
     let is_over = ending.is_over(false);
@@ -111,7 +112,9 @@ pub(crate) fn end(context: CUcontext, said: Unfinished, unsaid: bool, memory: Bo
     if is_over {
         state.over += 1;
         PROGRESS.notify_all();
-    } else if !state.exits {
+    } else if state.exits {
+        std::mem::forget(ending);
+    } else {
         state.new.push(ending);
         start(&mut state);
         WORK.notify_one();
@@ -191,6 +194,7 @@ fn reap() {
         }
         if state.exits || state.new.is_empty() && endings.is_empty() {
             state.has_thread = false;
+            std::mem::forget(endings); // their events too
             return;
         }
         if !state.new.is_empty() {

@@ -72,6 +72,7 @@ pub(crate) enum Stage {
 
 /// Counts a call and answers it.
 pub(crate) fn answer(call: &Call, stage: Stage, body: impl FnOnce() -> Answer) -> c_uint {
+    machine::must_not_have_ended(call.name);
     let number = call.count.fetch_add(1, Ordering::SeqCst) + 1;
     // Before any lock, because another thread of the parent may have held it.
     let forked = machine::forked();

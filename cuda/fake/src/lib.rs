@@ -22,7 +22,7 @@
 //! # Environment
 //! `FAKE_CUDA_DEVICES`, `FAKE_CUDA_TAG`, `FAKE_CUDA_MEMORY`, `FAKE_CUDA_DELAY_US`, `FAKE_CUDA_PEER`, `FAKE_CUDA_LACKS`,
 //! `FAKE_CUDA_CAPTURE` and `CUDA_VISIBLE_DEVICES` are described at [`machine::Machine`]; `FAKE_CUDA_REFUSE` and
-//! `FAKE_CUDA_FAIL` at [`calls`].
+//! `FAKE_CUDA_FAIL` at [`calls`]; with `FAKE_CUDA_STRICT_EXIT=1`, a call during the process's exit aborts it.
 //!
 //! # Differences from a driver
 //! - Device memory can be read and written by the CPU where a GPU has access to it, so that a test can play a kernel.

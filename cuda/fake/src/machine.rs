@@ -3,6 +3,7 @@
 
 use std::ffi::{c_int, c_uint};
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use cudarc::driver::sys::CUresult::{
@@ -113,7 +114,30 @@ fn init(flags: c_uint) -> Answer {
         return Err(CUDA_ERROR_NO_DEVICE);
     }
     MACHINE.get_or_init(|| machine);
+    if number("FAKE_CUDA_STRICT_EXIT")? == Some(1) {
+        // SAFETY: the function has no requirements. A failure means that calls at the exit are not seen.
+        let _ = unsafe { libc::atexit(end) };
+    }
     Ok(())
+}
+
+/// Whether the process exits, and the driver's own exit function has begun.
+static ENDED: AtomicBool = AtomicBool::new(false);
+
+/// Ends the driver of an exiting process, slowly enough to see calls of other threads.
+extern "C" fn end() {
+    if !forked() {
+        ENDED.store(true, Ordering::SeqCst);
+        std::thread::sleep(Duration::from_millis(30));
+    }
+}
+
+/// Aborts the process if its driver has ended: with `FAKE_CUDA_STRICT_EXIT=1`, calls from then on are not allowed.
+pub(crate) fn must_not_have_ended(call: &str) {
+    if ENDED.load(Ordering::SeqCst) {
+        eprintln!("{call} was called while the process exited");
+        std::process::abort();
+    }
 }
 
 fn driver_version(version: Out<c_int>) -> Answer {

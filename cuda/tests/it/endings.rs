@@ -326,7 +326,8 @@ fn drop_and_exit(_: Channel) {
 
 fn exit_does_not_wait_for_memory() {
     for _ in 0..50 {
-        let mut children = [(); 4].map(|()| Actor::start("drop_and_exit"));
+        let strict = [("FAKE_CUDA_STRICT_EXIT", "1")];
+        let mut children = [(); 4].map(|()| Actor::start_with("drop_and_exit", &strict));
         assert!(children.iter_mut().all(|child| child.wait().success()));
     }
     until("the memory of ended processes", || double::memory_in_use() == 0);
