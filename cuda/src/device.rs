@@ -225,7 +225,8 @@ impl Device {
         unsafe { captures::remember(self.0.context, &streams) }
     }
 
-    /// Waits until the GPU has done all work of this process, and until memory has ended that such work used.
+    /// Waits until the GPU has done all work of this process. Then waits up to a second for the end of memory that was
+    /// dropped before, unless a graph capture holds that up.
     ///
     /// # Errors
     ///

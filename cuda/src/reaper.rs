@@ -79,6 +79,8 @@ const PAUSES: (Duration, Duration) = (Duration::from_micros(20), Duration::from_
 const IDLE: Duration = Duration::from_secs(1);
 /// How long an exit waits for a call of the thread.
 const LAST_CALL: Duration = Duration::from_secs(1);
+/// How long a thread that has synchronized waits for memory that is about to end.
+const LONGEST_WAIT: Duration = Duration::from_secs(1);
 /// How often an allocation is tried again while memory is about to end: other processes free memory too.
 const RETRY: Duration = Duration::from_millis(100);
 
@@ -146,9 +148,9 @@ pub(crate) fn wait_for_memory(context: CUcontext, over: u64, deadline: Instant) 
     true
 }
 
-/// Waits until no memory of a context is about to end, for a while.
+/// Waits until no memory of a context is about to end, for [`LONGEST_WAIT`] at most.
 pub(crate) fn wait_for_all(context: CUcontext) {
-    let deadline = Instant::now() + IDLE;
+    let deadline = Instant::now() + LONGEST_WAIT;
     let mut state = lock();
     while state.has(context) && !state.exits && Instant::now() < deadline {
         start(&mut state);

@@ -78,8 +78,8 @@ impl RawDeviceArray {
     }
 
     fn export(&self) -> PyResult<&ExportedArray> {
-        let memory = self.memory()?;
-        Ok(self.exported.get_or_init(|| memory.export()))
+        let exported = self.memory()?.export(); // each time: a graph may be captured now, and was not before
+        Ok(self.exported.get_or_init(|| exported))
     }
 }
 
