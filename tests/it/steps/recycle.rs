@@ -73,6 +73,7 @@ fn receiver_that_has_begun_gets_its_array_or_a_spent_handle(place: &Place) {
 }
 
 fn owner_that_is_alone_is_waited_for(place: &Place) {
+    let place = &place.private(); // where no other test's orphans are
     for step in ["renumber: alone", "renumber: renumbered"] {
         let name = place.location("alone");
         let mut owner = Child::start_until(place, "step-recycle", &[name.as_str(), "now"], step);
@@ -90,6 +91,7 @@ fn owner_that_is_alone_is_waited_for(place: &Place) {
 }
 
 fn killed_owner_leaves_an_orphan_that_is_reclaimed(place: &Place) {
+    let place = &place.private(); // where no other test's orphans are
     for step in ["renumber: to be alone", "renumber: alone", "renumber: renumbered"] {
         let name = place.location("orphan");
         Child::start_until(place, "step-recycle", &[name.as_str(), "now"], step).kill();
