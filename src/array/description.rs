@@ -405,8 +405,7 @@ impl Directory {
     /// Replaces the description of a plain array that this process has seen, or removes it with `None`. The bytes do
     /// not change.
     ///
-    /// Array and description must be the ones that were seen. Processes that replace a description in this way exclude
-    /// each other.
+    /// Array and description must be the ones that were seen. Processes that change a description exclude each other.
     ///
     /// # Errors
     ///
@@ -434,6 +433,8 @@ impl Directory {
     /// - [`SizeMismatch`](ErrorKind::SizeMismatch): the array has another number of bytes than the description.
     /// - [`Unsupported`](ErrorKind::Unsupported): the file system supports no descriptions.
     /// - [`PermissionDenied`](ErrorKind::PermissionDenied): this user may not write to the file.
+    /// - [`TimedOut`](ErrorKind::TimedOut): another process is changing the description or removing the name, and has
+    ///   been stopped.
     /// - those of [`description`](Self::description).
     pub fn describe(&self, location: impl IntoLocation, description: &Description) -> Result<()> {
         let text = description.to_text();

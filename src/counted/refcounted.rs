@@ -162,14 +162,17 @@ impl<T: Element, D: Dimension> RefcountedArray<T, D> {
     ///
     /// # Errors
     ///
-    /// [`Unsupported`](ErrorKind::Unsupported): the array has no name. [`publish`](Self::publish) it first.
+    /// - [`Unsupported`](ErrorKind::Unsupported): the array has no name. [`publish`](Self::publish) it first.
+    /// - [`Unlinked`](ErrorKind::Unlinked): in a forked child, the last handle has just removed the name.
     pub fn keep(&self) -> Result<()> {
         if self.strategy() == SharingStrategy::FileDescriptor {
             return Err(self.nameless(
                 "it is shared by the strategy file_descriptor, and so has no name to keep; publish() it first",
             ));
         }
-        self.memory().counts().keep();
+        if !self.memory().counts().keep() {
+            return Err(ErrorKind::Unlinked.at(&self.home().location)); // by another process, since the query
+        }
         Ok(())
     }
 

@@ -87,6 +87,7 @@ impl DraftSegment {
         record: &[u8; RECORD],
         name: &str,
     ) -> Result<()> {
+        self.refuse_forked_child(name)?; // before the file grows, in which the parent's memory is
         let payload = self.mapped.length as u64;
         let page = trailer::new_page(kind, payload, id, self.mapped.id, state, name, record);
         let page = page.map_err(|reason| ErrorKind::Trailer { reason }.at(name))?;
@@ -108,9 +109,8 @@ impl DraftSegment {
         keep: bool,
     ) -> Result<CountedSegment, (Error, Self)> {
         let (name, was_alone) = (home.location.as_str(), self.is_alone());
-        let own = self.refuse_forked_child(name);
         // Not earlier: until here the draft's locks exclude processes that still have the recycled file open.
-        let opened = own.and_then(|()| self.open_to_others(name)).and_then(|()| self.lease_as(COUNTED, LEASE, name));
+        let opened = self.open_to_others(name).and_then(|()| self.lease_as(COUNTED, LEASE, name));
         if let Err(error) = opened {
             return Err((error, self));
         }
@@ -421,7 +421,7 @@ impl CountedSegment {
             return Ok(());
         }
         if !std::mem::take(self.counted.get_mut()) {
-            self.segment.end_lease(); // it was refused, or has left already
+            self.end_own_lease(); // it was refused, or has left already
             return Ok(());
         }
         let (id, now) = (self.segment.id, os::since_boot());
@@ -437,7 +437,7 @@ impl CountedSegment {
                 Err(error) => (remains(None), Err(error)),
             },
             Left::Others if named => {
-                self.segment.end_lease();
+                self.end_own_lease();
                 (remains(None), Ok(()))
             }
             Left::InFlight => (remains(Some(Verdict::InFlight(self.counts().in_flight(now).1))), Ok(())),
@@ -445,6 +445,14 @@ impl CountedSegment {
         };
         self.aftermath = Some(aftermath);
         done
+    }
+
+    /// Releases the lease before the segment is dropped. A child that was forked since it was mapped shares the lease,
+    /// and keeps it with its copy of the mapping or the descriptor.
+    fn end_own_lease(&self) {
+        if self.segment.is_unforked() {
+            self.segment.end_lease();
+        }
     }
 
     /// Leaves and unmaps, and reports errors.

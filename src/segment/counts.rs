@@ -445,8 +445,10 @@ impl<W: Word, const SLOTS: usize> Counts<W, SLOTS> {
     }
 
     /// Makes the name outlive the last handle. The caller is attached.
-    pub(crate) fn keep(&self) {
-        self.set(KEPT);
+    ///
+    /// Returns `false`, and changes nothing, if the last handle has left: the name has gone, or is about to.
+    pub(crate) fn keep(&self) -> bool {
+        self.change(|state| if state.is_dead() { Err(false) } else { Ok((State(state.0 | KEPT), true)) })
     }
 
     /// Forbids writing for ever. The caller holds a write lock on every cell.

@@ -103,13 +103,14 @@ fn describe_leased(
     new: Option<(u64, &[u8])>,
     seen: Option<&FoundDescription<Box<[u8]>>>,
 ) -> Result<bool> {
-    let Some(seen) = seen else { return write(turn.file(), home, new) };
-    // Two processes that have seen the same description do not both replace it.
+    // Two processes that have seen the same description do not both replace it, and what comes after a look is not
+    // overwritten: every change of a description takes this lock.
     // A lock beside a process that keeps a read lock would not exclude another describer.
     if lock_name(turn, LockKind::Exclusive, &home.location, NAME_WAIT)? != Alone::Yes {
         return Err(ErrorKind::TimedOut { waited: NAME_WAIT }.at(&home.location));
     }
     let file = turn.file();
+    let Some(seen) = seen else { return write(file, home, new) };
     let mut buffer = [0; LONGEST_DESCRIPTION];
     let mut is_as_seen = || -> Result<bool> {
         let facts = look(file, &home.location)?;
@@ -117,6 +118,7 @@ fn describe_leased(
         Ok((facts.id, facts.length, text) == (seen.id, seen.length, seen.text.as_deref()))
     };
     let changed = || ErrorKind::Changed.at(&home.location);
+    os::step("describe: name locked");
     match is_as_seen().and_then(|same| if same { write(file, home, new) } else { Err(changed()) }) {
         Ok(false) => Err(changed()),
         other => other,

@@ -53,11 +53,12 @@ impl Home {
         }
     }
 
-    /// Refuses a name that is taken, unless its file is an orphan: then the name is removed.
+    /// Refuses a name that is taken, unless its file is an orphan: then this process removes the name, unless another
+    /// has just done so.
     pub(crate) fn refuse_taken_by_the_living(&self) -> Result<()> {
         let refused = self.refuse_taken();
         if refused.as_ref().is_err_and(|error| error.kind == ErrorKind::AlreadyExists)
-            && matches!(reclaim_if_orphaned(self, None, true), Ok(Verdict::Orphan(_)))
+            && matches!(reclaim_if_orphaned(self, None, true), Ok(Verdict::Orphan(_) | Verdict::Gone))
         {
             return self.refuse_taken();
         }

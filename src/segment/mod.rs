@@ -185,6 +185,11 @@ impl Mapped {
         self.generation == os::fork_generation()
     }
 
+    /// Returns whether this process made the mapping and has certainly not forked since.
+    fn is_unforked(&self) -> bool {
+        self.is_own_process() && self.forks.is_some() && self.forks == os::forks()
+    }
+
     pub(crate) fn id(&self) -> FileId {
         self.id
     }

@@ -27,8 +27,11 @@ impl CountedSegment {
     pub(crate) fn renumber(&mut self, id: u128) -> Result<bool> {
         let segment = self.segment();
         let Some(file) = segment.kept.file().filter(|_| is_possible()) else { return Ok(false) };
-        let is_unforked = segment.is_own_process() && segment.forks.is_some() && segment.forks == os::forks();
-        if !is_unforked || !self.is_counted() || segment.access != Access::ReadWrite || !self.is_unclaimed()? {
+        if !segment.is_unforked()
+            || !self.is_counted()
+            || segment.access != Access::ReadWrite
+            || !self.is_unclaimed()?
+        {
             return Ok(false);
         }
         let name = segment.location();

@@ -8,11 +8,11 @@ use libtest_mimic::Trial;
 use ndarray::Ix1;
 use ndarray_shm::counted::SharingStrategy;
 use ndarray_shm::pool::{Pool, PoolOptions};
-use ndarray_shm::{CreateOptions, ErrorKind, OpenOptions, RefcountedArray};
+use ndarray_shm::{CreateOptions, Draft, ErrorKind, OpenOptions, RefcountedArray};
 
-use crate::support::child::{Child, Role, say};
-use crate::support::forks::{fork, in_forked_child, wait};
-use crate::support::{Place, backend_of_child};
+use crate::support::child::{Child, Role, hear, say};
+use crate::support::forks::{end_within, fork, in_forked_child, wait};
+use crate::support::{Place, backend_of_child, eventually};
 use crate::tests;
 
 pub fn trials(place: &Place) -> Vec<Trial> {
@@ -24,6 +24,8 @@ pub fn trials(place: &Place) -> Vec<Trial> {
             forked_child_uses_what_it_inherited,
             guard_of_a_forked_child_keeps_memory_from_the_pool,
             counted_array_that_a_child_has_inherited_is_not_recycled,
+            parent_that_detaches_leaves_the_lease_to_its_child,
+            draft_that_a_child_has_inherited_stays_its_parents,
         ],
     )
 }
@@ -33,6 +35,9 @@ pub const ROLES: &[(&str, Role)] = &[
     ("inherited-used", used),
     ("inherited-guarded", guarded),
     ("inherited-counted", counted),
+    ("inherited-left", left),
+    ("inherited-other", other),
+    ("inherited-draft", draft),
 ];
 
 pub const LENGTH: usize = 5000;
@@ -221,4 +226,85 @@ fn counted_array_that_a_child_has_inherited_is_not_recycled(place: &Place) {
     let mut child = Child::start(place, "inherited-counted", &[]);
     child.expect("done");
     child.finish();
+}
+
+/// A process that attaches, forks a child that reads when it is told to, and detaches.
+fn left(arguments: &[String]) {
+    let options = OpenOptions::new().directory(backend_of_child()).keep_fd(true);
+    let array = options.open_counted::<u8, Ix1>(arguments[0].as_str()).unwrap();
+    let (mut parent, mut child_end) = UnixStream::pair().unwrap();
+    let child = fork(|| {
+        end_within(60);
+        child_end.read_exact(&mut [0]).unwrap();
+        array.read().unwrap().iter().all(|element| *element == 7)
+    });
+    array.close().unwrap();
+    say("left");
+    hear();
+    parent.write_all(b"x").unwrap();
+    wait(child);
+    say("ended");
+}
+
+/// A process that creates a counted array, and recycles it when it is told to.
+fn other(arguments: &[String]) {
+    let options = CreateOptions::new().directory(backend_of_child()).keep_fd(true);
+    let mut array = options.create_counted::<u8, Ix1>(arguments[0].as_str(), LENGTH).unwrap();
+    array.write().unwrap().fill(7);
+    while hear() == "recycle" {
+        say(array.recycle().unwrap());
+    }
+}
+
+fn parent_that_detaches_leaves_the_lease_to_its_child(place: &Place) {
+    let place = &place.private();
+    let name = place.location("left");
+    let mut owner = Child::start(place, "inherited-other", &[name.as_str()]);
+    eventually("it is created", || place.has(&name));
+    let mut parent = Child::start(place, "inherited-left", &[name.as_str()]);
+    parent.expect("left");
+    assert_eq!(owner.ask("recycle"), "false", "a forked child may read");
+    parent.tell("end");
+    parent.expect("ended");
+    parent.finish();
+    assert_eq!(owner.ask("recycle"), "true");
+    owner.tell("end");
+    owner.finish();
+    assert_eq!(place.everything(), [] as [&str; 0]);
+}
+
+/// A process with a draft that its forked child tries to publish, and to share after the parent has published it.
+fn draft(arguments: &[String]) {
+    let name = arguments[0].as_str();
+    let mut draft = Some(Draft::<u8, Ix1>::new(LENGTH).unwrap());
+    let (mut parent, mut child_end) = UnixStream::pair().unwrap();
+    let child = fork(|| {
+        end_within(60);
+        let refused = |kind: &ErrorKind| matches!(kind, ErrorKind::Unsupported { .. });
+        let error = draft.take().unwrap().publish(name).map(drop).unwrap_err();
+        assert!(refused(&error.error().kind), "{error}");
+        child_end.read_exact(&mut [0]).unwrap();
+        let mut inherited = error.into_inner();
+        for strategy in [SharingStrategy::FileDescriptor, SharingStrategy::FileSystem] {
+            let error = inherited.share(strategy).map(drop).unwrap_err();
+            assert!(refused(&error.error().kind), "{error}");
+            inherited = error.into_inner();
+        }
+        true
+    });
+    let array = draft.unwrap().publish(name).unwrap();
+    parent.write_all(b"x").unwrap();
+    wait(child);
+    assert_eq!(array.read().unwrap().len(), LENGTH, "a longer file would be refused");
+    ndarray_shm::unlink(name).unwrap();
+    say("done");
+}
+
+fn draft_that_a_child_has_inherited_stays_its_parents(place: &Place) {
+    let place = &place.private();
+    let name = place.location("draft");
+    let mut child = Child::start(place, "inherited-draft", &[name.as_str()]);
+    child.expect("done");
+    child.finish();
+    assert_eq!(place.everything(), [] as [&str; 0]);
 }

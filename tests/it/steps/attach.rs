@@ -24,6 +24,7 @@ pub fn trials(place: &Place) -> Vec<Trial> {
             revoke_fails_during_a_stopped_plain_open,
             memory_being_opened_is_not_recycled,
             describing_follows_the_name_away_from_recycled_memory,
+            change_of_a_description_that_was_seen_is_waited_for,
         ],
     )
 }
@@ -34,6 +35,7 @@ pub const ROLES: &[(&str, Role)] = &[
     ("step-open-plain", open_plain),
     ("step-take-back", take_back),
     ("step-describe", describe),
+    ("step-describe-seen", describe_seen),
 ];
 
 /// A child that opens a counted array, and reports the result.
@@ -69,6 +71,16 @@ fn take_back(arguments: &[String]) {
 fn describe(arguments: &[String]) {
     let description = Description::new(DType::U8, &[10, 10], Order::C).unwrap();
     say(match backend_of_child().describe(arguments[0].as_str(), &description) {
+        Err(error) if !matches!(error.kind, ErrorKind::Unsupported { .. }) => error.to_string(),
+        _ => "done".into(),
+    });
+}
+
+/// A child that removes the description that it has seen, and reports the result.
+fn describe_seen(arguments: &[String]) {
+    let (directory, name) = (backend_of_child(), arguments[0].as_str());
+    let seen = directory.see_description(name).unwrap();
+    say(match directory.describe_seen(name, &seen, None) {
         Err(error) if !matches!(error.kind, ErrorKind::Unsupported { .. }) => error.to_string(),
         _ => "done".into(),
     });
@@ -187,5 +199,24 @@ fn describing_follows_the_name_away_from_recycled_memory(place: &Place) {
         assert_eq!(found.shape(), [10, 10]);
     }
     drop(newer);
+    assert!(place.backend.unlink(name.location()).unwrap());
+}
+
+fn change_of_a_description_that_was_seen_is_waited_for(place: &Place) {
+    let place = &place.private();
+    let name = place.location("seen");
+    drop(place.options().create::<u8, _>(name.location(), 100).unwrap());
+    let mut first = Child::start_until(place, "step-describe-seen", &[name.as_str()], "describe: name locked");
+    let mut second = Child::start(place, "step-describe", &[name.as_str()]);
+    assert_eq!(second.line_within(Duration::from_millis(200)), None, "it would be overwritten by an older change");
+    first.resume();
+    for child in [&mut first, &mut second] {
+        child.expect("done");
+    }
+    if place.describes() {
+        assert_eq!(place.backend.description(name.location()).unwrap().unwrap().shape(), [10, 10], "the later one");
+    }
+    first.finish();
+    second.finish();
     assert!(place.backend.unlink(name.location()).unwrap());
 }
