@@ -91,11 +91,10 @@ impl Handle {
     /// Issues a ticket in the array's trailer and returns its handle.
     pub(super) fn issue(memory: &CountedSegment, id: u128, options: HandleOptions) -> Result<Self> {
         let ticket = Ticket::new(random::number(), options.reusable);
-        let (home, counts) = (memory.home(), memory.counts());
-        if counts.state().is_dead() {
-            return Err(ErrorKind::Unlinked.at(&home.location));
-        }
-        if !counts.issue(ticket, os::since_boot(), options.grace) {
+        let home = memory.home();
+        let issued = memory.while_counted(|counts| counts.issue(ticket, os::since_boot(), options.grace));
+        let Some(is_issued) = issued? else { return Err(ErrorKind::Unlinked.at(&home.location)) };
+        if !is_issued {
             return Err(ErrorKind::TooManyHandles { limit: MOST_TICKETS as u64, doing: "in flight" }.at(&home.location));
         }
         let (backend, directory) = address(&home.backend);

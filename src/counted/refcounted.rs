@@ -236,6 +236,7 @@ impl<T: Element, D: Dimension> RefcountedArray<T, D> {
     ///   descriptor.
     /// - [`TooManyHandles`](ErrorKind::TooManyHandles): 128 handles of this array are in flight. Use one reusable
     ///   handle instead.
+    /// - [`Unlinked`](ErrorKind::Unlinked): in a forked child, the last handle has just removed the name.
     pub fn handle_with(&self, options: HandleOptions) -> Result<Handle> {
         if self.strategy() == SharingStrategy::FileDescriptor {
             return Err(self.nameless(
@@ -352,7 +353,8 @@ impl<T: Element, D: Dimension> RefcountedArray<T, D> {
         let options = OpenOptions::new().directory(home.backend).access(access).keep_fd(keep);
         match options.open_counted(home.location) {
             Ok(again) if again.id == self.id => Ok(again),
-            Err(error) if !error.is_not_found() => Err(error),
+            // Otherwise the error is about an array that took the name.
+            Err(error) if self.home().leads_to(self.segment().id())? => Err(error),
             _ => Err(ErrorKind::Unlinked.at(&self.home().location)),
         }
     }

@@ -47,7 +47,7 @@
 //! | `Watched`, `wait_for_end`, `Bell`, `Stop` | children, and waiting for the end of any of them; end that wait, or one of `daemon`; end a child |
 //! | `ending_signal`, `is_abort`, `signal_name` | how a child ended |
 //! | `forbidden_name` | why a file cannot have this name here |
-//! | `step` | in debug builds with `--cfg ndshm_steps`, stops this process where a test wants that; otherwise nothing |
+//! | `step`, `point` | in debug builds with `--cfg ndshm_steps`, stop this process where a test wants that; otherwise nothing |
 //! | `share_with_group` | gives a file to a group, every member of which may then read and write it |
 //! | `is_member` | whether a user is a member of a group, if the machine's user data know the user |
 //! | `user_id`, `is_user`, `is_surely_user` | the effective user; whether a file of that owner is this user's, for certain or as far as numbers say |
@@ -142,10 +142,13 @@ pub(crate) use with_sockets;
 cfg_if::cfg_if! {
     if #[cfg(all(ndshm_steps, debug_assertions, unix))] {
         mod step;
-        pub(crate) use self::step::step;
+        pub(crate) use self::step::{point, step};
     } else {
         #[inline(always)]
         pub(crate) fn step(_name: &str) {}
+
+        #[inline(always)]
+        pub(crate) fn point(_changes: bool) {}
     }
 }
 

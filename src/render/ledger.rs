@@ -383,6 +383,7 @@ impl LedgerSegment {
     /// sees the state also sees all elements that the painter wrote before, even without taking the lock on the chunk's
     /// cell.
     pub(crate) fn is_done(&self, index: usize) -> bool {
+        os::point(false);
         self.state(index).load(Ordering::Acquire) == DONE
     }
 
@@ -390,6 +391,7 @@ impl LedgerSegment {
     ///
     /// The store is a release store, so the elements become visible before the state does.
     pub(crate) fn set_done(&self, index: usize) {
+        os::point(true);
         self.state(index).store(DONE, Ordering::Release);
     }
 

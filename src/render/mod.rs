@@ -121,7 +121,7 @@ pub fn description(backend: &Directory, location: &Location) -> Result<Option<De
 }
 
 /// Removes the payload and the ledger of an unfinished renderbuffer, damaged or not. Returns `false` if there was
-/// neither.
+/// neither, or if another process has just finished the buffer: then the array stays.
 ///
 /// In painters that are still attached, the next claim fails. [`ledger`] has an example.
 ///

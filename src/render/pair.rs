@@ -535,12 +535,19 @@ fn publish(mut payload: DraftSegment, partial: &Home, how: &Making<'_>) -> Resul
     }
 }
 
-/// Removes payload and ledger of a buffer, damaged or not. Returns `false` if there was neither.
+/// Removes payload and ledger of a buffer, damaged or not. Returns `false` if there was neither, or if the buffer has
+/// just been finished: then the payload has become the array.
 pub(super) fn discard(backend: &Directory, location: &Location) -> Result<bool> {
     let until = Deadline::after(DISCARD_WAIT);
+    let payload = pin(backend, &location.companion(Companion::Partial)?, Access::Read)?;
     let ledger = remove(backend, &location.companion(Companion::Ledger)?, until)?;
     os::step("render: ledger removed");
-    Ok(remove_without_ledger(backend, location, until)? || ledger)
+    if remove_without_ledger(backend, location, until)? {
+        return Ok(true);
+    }
+    // Its painters gave it another name, or another process removed it once its ledger was gone.
+    let is_finished = |(file, _)| os::LINKS_TELL && os::facts(&file).is_ok_and(|facts| facts.links > 0);
+    Ok(ledger && !payload.is_some_and(is_finished))
 }
 
 /// Removes a payload that has no ledger. Returns `false` if there is no such payload, or it has one.

@@ -391,6 +391,26 @@ impl CountedSegment {
         self.counted.load(Ordering::Acquire)
     }
 
+    /// Calls `act` while this process is in the count, so that the last handle, if it leaves now, sees what `act` did.
+    /// A forked child and a handle that was counted out are counted meanwhile. Returns `None`, without calling `act`,
+    /// if the last handle has left.
+    pub(crate) fn while_counted<R>(&self, act: impl FnOnce(&Counts) -> R) -> Result<Option<R>> {
+        let counts = self.counts();
+        if self.segment.is_own_process() && self.is_counted() {
+            return Ok((!counts.state().is_dead()).then(|| act(counts)));
+        }
+        match counts.acquire() {
+            Ok(()) => {}
+            Err(CountRefusal::Dead) => return Ok(None),
+            Err(CountRefusal::Full) => return Err(too_many(self.segment.location().as_str())),
+        }
+        let result = act(counts);
+        if counts.release(os::since_boot()) == Left::Nothing {
+            self.home().unlink_within(self.segment.id(), DROP_WAIT)?;
+        }
+        Ok(Some(result))
+    }
+
     /// Subtracts this handle from the count and, if it was the last, removes the name, as [`leave`](Self::leave) does.
     /// Memory and lease stay.
     ///

@@ -86,16 +86,21 @@ impl Word for AtomicU64 {
     // which reads that count, sees the ticket.
     #[inline]
     fn load(&self) -> u64 {
+        if cfg!(ndshm_steps) && self.load(Ordering::Relaxed) != 0 {
+            os::point(false); // not of unused slots, of which there are many
+        }
         self.load(Ordering::Acquire)
     }
 
     #[inline]
     fn store(&self, value: u64) {
+        os::point(true);
         self.store(value, Ordering::Release);
     }
 
     #[inline]
     fn exchange(&self, current: u64, new: u64) -> Result<(), u64> {
+        os::point(true);
         self.compare_exchange(current, new, Ordering::AcqRel, Ordering::Acquire).map(drop)
     }
 }

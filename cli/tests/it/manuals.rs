@@ -64,7 +64,7 @@ fn help_lists_every_environment_variable_of_the_sources() {
     use std::path::Path;
 
     /// Read only by tests.
-    const OF_TESTS: [&str; 2] = ["NDSHM_STEP", "NDSHM_UNIT_TEST_ROLE"];
+    const OF_TESTS: [&str; 3] = ["NDSHM_POINTS", "NDSHM_STEP", "NDSHM_UNIT_TEST_ROLE"];
 
     fn collect(directory: &Path, names: &mut BTreeSet<String>) {
         for entry in fs::read_dir(directory).expect("sources") {

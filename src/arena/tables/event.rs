@@ -48,10 +48,12 @@ pub(crate) trait Bed {
 
 impl Bed for AtomicU32 {
     fn load(&self) -> u32 {
+        os::point(false);
         self.load(Ordering::Acquire)
     }
 
     fn exchange(&self, current: u32, new: u32) -> Result<(), u32> {
+        os::point(true);
         self.compare_exchange(current, new, Ordering::AcqRel, Ordering::Acquire).map(drop)
     }
 

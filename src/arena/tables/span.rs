@@ -11,6 +11,8 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use crate::os;
+
 use super::sizes::{CLASSES, Size};
 
 const KIND_SHIFT: u32 = 28;
@@ -70,5 +72,6 @@ pub(crate) fn around(count: u32, from: u32) -> impl Iterator<Item = u32> {
 
 /// Changes a span's word if it is still `current`. Returns whether it was.
 pub(crate) fn exchange(word: &AtomicU64, current: Span, new: Span) -> bool {
+    os::point(true);
     word.compare_exchange(current.0, new.0, Ordering::AcqRel, Ordering::Acquire).is_ok()
 }
