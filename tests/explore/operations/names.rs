@@ -6,7 +6,7 @@ use ndarray_shm::ndarray::Ix1;
 use ndarray_shm::{CreateOptions, CreationMode, OpenOptions, Order, array::Description};
 
 use super::{Kind, LENGTH, NAME, Operation, operation, read, tell, tell_value, then, write};
-use crate::world::World;
+use crate::world::{World, report};
 
 fn create(world: &World) -> CreateOptions {
     CreateOptions::new().directory(world.directory.clone())
@@ -17,7 +17,8 @@ fn open(world: &World) -> OpenOptions {
 }
 
 fn description() -> Description {
-    Description::new(DType::U8, &[LENGTH], Order::C).expect("a description")
+    let plain = Description::new(DType::U8, &[LENGTH], Order::C).expect("a description");
+    plain.with_note("unit", "d").expect("a note")
 }
 
 pub const ALL: &[Operation] = &[
@@ -38,6 +39,14 @@ pub const ALL: &[Operation] = &[
     }),
     operation("open and read", Kind::Nothing, |world, has| {
         has.new_plain = tell("open", open(world).open(NAME, LENGTH));
+        if let Some(array) = &has.new_plain {
+            then();
+            read(array);
+        }
+    })
+    .allows(&["Unlinked"]),
+    operation("open with a descriptor and read", Kind::Nothing, |world, has| {
+        has.new_plain = tell("open", open(world).keep_fd(true).open(NAME, LENGTH));
         if let Some(array) = &has.new_plain {
             then();
             read(array);
@@ -80,6 +89,7 @@ pub const ALL: &[Operation] = &[
     }),
     operation("note", Kind::Nothing, |world, _| {
         let Some(seen) = tell("see", world.directory.see_description(NAME)) else { return };
+        report(if seen.description().is_some() { "described" } else { "not described" });
         then();
         let found = seen.description().unwrap_or_else(description);
         let unit = char::from(world.letter).to_string();

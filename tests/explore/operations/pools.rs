@@ -3,25 +3,29 @@
 use ndarray_shm::counted::SharingStrategy;
 
 use super::{Kind, LENGTH, NAME, Operation, operation, read, tell, then, write};
-use crate::world::{alter, hold, kind, let_go, report};
+use crate::states::Has;
+use crate::world::{World, alter, hold, kind, let_go, report};
+
+/// Takes memory of the pool, fills it, and gives it another name.
+fn publish_again(world: &World, has: &mut Has) {
+    let Some(pool) = &has.pool else { return };
+    let Some(mut draft) = tell("take", pool.take::<u8, _>(LENGTH)) else { return };
+    hold(draft.view_mut().as_ptr(), true);
+    alter();
+    draft.view_mut().fill(world.letter);
+    let_go();
+    then();
+    match draft.publish("y") {
+        Ok(array) => {
+            report("publish: ok");
+            has.new_plain = Some(array.into_array()); // its name stays
+        }
+        Err(error) => report(format!("publish: {}", kind(error.error()))),
+    }
+}
 
 pub const ALL: &[Operation] = &[
-    operation("take, fill and publish", Kind::Pool, |world, has| {
-        let Some(pool) = &has.pool else { return };
-        let Some(mut draft) = tell("take", pool.take::<u8, _>(LENGTH)) else { return };
-        hold(draft.view_mut().as_ptr(), true);
-        alter();
-        draft.view_mut().fill(world.letter);
-        let_go();
-        then();
-        match draft.publish("y") {
-            Ok(array) => {
-                report("publish: ok");
-                has.pooled = Some(array);
-            }
-            Err(error) => report(format!("publish: {}", kind(error.error()))),
-        }
-    }),
+    operation("take, fill and publish", Kind::Pool, publish_again),
     operation("give back", Kind::Pooled, |_, has| has.pooled = None),
     operation("give back, take and fill", Kind::Pooled, |world, has| {
         has.pooled = None;
@@ -34,6 +38,11 @@ pub const ALL: &[Operation] = &[
         alter();
         draft.view_mut().fill(world.letter);
         let_go();
+    }),
+    operation("give back and publish again", Kind::Pooled, |world, has| {
+        has.pooled = None;
+        then();
+        publish_again(world, has);
     }),
     operation("read pooled", Kind::Pooled, |_, has| has.pooled.as_deref().into_iter().for_each(read))
         .allows(&["Unlinked"]),
