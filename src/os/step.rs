@@ -5,8 +5,7 @@
 //! makes one, so that a program that traces it (tests/explore) can let another process go on.
 //!
 //! This file is compiled only in debug builds with `--cfg ndshm_steps`. `.cargo/config.toml` sets that for this
-//! repository, but not for crates that depend on this one. Elsewhere steps and points do
-//! nothing.
+//! repository, but not for crates that depend on this one. Elsewhere steps and points do nothing.
 
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -16,6 +16,9 @@ use crate::workers::{Job, REPLAY, WORKER, distribute, replay, work};
 const USAGE: &str =
     "scripts/explore [--all] [--deep] [--seconds N] [--seed N] [--unreduced] [--list] [PART | PAIR SCHEDULE]";
 
+/// A part of every pair's name.
+const EVERY: &str = ": ";
+
 /// Schedules that were found once, and must not be wrong again.
 const FOUND: &str = include_str!("found.txt");
 
@@ -81,7 +84,10 @@ impl Command {
         let mut rest = arguments.iter();
         while let Some(argument) = rest.next() {
             match argument.as_str() {
-                "--all" => (job.preemptions, job.harm) = (2, true),
+                "--all" => {
+                    (job.preemptions, job.harm) = (2, true);
+                    job.part = EVERY.into();
+                }
                 "--deep" => job.preemptions = 2,
                 "--harm" => job.harm = true,
                 "--unreduced" => job.reduces = false,
@@ -148,7 +154,7 @@ fn replay_here(name: &str, schedule: &Schedule, prints: bool) -> ExitCode {
 /// Tries everything that a job says, after what was found before.
 fn explore(job: &Job) -> ExitCode {
     let mut is_wrong = false;
-    if job.part.is_empty() {
+    if job.part.is_empty() || job.part == EVERY {
         for line in FOUND.lines().filter(|line| !line.is_empty() && !line.starts_with('#')) {
             let (pair, schedule) = line.rsplit_once(' ').expect("a pair and a schedule");
             let schedule = schedule.parse().expect("a schedule");
@@ -172,7 +178,7 @@ fn explore(job: &Job) -> ExitCode {
         }
     });
     let room = Room::new(directory(0));
-    let all = pair::all(&room).iter().filter(|pair| pair.name().contains(&job.part)).count();
+    let all = pair::with(&room, &job.part).len();
     let [schedules, kills, stops, failures, found] = counts;
     println!(
         "{pairs} of {all} pairs ({incomplete} in part), {schedules} schedules, {kills} kills, {stops} stops, {failures} \

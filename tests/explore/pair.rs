@@ -15,7 +15,7 @@ use crate::machine::run::{Stage, Step};
 use crate::machine::schedule::Schedule;
 use crate::machine::search::{Expected, Outcome, Subject};
 use crate::operations::{Kind, Operation};
-use crate::states::{Has, Other, State};
+use crate::states::{Has, JUDGED, Other, State};
 use crate::world::{World, between, report};
 
 /// The directories of one worker: the one in which processes meet, and one for what they tell each other beforehand.
@@ -103,6 +103,15 @@ pub struct Pair<'a> {
     pub room: &'a Room,
     pub state: &'static State,
     pub operations: [&'static Operation; 2],
+}
+
+/// Returns the pairs with a part in their names; without one, those of the judged states.
+pub fn with<'a>(room: &'a Room, part: &str) -> Vec<Pair<'a>> {
+    let is_asked = |pair: &Pair<'_>| match part {
+        "" => JUDGED.contains(&pair.state.name),
+        part => pair.name().contains(part),
+    };
+    all(room).into_iter().filter(is_asked).collect()
 }
 
 /// Returns all pairs.

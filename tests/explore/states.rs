@@ -287,6 +287,20 @@ static STATES: &[State] = &[
     state("two finishers", &[Kind::Buffer], complete, Other::Prepares(&[Kind::Buffer], joined)),
 ];
 
+/// States of which every pair was tried with one preemption, and every finding judged: a bug, which was mended, or a
+/// result that the table allows. The default run has these.
+pub const JUDGED: &[&str] = &[
+    "free name",
+    "unused array",
+    "two plain",
+    "plain, inherited",
+    "reader",
+    "pooled, by name",
+    "idle pool",
+    "draft",
+    "draft, inherited",
+];
+
 /// Returns all states.
 pub fn all() -> &'static [State] {
     STATES

@@ -27,7 +27,7 @@ pub const REPLAY: &str = "replay";
 /// What is to be tried.
 #[derive(Debug, Clone)]
 pub struct Job {
-    /// A part of the pairs' names.
+    /// A part of the pairs' names; without it, those of the judged states.
     pub part: String,
     pub preemptions: usize,
     pub harm: bool,
@@ -95,7 +95,7 @@ pub fn work(job: &Job, which: usize, of: usize) {
     // Of two processes, the forked one may end last. No other process may be there to wait for it.
     prctl::set_child_subreaper(true).expect("a process may adopt");
     let room = Room::new(crate::explorer::directory(which));
-    let mut pairs: Vec<_> = pair::all(&room).into_iter().filter(|pair| pair.name().contains(&job.part)).collect();
+    let mut pairs = pair::with(&room, &job.part);
     pairs.sort_by_key(|pair| order(&pair.name(), job.seed));
     let until = job.seconds.map(|seconds| Instant::now() + Duration::from_secs(seconds));
     for mut pair in pairs.into_iter().skip(which).step_by(of) {
