@@ -37,7 +37,7 @@ pub trait Subject {
     /// Runs it as the schedule says. `promised` are the steps that it was made for.
     fn play(&mut self, schedule: &Schedule, promised: &[Step]) -> Outcome;
 
-    /// Says why a result differs from all expected ones, although nothing is wrong; `None` if it is wrong.
+    /// Whether nothing is wrong although the outcome differs from all expected ones.
     fn allows(&self, outcome: &Outcome, expected: &Expected) -> bool;
 }
 

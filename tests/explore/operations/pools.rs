@@ -24,6 +24,17 @@ fn publish_again(world: &World, has: &mut Has) {
     }
 }
 
+fn share(has: &mut Has, strategy: SharingStrategy) {
+    let Some(draft) = has.draft.take() else { return };
+    match draft.share(strategy) {
+        Ok(array) => {
+            report("share: ok");
+            has.counted = Some(array);
+        }
+        Err(error) => report(format!("share: {}", kind(error.error()))),
+    }
+}
+
 pub const ALL: &[Operation] = &[
     operation("take, fill and publish", Kind::Pool, publish_again),
     operation("give back", Kind::Pooled, |_, has| has.pooled = None),
@@ -67,24 +78,6 @@ pub const ALL: &[Operation] = &[
             Err(error) => report(format!("publish: {}", kind(error.error()))),
         }
     }),
-    operation("share", Kind::Draft, |_, has| {
-        let Some(draft) = has.draft.take() else { return };
-        match draft.share(SharingStrategy::FileSystem) {
-            Ok(array) => {
-                report("share: ok");
-                has.counted = Some(array);
-            }
-            Err(error) => report(format!("share: {}", kind(error.error()))),
-        }
-    }),
-    operation("share without a name", Kind::Draft, |_, has| {
-        let Some(draft) = has.draft.take() else { return };
-        match draft.share(SharingStrategy::FileDescriptor) {
-            Ok(array) => {
-                report("share: ok");
-                has.counted = Some(array);
-            }
-            Err(error) => report(format!("share: {}", kind(error.error()))),
-        }
-    }),
+    operation("share", Kind::Draft, |_, has| share(has, SharingStrategy::FileSystem)),
+    operation("share without a name", Kind::Draft, |_, has| share(has, SharingStrategy::FileDescriptor)),
 ];
