@@ -163,7 +163,7 @@ impl<T: Element, D: Dimension> RefcountedArray<T, D> {
     /// # Errors
     ///
     /// - [`Unsupported`](ErrorKind::Unsupported): the array has no name. [`publish`](Self::publish) it first.
-    /// - [`Unlinked`](ErrorKind::Unlinked): in a forked child, the last handle has just removed the name.
+    /// - [`Unlinked`](ErrorKind::Unlinked): in a forked child, the last handle has removed the name.
     pub fn keep(&self) -> Result<()> {
         if self.strategy() == SharingStrategy::FileDescriptor {
             return Err(self.nameless(
@@ -236,7 +236,7 @@ impl<T: Element, D: Dimension> RefcountedArray<T, D> {
     ///   descriptor.
     /// - [`TooManyHandles`](ErrorKind::TooManyHandles): 128 handles of this array are in flight. Use one reusable
     ///   handle instead.
-    /// - [`Unlinked`](ErrorKind::Unlinked): in a forked child, the last handle has just removed the name.
+    /// - [`Unlinked`](ErrorKind::Unlinked): in a forked child, the last handle has removed the name.
     pub fn handle_with(&self, options: HandleOptions) -> Result<Handle> {
         if self.strategy() == SharingStrategy::FileDescriptor {
             return Err(self.nameless(
@@ -414,7 +414,9 @@ impl<T: Element, D: Dimension> RefcountedArray<T, D> {
     }
 
     fn nameless(&self, what: &'static str) -> Error {
-        ErrorKind::Unsupported { what: what.into() }.at(&self.home().location)
+        let is_dead = self.memory().counts().state().is_dead();
+        if is_dead { ErrorKind::Unlinked } else { ErrorKind::Unsupported { what: what.into() } }
+            .at(&self.home().location)
     }
 
     /// Opens a new descriptor for a receiver.

@@ -120,8 +120,8 @@ pub fn description(backend: &Directory, location: &Location) -> Result<Option<De
     description_at(backend, &location.companion(Companion::Partial)?).map_err(|error| error.about(location))
 }
 
-/// Removes the payload and the ledger of an unfinished renderbuffer, damaged or not. Returns `false` if there was
-/// neither, or if another process has just finished the buffer: then the array stays.
+/// Removes the payload and the ledger of an unfinished renderbuffer, damaged or not. Returns `false` if there was no
+/// payload, or if another process has just finished the buffer: then the array stays.
 ///
 /// In painters that are still attached, the next claim fails. [`ledger`] has an example.
 ///

@@ -535,8 +535,8 @@ fn publish(mut payload: DraftSegment, partial: &Home, how: &Making<'_>) -> Resul
     }
 }
 
-/// Removes payload and ledger of a buffer, damaged or not. Returns `false` if there was neither, or if the buffer has
-/// just been finished: then the payload has become the array.
+/// Removes payload and ledger of a buffer, damaged or not. Returns `false` if there was no payload, or if the buffer
+/// has just been finished: then the payload has become the array.
 pub(super) fn discard(backend: &Directory, location: &Location) -> Result<bool> {
     let until = Deadline::after(DISCARD_WAIT);
     let payload = pin(backend, &location.companion(Companion::Partial)?, Access::Read)?;
@@ -546,8 +546,8 @@ pub(super) fn discard(backend: &Directory, location: &Location) -> Result<bool> 
         return Ok(true);
     }
     // Its painters gave it another name, or another process removed it once its ledger was gone.
-    let is_finished = |(file, _)| os::LINKS_TELL && os::facts(&file).is_ok_and(|facts| facts.links > 0);
-    Ok(ledger && !payload.is_some_and(is_finished))
+    let is_finished = |file: &File| os::LINKS_TELL && os::facts(file).is_ok_and(|facts| facts.links > 0);
+    Ok(ledger && payload.is_some_and(|(file, _)| !is_finished(&file)))
 }
 
 /// Removes a payload that has no ledger. Returns `false` if there is no such payload, or it has one.

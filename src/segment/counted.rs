@@ -351,8 +351,10 @@ impl CountedSegment {
             Err(_) => counts.unname() && home.leads_to(id)? && counts.name(),
         };
         published.map_err(|error| match error {
-            // A file that has lost its name can never get one again.
-            Error { kind: ErrorKind::NotFound, location, .. } if had_name => ErrorKind::Unlinked.at(location),
+            // A file that has lost its name can never get one again; another array may have it.
+            Error { kind: ErrorKind::NotFound | ErrorKind::AlreadyExists, location, .. } if had_name => {
+                ErrorKind::Unlinked.at(location)
+            }
             Error { kind: ErrorKind::NotFound, location, .. } => ErrorKind::Unsupported {
                 what: "it can have no name any more: files that are nameless on this file system never can, nor can \
                        memory that a pool had used before; share it by file_system"

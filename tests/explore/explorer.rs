@@ -11,13 +11,12 @@ use nix::unistd::{ForkResult, fork};
 use crate::machine::schedule::{Schedule, letter};
 use crate::machine::search::{Bounds, Search};
 use crate::pair::{self, Room};
-use crate::workers::{Job, REPLAY, WORKER, distribute, replay, work};
+use crate::workers::{Job, REPLAY, WORKER, distribute, replay, stay_on, work};
 
-const USAGE: &str =
-    "scripts/explore [--all] [--deep] [--seconds N] [--seed N] [--unreduced] [--list] [PART | PAIR SCHEDULE]";
+const USAGE: &str = "scripts/explore [--all] [--deep] [--random] [--seconds N] [--seed N] [--unreduced] [--list] [PART | PAIR SCHEDULE]";
 
-/// A part of every pair's name.
-const EVERY: &str = ": ";
+/// Schedules of each pair that `--random` tries.
+const RANDOM_WALKS: usize = 40;
 
 /// Schedules that were found once, and must not be wrong again.
 const FOUND: &str = include_str!("found.txt");
@@ -31,6 +30,7 @@ pub fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     if let Ok(worker) = std::env::var(WORKER) {
         if worker == REPLAY {
+            stay_on(0);
             let [pair, schedule, prints] = arguments.as_slice() else { return ExitCode::from(2) };
             return replay_here(pair, &schedule.parse().expect("a schedule"), prints == "true");
         }
@@ -74,6 +74,7 @@ impl Command {
             part: String::new(),
             preemptions: 1,
             harm: false,
+            walks: 0,
             reduces: true,
             seconds: None,
             seed: 0,
@@ -84,11 +85,9 @@ impl Command {
         let mut rest = arguments.iter();
         while let Some(argument) = rest.next() {
             match argument.as_str() {
-                "--all" => {
-                    (job.preemptions, job.harm) = (2, true);
-                    job.part = EVERY.into();
-                }
+                "--all" => (job.preemptions, job.harm) = (2, true),
                 "--deep" => job.preemptions = 2,
+                "--random" => (job.walks, job.harm) = (RANDOM_WALKS, true),
                 "--harm" => job.harm = true,
                 "--unreduced" => job.reduces = false,
                 "--first" => job.first_only = true,
@@ -137,7 +136,8 @@ fn replay_here(name: &str, schedule: &Schedule, prints: bool) -> ExitCode {
         println!("no pair is called {name:?} (--list prints all)");
         return ExitCode::from(2);
     };
-    let bounds = Bounds { preemptions: 0, harm: schedule.harm.is_some(), reduces: true, until: None };
+    let bounds =
+        Bounds { preemptions: 0, harm: schedule.harm.is_some(), walks: 0, seed: 0, reduces: true, until: None };
     let (summary, outcome) = Search::new(&mut pair, bounds).replay(schedule);
     if prints {
         for (at, step) in outcome.steps.iter().enumerate() {
@@ -154,7 +154,7 @@ fn replay_here(name: &str, schedule: &Schedule, prints: bool) -> ExitCode {
 /// Tries everything that a job says, after what was found before.
 fn explore(job: &Job) -> ExitCode {
     let mut is_wrong = false;
-    if job.part.is_empty() || job.part == EVERY {
+    if job.part.is_empty() {
         for line in FOUND.lines().filter(|line| !line.is_empty() && !line.starts_with('#')) {
             let (pair, schedule) = line.rsplit_once(' ').expect("a pair and a schedule");
             let schedule = schedule.parse().expect("a schedule");

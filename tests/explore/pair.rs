@@ -15,7 +15,7 @@ use crate::machine::run::{Stage, Step};
 use crate::machine::schedule::Schedule;
 use crate::machine::search::{Expected, Outcome, Subject};
 use crate::operations::{Kind, Operation};
-use crate::states::{Has, JUDGED, Other, State};
+use crate::states::{Has, Other, State};
 use crate::world::{World, between, report};
 
 /// The directories of one worker: the one in which processes meet, and one for what they tell each other beforehand.
@@ -94,24 +94,53 @@ fn names(directory: &Path) -> Vec<String> {
 const LEFT_OUT: &[(&str, &str, &str)] = &[(
     "turn over",
     "discard by name",
-    "the payload has become the array, and the ledger is removed and counted, as one that a killed process left",
+    "the payload has become an array and gone back to its pool: it looks like one that another process has discarded",
 )];
+
+/// What a process reports that may not name its array, and what it leaves.
+const REFUSED: &str = "finish: AlreadyExists";
+const UNFINISHED: &str = "[.ndshm-ledger-x, .ndshm-part-x]";
 
 /// A pair in a room.
 #[derive(Debug)]
 pub struct Pair<'a> {
     pub room: &'a Room,
     pub state: &'static State,
-    pub operations: [&'static Operation; 2],
+    /// One for each process.
+    pub operations: Vec<&'static Operation>,
 }
 
-/// Returns the pairs with a part in their names; without one, those of the judged states.
+/// Operations of three processes, and the state that they begin with. The third process prepares itself as the second
+/// one does, or has nothing.
+const TRIPLES: &[(&str, [&str; 3])] = &[
+    ("free name", ["begin, paint and finish", "begin, paint and finish", "discard by name"]),
+    ("free name", ["create filled", "open or create", "unlink by name"]),
+    ("free name", ["create counted", "open counted and read", "gc"]),
+    ("unused array", ["replace", "describe", "note"]),
+    ("unused array", ["replace", "unlink by name", "open and read"]),
+    ("two plain", ["write", "read", "unlink by name"]),
+    ("plain, inherited", ["detach", "write", "gc"]),
+    ("counted", ["close", "open counted and read", "gc"]),
+    ("two counted", ["close", "close", "clone"]),
+    ("two counted", ["recycle and write", "close", "issue a handle"]),
+    ("counted, inherited", ["close", "issue, attach and read", "gc"]),
+    ("counted, sent", ["close", "attach and read", "gc"]),
+    ("counted, sent", ["recycle and write", "attach and read", "revoke"]),
+    ("pooled, by name", ["give back and publish again", "open and read", "replace"]),
+    ("pooled", ["give back and publish again", "read", "open a reader"]),
+    ("pooled, inherited", ["give back, take and fill", "read pooled", "open and read"]),
+    ("recycled, inherited", ["give back and publish again", "write pooled", "unlink by name"]),
+    ("draft, inherited", ["publish", "share", "create"]),
+    ("two painters", ["paint and finish", "paint and finish", "discard by name"]),
+    ("begun, inherited", ["discard", "paint", "begin"]),
+    ("orphan", ["create", "open counted and read", "gc"]),
+    ("abandoned buffer", ["begin", "discard by name", "gc"]),
+    ("two members", ["send a block", "receive a block", "leave the arena"]),
+];
+
+/// Returns the pairs with a part in their names.
 pub fn with<'a>(room: &'a Room, part: &str) -> Vec<Pair<'a>> {
-    let is_asked = |pair: &Pair<'_>| match part {
-        "" => JUDGED.contains(&pair.state.name),
-        part => pair.name().contains(part),
-    };
-    all(room).into_iter().filter(is_asked).collect()
+    all(room).into_iter().filter(|pair| pair.name().contains(part)).collect()
 }
 
 /// Returns all pairs.
@@ -125,12 +154,22 @@ pub fn all(room: &Room) -> Vec<Pair<'_>> {
                 let is_twin = state.is_symmetric() && two < one;
                 let is_idle = first.needs == Kind::Nothing && second.needs == Kind::Nothing && !state.is_plainest;
                 let is_left_out = LEFT_OUT.iter().any(|(one, two, _why)| (*one, *two) == (first.name, second.name));
-                if fits && !is_twin && !is_idle && !is_left_out {
-                    pairs.push(Pair { room, state, operations: [first, second] });
+                // Without it, as from another state.
+                let is_known = state.first.contains(&Kind::Channel)
+                    && first.needs != Kind::Channel
+                    && second.needs != Kind::Channel;
+                if fits && !is_twin && !is_idle && !is_known && !is_left_out {
+                    pairs.push(Pair { room, state, operations: vec![first, second] });
                 }
             }
         }
     }
+    pairs.extend(TRIPLES.iter().map(|(begun, names)| {
+        let state = crate::states::all().iter().find(|state| state.name == *begun).expect("a state of the table");
+        let all = crate::operations::all();
+        let operation = |name: &&str| *all.iter().find(|known| known.name == *name).expect("an operation of the table");
+        Pair { room, state, operations: names.iter().map(operation).collect() }
+    }));
     pairs
 }
 
@@ -140,7 +179,8 @@ fn has(kinds: &[Kind], needed: Kind) -> bool {
 
 impl Pair<'_> {
     pub fn name(&self) -> String {
-        format!("{}: {} + {}", self.state.name, self.operations[0].name, self.operations[1].name)
+        let operations: Vec<_> = self.operations.iter().map(|operation| operation.name).collect();
+        format!("{}: {}", self.state.name, operations.join(" + "))
     }
 
     /// Forks a process that is traced, and stops itself when it has begun.
@@ -160,10 +200,10 @@ impl Pair<'_> {
         }
     }
 
-    /// Prepares two processes, and lets them stand before their first calls.
+    /// Prepares the processes, and lets them stand before their first calls.
     fn enter(&self, stage: &mut Stage<'_>) -> Result<(), String> {
-        let [first, second] = [b'a', b'b'].map(|letter| self.room.world(letter));
-        let (begun, operations) = (self.state, self.operations);
+        let [first, second, third] = [b'a', b'b', b'c'].map(|letter| self.room.world(letter));
+        let (begun, operations) = (self.state, &self.operations);
         stage.enter(Self::actor(|| {
             let mut has = (begun.prepare)(&first);
             if matches!(begun.other, Other::Inherits) {
@@ -177,6 +217,16 @@ impl Pair<'_> {
                 let mut has = prepare(&second);
                 ready();
                 perform(&second, operations[1], &mut has);
+            }))?;
+        }
+        if let Some(operation) = operations.get(2) {
+            stage.enter(Self::actor(|| {
+                let mut has = match begun.other {
+                    Other::Prepares(kinds, prepare) if kinds.contains(&operation.needs) => prepare(&third),
+                    _ => Has::default(),
+                };
+                ready();
+                perform(&third, operation, &mut has);
             }))?;
         }
         Ok(())
@@ -220,6 +270,10 @@ fn perform(world: &World, operation: &Operation, has: &mut Has) {
 }
 
 impl Subject for Pair<'_> {
+    fn actors(&self) -> usize {
+        self.operations.len()
+    }
+
     fn play(&mut self, schedule: &Schedule, promised: &[Step]) -> Outcome {
         self.room.clear();
         // Processes without a parent: they were waited for as traced ones only.
@@ -239,7 +293,7 @@ impl Subject for Pair<'_> {
         let is_looked_at = outcome.reports.iter().any(|text| text.contains("Reserved") || text.contains("gc:"));
         let mut has_excuse = is_looked_at;
         for (index, text) in outcome.reports.iter().enumerate() {
-            let operation = self.operations[index.min(1)];
+            let operation = self.operations[index.min(self.operations.len() - 1)];
             let in_use = ["AlreadyExists"];
             let more = if self.state.has_orphan { &in_use[..] } else { &[] };
             let is_allowed = |part: &str| operation.allows.iter().chain(more).any(|allowed| part.ends_with(allowed));
@@ -253,6 +307,8 @@ impl Subject for Pair<'_> {
             let in_the_end = |left: &str| left.rsplit(" -> ").next().unwrap_or_default().to_string();
             return expected.left.iter().any(|left| in_the_end(left) == in_the_end(&outcome.left));
         }
-        has_excuse && expected.left.contains(&outcome.left)
+        // A process that may not name its array keeps the buffer.
+        let keeps_buffer = outcome.left == UNFINISHED && outcome.reports.iter().any(|it| it.ends_with(REFUSED));
+        has_excuse && (keeps_buffer || expected.left.contains(&outcome.left))
     }
 }

@@ -1,7 +1,7 @@
 //! Starting states: what each process has, and how it came by it.
 
 use ndarray_shm::arena::ArenaOptions;
-use ndarray_shm::counted::Handle;
+use ndarray_shm::counted::{Channel, Handle, SharingStrategy};
 use ndarray_shm::ndarray::Ix1;
 use ndarray_shm::pool::{PoolOptions, PooledArray};
 use ndarray_shm::render::RenderOptions;
@@ -23,6 +23,7 @@ pub struct Has {
     pub clone: Option<RefcountedArray<u8, Ix1>>,
     pub counted: Option<RefcountedArray<u8, Ix1>>,
     pub handle: Option<Handle>,
+    pub ends: Option<(Channel, Channel)>,
     pub draft: Option<Draft<u8, Ix1>>,
     pub pooled: Option<PooledArray<u8, Ix1>>,
     pub buffer: Option<RenderBuffer<u8, Ix1>>,
@@ -121,6 +122,16 @@ fn issued(world: &World) -> Has {
 fn received(world: &World) -> Has {
     let text = std::fs::read_to_string(&world.mail).expect("a letter");
     Has { handle: Some(text.parse().expect("a handle")), ..Has::default() }
+}
+
+fn connected(world: &World) -> Has {
+    Has { ends: Some(Channel::pair().expect("a channel")), ..counted(world) }
+}
+
+/// The array has no name.
+fn connected_nameless(world: &World) -> Has {
+    let array = create(world).share_with(SharingStrategy::FileDescriptor, LENGTH, |_| {}).expect("memory");
+    Has { ends: Some(Channel::pair().expect("a channel")), counted: Some(array), ..Has::default() }
 }
 
 fn frozen(world: &World) -> Has {
@@ -262,6 +273,8 @@ static STATES: &[State] = &[
     state("two counted", &[Kind::Counted], counted, Other::Prepares(&[Kind::Counted], opened_counted)),
     state("counted, inherited", &[Kind::Counted], counted, Other::Inherits),
     state("counted, sent", &[Kind::Counted], issued, Other::Prepares(&[Kind::Handle], received)),
+    state("channel", &[Kind::Channel, Kind::Counted], connected, Other::Inherits),
+    state("channel, nameless", &[Kind::Channel, Kind::Counted], connected_nameless, Other::Inherits),
     state("frozen", &[Kind::Counted], frozen, Other::Prepares(&[Kind::Counted], opened_counted)),
     state("pooled", &[Kind::Pooled, Kind::Pool], pooled, Other::Prepares(&[Kind::Plain], opened)),
     state("pooled, by name", &[Kind::Pooled, Kind::Pool], pooled, NOTHING),
@@ -285,20 +298,6 @@ static STATES: &[State] = &[
     state("two members", &[Kind::Arena], arena, Other::Prepares(&[Kind::Arena], joined_arena)),
     state("arena, inherited", &[Kind::Arena], arena, Other::Inherits),
     state("two finishers", &[Kind::Buffer], complete, Other::Prepares(&[Kind::Buffer], joined)),
-];
-
-/// States of which every pair was tried with one preemption, and every finding judged: a bug, which was mended, or a
-/// result that the table allows. The default run has these.
-pub const JUDGED: &[&str] = &[
-    "free name",
-    "unused array",
-    "two plain",
-    "plain, inherited",
-    "reader",
-    "pooled, by name",
-    "idle pool",
-    "draft",
-    "draft, inherited",
 ];
 
 /// Returns all states.

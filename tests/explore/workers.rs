@@ -27,10 +27,12 @@ pub const REPLAY: &str = "replay";
 /// What is to be tried.
 #[derive(Debug, Clone)]
 pub struct Job {
-    /// A part of the pairs' names; without it, those of the judged states.
+    /// A part of the pairs' names.
     pub part: String,
     pub preemptions: usize,
     pub harm: bool,
+    /// Schedules of each pair that are tried at random, instead of all: 0 for all.
+    pub walks: usize,
     pub reduces: bool,
     pub seconds: Option<u64>,
     /// Decides the order.
@@ -54,8 +56,10 @@ pub struct Answer {
 }
 
 impl Job {
-    fn bounds(&self, until: Option<Instant>) -> Bounds {
-        Bounds { preemptions: self.preemptions, harm: self.harm, reduces: self.reduces, until }
+    fn bounds(&self, pair: &str, until: Option<Instant>) -> Bounds {
+        let seed = order(pair, self.seed);
+        let Self { preemptions, harm, walks, reduces, .. } = *self;
+        Bounds { preemptions, harm, walks, seed, reduces, until }
     }
 
     fn arguments(&self) -> Vec<String> {
@@ -63,6 +67,7 @@ impl Job {
             self.part.clone(),
             self.preemptions.to_string(),
             self.harm.to_string(),
+            self.walks.to_string(),
             self.reduces.to_string(),
             self.seconds.map_or_else(String::new, |seconds| seconds.to_string()),
             self.seed.to_string(),
@@ -71,11 +76,12 @@ impl Job {
     }
 
     pub fn of(arguments: &[String]) -> Option<Self> {
-        let [part, preemptions, harm, reduces, seconds, seed, first_only] = arguments else { return None };
+        let [part, preemptions, harm, walks, reduces, seconds, seed, first_only] = arguments else { return None };
         Some(Self {
             part: part.clone(),
             preemptions: preemptions.parse().ok()?,
             harm: harm.parse().ok()?,
+            walks: walks.parse().ok()?,
             reduces: reduces.parse().ok()?,
             seconds: seconds.parse().ok(),
             seed: seed.parse().ok()?,
@@ -104,7 +110,7 @@ pub fn work(job: &Job, which: usize, of: usize) {
             break;
         }
         let begun = Instant::now();
-        let summary = Search::new(&mut pair, job.bounds(until)).run();
+        let summary = Search::new(&mut pair, job.bounds(&name, until)).run();
         print(&name, &summary, begun.elapsed());
         if job.first_only && !summary.found.is_empty() {
             break;
@@ -125,7 +131,7 @@ fn print(name: &str, summary: &Summary, time: Duration) {
 
 /// Keeps this process, and those that it forks, on one processor: a stop and its answer are then a change of process
 /// without a wake-up of another processor, which takes three times as long.
-fn stay_on(which: usize) {
+pub fn stay_on(which: usize) {
     let this = Pid::from_raw(0);
     let Ok(all) = sched_getaffinity(this) else { return };
     let allowed: Vec<_> = (0..CpuSet::count()).filter(|cpu| all.is_set(*cpu).unwrap_or(false)).collect();

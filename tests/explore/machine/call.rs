@@ -2,7 +2,7 @@
 //! touches that another process can see.
 
 use std::fmt;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use nix::unistd::Pid;
@@ -19,6 +19,8 @@ pub enum Object {
     Directory,
     /// Metadata, attributes and bytes of a file, by its inode.
     File(u64),
+    /// How many names files have.
+    Links,
     /// Bytes of a file's lock space, from the first to the last.
     Locks(u64, u64, u64),
     /// Words and elements in shared memory.
@@ -85,14 +87,21 @@ impl fmt::Display for Point {
 pub enum Wait {
     /// `F_OFD_SETLKW`, as `F_OFD_SETLK`.
     Lock,
-    /// A futex, with no time.
-    Word,
+    /// A futex, with no time. Once it sleeps, only a wake or its limit ends that.
+    Word(Word),
     /// poll(2), with no time.
     Poll,
     /// The end of a child, with `WNOHANG`.
     Child,
     /// A pipe or socket, made non-blocking.
     Stream,
+}
+
+/// A word of a shared file on which processes sleep.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Word {
+    file: u64,
+    offset: u64,
 }
 
 /// A system call.
@@ -113,6 +122,12 @@ pub enum Call {
         point: Point,
         wait: Wait,
         limit: Option<u64>,
+    },
+    /// A point that wakes at most so many sleepers.
+    Wake {
+        point: Point,
+        word: Word,
+        most: u64,
     },
     /// A process tells the scheduler something.
     Mark(Mark),
@@ -171,6 +186,12 @@ impl Reader<'_> {
         (facts.dev() == self.place.device && facts.is_file()).then(|| facts.ino())
     }
 
+    fn is_socket(&self, descriptor: u64) -> bool {
+        let descriptor = i32::try_from(descriptor).unwrap_or(-1);
+        std::fs::metadata(format!("/proc/{}/fd/{descriptor}", self.tracee.pid))
+            .is_ok_and(|facts| facts.file_type().is_socket())
+    }
+
     fn is_directory(&self, descriptor: u64) -> bool {
         std::fs::metadata(format!("/proc/{}/fd/{descriptor}", self.tracee.pid))
             .is_ok_and(|facts| facts.dev() == self.place.device && facts.is_dir())
@@ -198,7 +219,8 @@ impl Reader<'_> {
 
     fn on_file(&self, what: &str, descriptor: u64, changes: bool, errors: &'static [i32]) -> Call {
         let Some(file) = self.file(descriptor) else { return Call::Private };
-        point(what, vec![Touch { object: Object::File(file), changes }], errors)
+        // Facts about a file tell how many names it has.
+        point(what, vec![Touch { object: Object::File(file), changes }, Touch::reads(Object::Links)], errors)
     }
 
     fn on_name(&self, what: &str, path: u64, changes: bool, errors: &'static [i32]) -> Call {
@@ -206,8 +228,12 @@ impl Reader<'_> {
         if name.is_empty() {
             return Call::Private; // the directory itself
         }
-        let touch = Touch { object: Object::Name(number_of(&name)), changes };
-        point(&format!("{what} {name}"), vec![touch], errors)
+        let mut touches =
+            [Object::Name(number_of(&name)), Object::Links].map(|object| Touch { object, changes }).to_vec();
+        // Facts about the file that has the name.
+        let facts = std::fs::symlink_metadata(self.tracee.text(path)).ok();
+        touches.extend(facts.map(|facts| Touch::reads(Object::File(facts.ino()))));
+        point(&format!("{what} {name}"), touches, errors)
     }
 
     fn lock(&self, descriptor: u64, command: i32, at: u64) -> Call {
@@ -241,11 +267,12 @@ impl Reader<'_> {
 
     fn rename(&self, from: u64, to: u64) -> Call {
         let names = [from, to].map(|path| self.name_at(path));
-        let touches: Vec<_> =
+        let mut touches: Vec<_> =
             names.iter().flatten().map(|name| Touch::changes(Object::Name(number_of(name)))).collect();
         if touches.is_empty() {
             return Call::Private;
         }
+        touches.push(Touch::changes(Object::Links));
         let [from, to] = names.map(Option::unwrap_or_default);
         point(&format!("rename {from} {to}"), touches, NO_ERRORS)
     }
@@ -302,6 +329,7 @@ impl Reader<'_> {
                     let locks = Touch::changes(Object::Locks(file, 0, u64::MAX));
                     point("close", vec![locks, Touch::changes(Object::File(file))], NO_ERRORS)
                 }
+                None if self.is_socket(first) => any("close a socket"),
                 None => Call::Private,
             },
             libc::SYS_getdents64 if self.is_directory(first) => {
@@ -310,7 +338,7 @@ impl Reader<'_> {
             libc::SYS_fork | libc::SYS_vfork => any("fork"),
             libc::SYS_clone if is_child(first) => any("fork"),
             libc::SYS_exit_group => any("end"),
-            libc::SYS_futex if second & 128 == 0 && self.is_shared(first) => self.futex(second, fourth),
+            libc::SYS_futex if second & 128 == 0 => self.futex(arguments),
             libc::SYS_poll => {
                 let limit = i32::try_from(third & 0xffff_ffff).ok().filter(|limit| *limit >= 0 && third < 1 << 31);
                 wait("poll", Wait::Poll, limit.map(|limit| u64::from(limit.unsigned_abs()) * 1_000_000))
@@ -318,7 +346,8 @@ impl Reader<'_> {
             libc::SYS_ppoll => wait("poll", Wait::Poll, (third != 0).then(|| self.time(third))),
             libc::SYS_wait4 | libc::SYS_waitid => wait("wait for a child", Wait::Child, None),
             libc::SYS_sendmsg | libc::SYS_sendto | libc::SYS_shutdown => any("send"),
-            libc::SYS_recvmsg | libc::SYS_recvfrom => wait("receive", Wait::Stream, None),
+            libc::SYS_recvmsg => receive(third),
+            libc::SYS_recvfrom => receive(fourth),
             _ => Call::Private,
         }
     }
@@ -350,14 +379,22 @@ impl Reader<'_> {
         self.on_name("stat", path, false, NO_ERRORS)
     }
 
-    fn futex(&self, operation: u64, time: u64) -> Call {
+    fn futex(&self, [address, operation, value, time, ..]: &[u64; 6]) -> Call {
+        let Some(mapping) = mapping_at(self.tracee.pid, *address).filter(|mapping| mapping.is_shared) else {
+            return Call::Private;
+        };
+        let word = Word { file: mapping.file, offset: address - mapping.start + mapping.offset };
         let operation = i32::try_from(operation & 0x7f).unwrap_or(0);
         match operation {
             libc::FUTEX_WAIT | libc::FUTEX_WAIT_BITSET => {
-                let limit = (time != 0 && operation == libc::FUTEX_WAIT).then(|| self.time(time));
-                wait("wait for a word", Wait::Word, limit)
+                let limit = (*time != 0 && operation == libc::FUTEX_WAIT).then(|| self.time(*time));
+                wait("wait for a word", Wait::Word(word), limit)
             }
-            _ => point("wake", vec![Touch::changes(Object::Memory)], NO_ERRORS),
+            _ => {
+                let touches = vec![Touch::changes(Object::Memory)];
+                let point = Point { text: "wake".into(), touches, is_between: false, errors: NO_ERRORS };
+                Call::Wake { point, word, most: *value }
+            }
         }
     }
 
@@ -371,8 +408,10 @@ impl Reader<'_> {
 #[derive(Debug, Clone, Copy)]
 pub struct ItsMapping {
     pub is_shared: bool,
-    /// The inode of its file.
+    /// The inode of its file, and the offset of its first byte there.
     pub file: u64,
+    offset: u64,
+    start: u64,
 }
 
 /// Returns the mapping at an address.
@@ -383,11 +422,13 @@ pub fn mapping_at(pid: Pid, address: u64) -> Option<ItsMapping> {
         let mut words = line.split_whitespace();
         let (from, to) = words.next()?.split_once('-')?;
         let bound = |text| u64::from_str_radix(text, 16).ok();
-        if !(bound(from)?..bound(to)?).contains(&address) {
+        let start = bound(from)?;
+        if !(start..bound(to)?).contains(&address) {
             return None;
         }
         let is_shared = words.next()?.ends_with('s');
-        Some(ItsMapping { is_shared, file: words.nth(2)?.parse().ok()? })
+        let offset = bound(words.next()?)?;
+        Some(ItsMapping { is_shared, file: words.nth(1)?.parse().ok()?, offset, start })
     })
 }
 
@@ -403,6 +444,10 @@ fn wait(text: &str, wait: Wait, limit: Option<u64>) -> Call {
     let point =
         Point { text: text.into(), touches: vec![Touch::changes(Object::Any)], is_between: false, errors: NO_ERRORS };
     Call::Wait { point, wait, limit }
+}
+
+fn receive(flags: u64) -> Call {
+    if flags & libc::MSG_DONTWAIT as u64 == 0 { wait("receive", Wait::Stream, None) } else { any("receive") }
 }
 
 /// Names a range of the lock space, as `src/backend/lock_space.rs` does.

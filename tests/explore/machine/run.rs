@@ -7,7 +7,7 @@
 use nix::sys::signal::Signal;
 use nix::unistd::Pid;
 
-use super::call::{Call, Place, Point, Reader, Wait, mapping_at};
+use super::call::{Call, Place, Point, Reader, Wait, Word, mapping_at};
 use super::schedule::{Harm, Schedule, letter};
 use super::tracee::{Stop, Tracee};
 use crate::world::Mark;
@@ -18,6 +18,9 @@ const MOST_STEPS: usize = 20_000;
 /// The longest virtual time that a run may take: no documented limit is longer, and no two are waited for in a row.
 pub const LONGEST: u64 = 30_000_000_000;
 
+/// The time that a question of the time takes, so that a process that only asks comes to its limit.
+const QUESTION: u64 = 100;
+
 /// How often a process may find nothing changed before its sleeps become longer.
 const IDLE: u32 = 16;
 
@@ -25,6 +28,12 @@ const IDLE: u32 = 16;
 #[derive(Debug)]
 enum Next {
     Point(Point),
+    /// A call that wakes at most so many processes that sleep on a word.
+    Wake {
+        point: Point,
+        word: Word,
+        most: u64,
+    },
     /// A call that waits, and until when.
     Wait {
         point: Point,
@@ -40,6 +49,14 @@ enum Next {
     End,
 }
 
+/// Whether a process sleeps on a word.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Sleep {
+    Awake,
+    Asleep(Word),
+    Woken,
+}
+
 /// A process of the run.
 #[derive(Debug)]
 struct Actor {
@@ -48,6 +65,7 @@ struct Actor {
     is_stopped: bool,
     /// Steps of the run when it last went on. `None`: it has not tried the call that waits.
     tried: Option<usize>,
+    sleep: Sleep,
     /// Its steps since it last slept, and its sleeps in a row with few steps between them.
     awake: u32,
     idle: u32,
@@ -61,8 +79,8 @@ impl Actor {
     /// Whether nothing keeps it from going on, as far as is known.
     fn is_ready(&self) -> bool {
         let is_next = match self.next {
-            Next::Point(_) => true,
-            Next::Wait { .. } => self.tried.is_none(),
+            Next::Point(_) | Next::Wake { .. } => true,
+            Next::Wait { .. } => self.tried.is_none() || self.sleep == Sleep::Woken,
             Next::Sleep { .. } | Next::End => false,
         };
         is_next && !self.is_stopped
@@ -78,6 +96,8 @@ pub struct Step {
     pub others: Vec<usize>,
     /// Whether it costs nothing to let another one go on here.
     pub is_free: bool,
+    /// Whether it was a call that would have waited, and changed nothing.
+    pub is_vain: bool,
 }
 
 /// What a run showed.
@@ -139,6 +159,7 @@ impl<'a> Stage<'a> {
             next: Next::End,
             is_stopped: false,
             tried: None,
+            sleep: Sleep::Awake,
             awake: 0,
             idle: 0,
             holds: None,
@@ -232,16 +253,21 @@ impl<'a> Stage<'a> {
         match actor.next {
             Next::End => false,
             _ if actor.is_stopped => false,
-            Next::Point(_) => true,
+            Next::Point(_) | Next::Wake { .. } => true,
             Next::Wait { until: None, .. } => self.has_news(index),
             Next::Wait { .. } | Next::Sleep { .. } => self.has_news(index) || !self.any_is_ready(),
         }
     }
 
-    /// Whether another process has made a step since this one tried, or it has not tried.
+    /// Whether another process has done anything since this one tried, or it has not tried.
     fn has_news(&self, index: usize) -> bool {
-        let tried = self.actors[index].tried;
-        tried.is_none_or(|tried| self.run.steps[tried..].iter().any(|step| step.actor != index))
+        let Actor { tried, sleep, .. } = self.actors[index];
+        match sleep {
+            Sleep::Asleep(_) => return false,
+            Sleep::Woken => return true,
+            Sleep::Awake => {}
+        }
+        tried.is_none_or(|tried| self.run.steps[tried..].iter().any(|step| step.actor != index && !step.is_vain))
     }
 
     fn any_is_ready(&self) -> bool {
@@ -250,7 +276,7 @@ impl<'a> Stage<'a> {
 
     fn text(&self, index: usize) -> &str {
         match &self.actors[index].next {
-            Next::Point(point) | Next::Wait { point, .. } => &point.text,
+            Next::Point(point) | Next::Wake { point, .. } | Next::Wait { point, .. } => &point.text,
             Next::Sleep { .. } => "sleep",
             Next::End => "nothing",
         }
@@ -264,6 +290,8 @@ impl<'a> Stage<'a> {
                 actor.tracee.kill();
                 actor.next = Next::End;
                 actor.holds = None;
+                // Its locks have gone.
+                self.actors.iter_mut().filter(|other| other.sleep == Sleep::Awake).for_each(|other| other.tried = None);
             }
             Harm::Stop => actor.is_stopped = true,
             Harm::Fail(error) => {
@@ -280,18 +308,18 @@ impl<'a> Stage<'a> {
         let others = (0..self.actors.len()).filter(|other| *other != index && self.can_go_on(*other)).collect();
         let next = std::mem::replace(&mut self.actors[index].next, Next::End);
         let is_free = match &next {
-            Next::Point(point) => point.is_between,
+            Next::Point(point) | Next::Wake { point, .. } => point.is_between,
             Next::Wait { .. } => self.actors[index].tried.is_some(),
             Next::Sleep { .. } | Next::End => true,
         };
         let nothing = |text: &str| Point { text: text.into(), touches: vec![], is_between: false, errors: &[] };
         let point = match &next {
-            Next::Point(point) | Next::Wait { point, .. } => point.clone(),
+            Next::Point(point) | Next::Wake { point, .. } | Next::Wait { point, .. } => point.clone(),
             Next::Sleep { .. } => nothing("sleep"),
             Next::End => nothing("nothing"),
         };
         let has_news = self.has_news(index);
-        self.run.steps.push(Step { actor: index, point, others, is_free });
+        self.run.steps.push(Step { actor: index, point, others, is_free, is_vain: false });
         self.actors[index].tried = Some(self.run.steps.len());
         match next {
             Next::End => {}
@@ -301,6 +329,18 @@ impl<'a> Stage<'a> {
                 let stop = if point.is_between { actor.tracee.skip_call(0) } else { actor.tracee.next(None) };
                 self.after(index, stop);
             }
+            Next::Wake { word, most, .. } => {
+                let woken = self.wake(word, most);
+                let actor = &mut self.actors[index];
+                actor.awake += 1;
+                let stop = actor.tracee.skip_call(woken);
+                self.after(index, stop);
+            }
+            Next::Wait { .. } if self.actors[index].sleep == Sleep::Woken => {
+                self.actors[index].sleep = Sleep::Awake;
+                let stop = self.actors[index].tracee.skip_call(0);
+                self.after(index, stop);
+            }
             Next::Sleep { until } => {
                 self.run.clock = self.run.clock.max(until);
                 let stop = self.actors[index].tracee.skip_call(0);
@@ -308,8 +348,13 @@ impl<'a> Stage<'a> {
             }
             Next::Wait { until, wait, number, .. } if !has_news => {
                 self.run.clock = self.run.clock.max(until.unwrap_or(0));
-                let result = if wait == Wait::Word { -libc::ETIMEDOUT } else { 0 };
+                let result = match wait {
+                    Wait::Word(_) => -libc::ETIMEDOUT,
+                    Wait::Stream => -libc::EAGAIN,
+                    Wait::Lock | Wait::Poll | Wait::Child => 0,
+                };
                 debug_assert!(until.is_some(), "call {number} has no limit");
+                self.actors[index].sleep = Sleep::Awake;
                 let stop = self.actors[index].tracee.skip_call(i64::from(result));
                 self.after(index, stop);
             }
@@ -319,14 +364,29 @@ impl<'a> Stage<'a> {
                 match tracee.next(None) {
                     Stop::Return(value) if would_wait(wait, value) => {
                         tracee.repeat_call(number, &arguments);
-                        let stop = tracee.next(None);
+                        let mut stop = tracee.next(None);
+                        while let Stop::Signal(signal) = stop {
+                            stop = tracee.next(Some(signal));
+                        }
                         assert!(matches!(stop, Stop::Call { .. }), "the same call: {stop:?}");
                         self.actors[index].next = Next::Wait { point, until, wait, number, arguments };
+                        self.run.steps.last_mut().expect("this step").is_vain = true;
+                        if let Wait::Word(word) = wait {
+                            self.actors[index].sleep = Sleep::Asleep(word);
+                        }
                     }
                     stop => self.after(index, stop),
                 }
             }
         }
+    }
+
+    /// Wakes the processes that sleep on a word, and returns how many.
+    fn wake(&mut self, word: Word, most: u64) -> i64 {
+        let asleep = self.actors.iter_mut().filter(|actor| actor.sleep == Sleep::Asleep(word));
+        let asleep = asleep.filter(|actor| matches!(actor.next, Next::Wait { .. }));
+        let woken = asleep.take(usize::try_from(most).unwrap_or(usize::MAX)).map(|actor| actor.sleep = Sleep::Woken);
+        i64::try_from(woken.count()).expect("few processes")
     }
 
     /// Goes on after a call has begun to return.
@@ -389,6 +449,10 @@ impl<'a> Stage<'a> {
                     actor.next = Next::Point(point);
                     return;
                 }
+                Call::Wake { point, word, most } => {
+                    actor.next = Next::Wake { point, word, most };
+                    return;
+                }
                 Call::Sleep(time) => {
                     actor.idle = if actor.awake > 12 { 0 } else { actor.idle + 1 };
                     actor.awake = 0;
@@ -418,6 +482,7 @@ impl<'a> Stage<'a> {
         if !self.began.iter().any(|(known, _)| *known == clock) {
             self.began.push((clock, began));
         }
+        self.run.clock += QUESTION;
         let now = self.run.clock + began;
         let (seconds, rest) = (now / 1_000_000_000, now % 1_000_000_000);
         tracee.write(answer, &[seconds.to_le_bytes(), rest.to_le_bytes()].concat());
@@ -454,7 +519,7 @@ fn beginning(clock: u64) -> u64 {
 fn make_without_waiting(tracee: &Tracee, wait: Wait) {
     match wait {
         Wait::Lock => tracee.change(|registers| registers.rsi = libc::F_OFD_SETLK as u64),
-        Wait::Word => {
+        Wait::Word(_) => {
             let zero = tracee.write_below_stack(&[0; 16]);
             tracee.change(|registers| registers.r10 = zero);
         }
@@ -483,7 +548,7 @@ fn would_wait(wait: Wait, result: i64) -> bool {
     let error = i32::try_from(-result).unwrap_or(0);
     match wait {
         Wait::Lock | Wait::Stream => [libc::EAGAIN, libc::EACCES].contains(&error),
-        Wait::Word => error == libc::ETIMEDOUT,
+        Wait::Word(_) => error == libc::ETIMEDOUT,
         Wait::Poll | Wait::Child => result == 0,
     }
 }

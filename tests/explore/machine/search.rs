@@ -37,6 +37,9 @@ pub trait Subject {
     /// Runs it as the schedule says. `promised` are the steps that it was made for.
     fn play(&mut self, schedule: &Schedule, promised: &[Step]) -> Outcome;
 
+    /// How many processes there are at the beginning.
+    fn actors(&self) -> usize;
+
     /// Whether nothing is wrong although the outcome differs from all expected ones.
     fn allows(&self, outcome: &Outcome, expected: &Expected) -> bool;
 }
@@ -54,6 +57,9 @@ pub struct Expected {
 pub struct Bounds {
     pub preemptions: usize,
     pub harm: bool,
+    /// How many schedules with up to [`MOST_RANDOM`] turns are tried at random, from this seed. 0: everything is tried.
+    pub walks: usize,
+    pub seed: u64,
     /// Whether steps that commute are not tried in both orders.
     pub reduces: bool,
     /// When it ends although not everything was tried.
@@ -91,6 +97,9 @@ const ENOUGH: usize = 3;
 /// Runs without preemption that are tried at most. Every pair of the table has fewer.
 const MOST_SERIAL: usize = 2_000;
 
+/// Turns of a schedule at random.
+const MOST_RANDOM: usize = 5;
+
 /// What of a directory's contents a kill or a failing call may not change: the names in the end, with lengths and
 /// elements. Descriptions are optional, and hidden drafts stay for a minute.
 fn essence(left: &str) -> Vec<&str> {
@@ -105,6 +114,19 @@ pub struct Search<'a, S> {
     bounds: Bounds,
     expected: Expected,
     pub summary: Summary,
+}
+
+/// Numbers that a seed decides: splitmix64 (Steele, Lea and Flood, 2014).
+struct Random(u64);
+
+impl Random {
+    /// Returns a number below a bound, which is not zero.
+    fn below(&mut self, bound: usize) -> usize {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        usize::try_from((mixed ^ (mixed >> 31)) % bound as u64).expect("it is below the bound")
+    }
 }
 
 /// A schedule with the cost of its turns.
@@ -125,7 +147,9 @@ impl<'a, S: Subject> Search<'a, S> {
     pub fn run(mut self) -> Summary {
         self.expect();
         if self.summary.found.is_empty() {
-            for first in 0..2 {
+            self.wander();
+            let firsts = if self.bounds.walks == 0 { self.subject.actors() } else { 0 };
+            for first in 0..firsts {
                 let turns = vec![first];
                 self.walk(&Branch { turns, promised: Vec::new(), preemptions: 0, free: 0 });
             }
@@ -148,7 +172,7 @@ impl<'a, S: Subject> Search<'a, S> {
 
     /// Finds the expected outcomes.
     fn expect(&mut self) {
-        let mut open = vec![vec![1], vec![0]];
+        let mut open: Vec<_> = (0..self.subject.actors()).rev().map(|first| vec![first]).collect();
         let mut tried = 0;
         while let Some(turns) = open.pop() {
             let schedule = Schedule::of(turns.clone());
@@ -212,7 +236,7 @@ impl<'a, S: Subject> Search<'a, S> {
         }
         // From the last step to the first: what another process does when it goes on after a step is known when it is
         // asked what it does before it.
-        let mut later: Vec<(usize, Vec<Step>)> = Vec::new();
+        let mut later: Vec<(usize, bool, Vec<Step>)> = Vec::new();
         for at in (begun..steps.len()).rev() {
             let step = &steps[at];
             let mut here = Vec::new();
@@ -229,16 +253,17 @@ impl<'a, S: Subject> Search<'a, S> {
                 if preemptions > self.bounds.preemptions || free > FREE_TURNS {
                     continue;
                 }
-                let after = later.iter().find(|(actor, _)| actor == other);
-                if let Some((_, does)) = after.filter(|_| self.bounds.reduces) {
+                // Only a turn of the same cost leaves as many turns for what follows.
+                let after = later.iter().find(|(actor, was_free, _)| actor == other && *was_free == step.is_free);
+                if let Some((_, _, does)) = after.filter(|_| self.bounds.reduces) {
                     if does.iter().all(|one| one.point.commutes(&step.point)) {
-                        here.push((*other, does.clone()));
+                        here.push((*other, step.is_free, does.clone()));
                         continue;
                     }
                 }
                 let turns = steps[..at].iter().map(|step| step.actor).chain([*other]).collect();
                 let promised = steps[..at].to_vec();
-                here.push((*other, self.walk(&Branch { turns, promised, preemptions, free })));
+                here.push((*other, step.is_free, self.walk(&Branch { turns, promised, preemptions, free })));
                 if self.is_over() {
                     return turn();
                 }
@@ -248,24 +273,65 @@ impl<'a, S: Subject> Search<'a, S> {
         turn()
     }
 
+    /// Tries schedules at random: each lets another process go on at a random later step, again and again, and harms
+    /// one in the end.
+    fn wander(&mut self) {
+        let mut random = Random(self.bounds.seed);
+        for _ in 0..self.bounds.walks {
+            let mut schedule = Schedule::of(vec![random.below(self.subject.actors())]);
+            for _ in 0..MOST_RANDOM {
+                let outcome = self.subject.play(&schedule, &[]);
+                self.summary.schedules += 1;
+                self.judge(&schedule, &outcome);
+                let begun = schedule.turns.len();
+                if !outcome.wrong.is_empty() || self.is_over() {
+                    break;
+                }
+                let later = &outcome.steps[begun.min(outcome.steps.len())..];
+                if !later.is_empty() && random.below(MOST_RANDOM) == 0 {
+                    let at = begun + random.below(later.len());
+                    self.harm_at(&outcome, at);
+                }
+                let turns: Vec<_> = (0..later.len()).filter(|at| !later[*at].others.is_empty()).collect();
+                if turns.is_empty() {
+                    break;
+                }
+                let at = begun + turns[random.below(turns.len())];
+                let others = &outcome.steps[at].others;
+                let before = outcome.steps[..at].iter().map(|step| step.actor);
+                schedule = Schedule::of(before.chain([others[random.below(others.len())]]).collect());
+            }
+            if self.is_over() {
+                return;
+            }
+        }
+    }
+
     /// Harms the process that goes on at each later step.
     fn harm(&mut self, outcome: &Outcome, from: usize) {
         for at in from..outcome.steps.len() {
-            let step = &outcome.steps[at];
-            let turns: Vec<_> = outcome.steps[..at].iter().map(|step| step.actor).collect();
-            let failures = step.point.errors.iter().map(|error| Harm::Fail(*error));
-            for harm in [Harm::Kill, Harm::Stop].into_iter().chain(failures) {
-                let schedule = Schedule::of(turns.clone()).with(step.actor, harm);
-                let harmed = self.subject.play(&schedule, &outcome.steps[..at]);
-                match harm {
-                    Harm::Kill => self.summary.kills += 1,
-                    Harm::Stop => self.summary.stops += 1,
-                    Harm::Fail(_) => self.summary.failures += 1,
-                }
-                self.judge_harmed(&schedule, &harmed);
-                if self.is_over() {
-                    return;
-                }
+            self.harm_at(outcome, at);
+            if self.is_over() {
+                return;
+            }
+        }
+    }
+
+    fn harm_at(&mut self, outcome: &Outcome, at: usize) {
+        let step = &outcome.steps[at];
+        let turns: Vec<_> = outcome.steps[..at].iter().map(|step| step.actor).collect();
+        let failures = step.point.errors.iter().map(|error| Harm::Fail(*error));
+        for harm in [Harm::Kill, Harm::Stop].into_iter().chain(failures) {
+            let schedule = Schedule::of(turns.clone()).with(step.actor, harm);
+            let harmed = self.subject.play(&schedule, &outcome.steps[..at]);
+            match harm {
+                Harm::Kill => self.summary.kills += 1,
+                Harm::Stop => self.summary.stops += 1,
+                Harm::Fail(_) => self.summary.failures += 1,
+            }
+            self.judge_harmed(&schedule, &harmed);
+            if self.is_over() {
+                return;
             }
         }
     }

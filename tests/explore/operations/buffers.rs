@@ -99,7 +99,7 @@ pub const ALL: &[Operation] = &[
         then();
         has.buffer = tell("begin", options(world).pool(pool).create(NAME, LENGTH, LENGTH / 2, ""));
     })
-    .allows(&["Unlinked", "nothing", "Incomplete"]),
+    .allows(&["Unlinked", "nothing", "Incomplete", "Unsupported"]),
     operation("let go of the buffer", Kind::Buffer, |_, has| has.buffer = None),
     operation("read a chunk", Kind::Buffer, |_, has| {
         let Some(buffer) = &has.buffer else { return };

@@ -2,6 +2,7 @@
 
 mod arenas;
 mod buffers;
+mod channels;
 mod counted;
 mod names;
 mod plain;
@@ -37,6 +38,7 @@ pub enum Kind {
     /// A buffer with memory of a pool.
     PooledBuffer,
     Arena,
+    Channel,
 }
 
 /// An operation of one process.
@@ -70,7 +72,10 @@ impl Operation {
 
 /// Returns all operations.
 pub fn all() -> Vec<&'static Operation> {
-    [names::ALL, plain::ALL, counted::ALL, pools::ALL, buffers::ALL, arenas::ALL].into_iter().flatten().collect()
+    [names::ALL, plain::ALL, counted::ALL, pools::ALL, buffers::ALL, arenas::ALL, channels::ALL]
+        .into_iter()
+        .flatten()
+        .collect()
 }
 
 /// Reports the result of a call, and returns its value.

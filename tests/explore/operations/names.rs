@@ -80,6 +80,16 @@ pub const ALL: &[Operation] = &[
         }
     })
     .allows(&["Unlinked", "NotFound"]),
+    operation("open counted, issue, leave and attach", Kind::Nothing, |world, has| {
+        let Some(array) = tell("open", open(world).open_counted::<u8, Ix1>(NAME)) else { return };
+        then();
+        let handle = tell("handle", array.handle());
+        then();
+        drop(array);
+        then();
+        has.new_counted = handle.and_then(|handle| tell("attach", open(world).attach::<u8, Ix1>(&handle)));
+    })
+    .allows(&["open: Unlinked", "open: NotFound", "handle: Unlinked"]),
     operation("unlink by name", Kind::Nothing, |world, _| tell_value("unlink", world.directory.unlink(NAME))),
     operation("describe", Kind::Nothing, |world, _| {
         tell("describe", world.directory.describe(NAME, &description()));

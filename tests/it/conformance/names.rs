@@ -178,5 +178,9 @@ fn array_shared_by_name_removes_its_name(place: &Place) {
     array.publish().unwrap(); // does nothing: the array has its name already
     drop((array, same));
     assert!(place.open_options().open_counted::<u16, Ix2>(&location).unwrap_err().is_not_found());
+    let taken = another.location().unwrap().clone();
+    let replaces = place.options().mode(CreationMode::Replace).create::<u16, _>(&taken, (2, 3)).unwrap();
+    assert_eq!(another.publish().unwrap_err().kind, ErrorKind::Unlinked);
+    replaces.unlink().unwrap();
     another.close().unwrap();
 }

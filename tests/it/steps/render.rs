@@ -293,7 +293,7 @@ fn killed_finisher_with_a_viewer_blocks_no_beginner(place: &Place) {
 fn resumed_beginner_spares_a_newer_buffer(place: &Place) {
     let name = place.location("resumed");
     let mut late = start(place, "step-render-begin", &name, "render: ledger published");
-    assert!(render::discard(&place.backend, name.location()).unwrap());
+    assert!(!render::discard(&place.backend, name.location()).unwrap(), "there is no payload yet");
     let other = painted(place, &name);
     late.resume();
     late.expect("1 painted");
