@@ -205,7 +205,9 @@ impl<T: Element, D: Dimension> RefcountedArray<T, D> {
     ///
     /// # Errors
     ///
-    /// [`Unsupported`](ErrorKind::Unsupported): the array is not frozen. Use [`read`](SharedArray::read).
+    /// - [`Unsupported`](ErrorKind::Unsupported): the array is not frozen. Use [`read`](SharedArray::read).
+    /// - [`Unlinked`](ErrorKind::Unlinked): in a forked child, the last handle has let the array go, which was not
+    ///   frozen.
     #[allow(unsafe_code)]
     pub fn view(&self) -> Result<ArrayView<'_, T, D>> {
         if !self.is_frozen() {

@@ -350,18 +350,19 @@ impl CountedSegment {
             // did.
             Err(_) => counts.unname() && home.leads_to(id)? && counts.name(),
         };
-        published.map_err(|error| match error {
-            // A file that has lost its name can never get one again; another array may have it.
-            Error { kind: ErrorKind::NotFound | ErrorKind::AlreadyExists, location, .. } if had_name => {
-                ErrorKind::Unlinked.at(location)
+        published.map_err(|error| match error.kind {
+            // A file that has lost its name can never get one again, and another array may have it. Some platforms can
+            // name no nameless file.
+            ErrorKind::NotFound | ErrorKind::AlreadyExists | ErrorKind::Unsupported { .. } if had_name => {
+                unlinked(home)
             }
-            Error { kind: ErrorKind::NotFound, location, .. } => ErrorKind::Unsupported {
+            ErrorKind::NotFound => ErrorKind::Unsupported {
                 what: "it can have no name any more: files that are nameless on this file system never can, nor can \
                        memory that a pool had used before; share it by file_system"
                     .into(),
             }
-            .at(location),
-            other => other,
+            .at(&home.location),
+            _ => error,
         })
     }
 

@@ -13,7 +13,7 @@ use crate::machine::search::{Bounds, Search};
 use crate::pair::{self, Room};
 use crate::workers::{Job, REPLAY, WORKER, distribute, replay, stay_on, work};
 
-const USAGE: &str = "scripts/explore [--all] [--deep] [--random] [--seconds N] [--seed N] [--unreduced] [--list] [PART | PAIR SCHEDULE]";
+const USAGE: &str = "scripts/explore [--all] [--deep] [--random] [--seconds N] [--seed N] [--share K/N] [--unreduced] [--list] [PART | PAIR SCHEDULE]";
 
 /// Schedules of each pair that `--random` tries.
 const RANDOM_WALKS: usize = 40;
@@ -79,6 +79,7 @@ impl Command {
             seconds: None,
             seed: 0,
             first_only: false,
+            share: (0, 1),
         };
         let mut list = false;
         let mut plain = Vec::new();
@@ -92,6 +93,7 @@ impl Command {
                 "--unreduced" => job.reduces = false,
                 "--first" => job.first_only = true,
                 "--list" => list = true,
+                "--share" => job.share = share(rest.next()?)?,
                 "--seconds" => job.seconds = Some(rest.next()?.parse().ok()?),
                 "--seed" => job.seed = rest.next()?.parse().ok()?,
                 option if option.starts_with('-') => return None,
@@ -106,6 +108,13 @@ impl Command {
         }
         Some(if list { Self::List(job.part) } else { Self::Explore(job) })
     }
+}
+
+/// Reads which of how many parts, from 1.
+fn share(text: &str) -> Option<(usize, usize)> {
+    let (share, shares) = text.split_once('/')?;
+    let (share, shares): (usize, usize) = (share.parse().ok()?, shares.parse().ok()?);
+    (1..=shares).contains(&share).then(|| (share - 1, shares))
 }
 
 /// Whether this process may trace its children.

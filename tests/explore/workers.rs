@@ -39,6 +39,8 @@ pub struct Job {
     pub seed: u64,
     /// Whether a pair is the last one tried once it has a finding.
     pub first_only: bool,
+    /// Which of how many parts of the pairs it tries, from 0.
+    pub share: (usize, usize),
 }
 
 /// What a worker found in a pair.
@@ -86,6 +88,7 @@ impl Job {
             seconds: seconds.parse().ok(),
             seed: seed.parse().ok()?,
             first_only: first_only.parse().ok()?,
+            share: (0, 1), // a worker is told its place among all of them
         })
     }
 }
@@ -98,6 +101,7 @@ fn order(name: &str, seed: u64) -> u64 {
 /// The work of one worker: prints a line for each pair.
 pub fn work(job: &Job, which: usize, of: usize) {
     stay_on(which);
+    yield_to_others();
     // Of two processes, the forked one may end last. No other process may be there to wait for it.
     prctl::set_child_subreaper(true).expect("a process may adopt");
     let room = Room::new(crate::explorer::directory(which));
@@ -141,6 +145,13 @@ pub fn stay_on(which: usize) {
     }
 }
 
+/// Lets other programs go first: each stop wakes a process, and those that wake too would wait for it.
+#[allow(unsafe_code)]
+fn yield_to_others() {
+    // SAFETY: only the priority of this process changes.
+    unsafe { libc::nice(19) };
+}
+
 /// Starts this program without a vDSO, and with points before words of shared memory.
 #[allow(unsafe_code)]
 fn start(role: &str, arguments: &[String], output: Stdio) -> Child {
@@ -180,9 +191,10 @@ fn without_vdso(pid: Pid) {
 
 /// Has workers try everything, and hands each answer on.
 pub fn distribute(job: &Job, mut hear: impl FnMut(Answer)) {
-    let of = std::thread::available_parallelism().map_or(1, usize::from);
-    let start = |which| start(&format!("{which}/{of}"), &job.arguments(), Stdio::piped());
-    let mut workers: Vec<_> = (0..of).map(start).collect();
+    let here = std::thread::available_parallelism().map_or(1, usize::from);
+    let (share, shares) = job.share;
+    let start = |which| start(&format!("{which}/{}", here * shares), &job.arguments(), Stdio::piped());
+    let mut workers: Vec<_> = (here * share..here * (share + 1)).map(start).collect();
     let (sender, receiver) = std::sync::mpsc::channel();
     for worker in &mut workers {
         let (lines, sender) = (BufReader::new(worker.stdout.take().expect("a pipe")), sender.clone());
