@@ -193,7 +193,7 @@ impl Reclaim {
         let Ok(location) = Location::new(&entry.name) else { return Ok(None) };
         let home = Home { backend: backend.clone(), location };
         let tickets = if self.in_flight { Tickets::Ignored } else { Tickets::Protect };
-        match reclaim_unused(&home, Some(entry.id), !self.dry_run, tickets)? {
+        match reclaim_unused(&home, Some(entry.id), !self.dry_run, tickets, Duration::ZERO)? {
             Verdict::Orphan(kind) => {
                 return Ok(Some(match kind {
                     Kind::Arena => RemovedKind::Arena,

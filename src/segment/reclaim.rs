@@ -4,10 +4,10 @@
 use std::fs::File;
 use std::time::Duration;
 
-use super::Home;
 use super::footer::Kind;
 use super::open_file::{is_leased, look};
 use super::trailer::Trailer;
+use super::{DROP_WAIT, Home};
 use crate::backend::lock_space::COUNTED;
 use crate::backend::{Access, Backend, Turn};
 use crate::error::{Error, ErrorKind, Result};
@@ -41,11 +41,18 @@ pub(crate) enum Tickets {
 ///
 /// With an `id`, only a name that leads to that file counts. Without `remove`, nothing is changed or locked.
 pub(crate) fn reclaim_if_orphaned(home: &Home, id: Option<FileId>, remove: bool) -> Result<Verdict> {
-    reclaim_unused(home, id, remove, Tickets::Protect)
+    reclaim_unused(home, id, remove, Tickets::Protect, DROP_WAIT)
 }
 
-/// Like [`reclaim_if_orphaned`], for callers that choose whether tickets protect an array.
-pub(crate) fn reclaim_unused(home: &Home, id: Option<FileId>, remove: bool, tickets: Tickets) -> Result<Verdict> {
+/// Like [`reclaim_if_orphaned`], for callers that choose whether tickets protect an array, and how long to wait for
+/// another process that has locked the name.
+pub(crate) fn reclaim_unused(
+    home: &Home,
+    id: Option<FileId>,
+    remove: bool,
+    tickets: Tickets,
+    patience: Duration,
+) -> Result<Verdict> {
     let open = |access| match home.backend.open(&home.location, access) {
         Err(Error { kind: ErrorKind::NotFound | ErrorKind::NotAnArray { .. }, .. }) => Ok(None),
         other => other.map(Some),
@@ -76,10 +83,11 @@ pub(crate) fn reclaim_unused(home: &Home, id: Option<FileId>, remove: bool, tick
         }
         return Ok(found);
     }
-    match home.backend.unlink_within(&home.location, Some(id), Duration::ZERO) {
+    match home.backend.unlink_within(&home.location, Some(id), patience) {
         Ok(true) => Ok(found),
         Ok(false) => Ok(Verdict::Gone),
-        // Another process holds the lock on the name. It is not waited for, because attachments wait for this process.
+        // Another process holds the lock on the name. It is not waited for longer, because attachments wait for this
+        // process.
         Err(Error { kind: ErrorKind::TimedOut { .. }, .. }) => Ok(Verdict::Attached),
         Err(error) => Err(error),
     }

@@ -145,7 +145,7 @@ pub fn stay_on(which: usize) {
     }
 }
 
-/// Lets other programs go first: each stop wakes a process, and those that wake too would wait for it.
+/// Lets other programs that compute go first. Those that often sleep still wait long for a processor.
 #[allow(unsafe_code)]
 fn yield_to_others() {
     // SAFETY: only the priority of this process changes.
