@@ -42,6 +42,10 @@ const DISCARD_WAIT: Duration = Duration::from_secs(10);
 /// How long a lease on the payload can be that of a process that only looks whether the payload has a ledger.
 const LOOKING_WAIT: Duration = Duration::from_secs(1);
 
+/// How long a lease can be that of a child that has not begun its own program yet. Until then it has copies of the
+/// descriptors of its parent, which may have left the buffer meanwhile.
+const SPAWNING_WAIT: Duration = Duration::from_millis(100);
+
 /// The key of the note in which a finished array keeps the digest of its work.
 pub(super) const WORK_NOTE: &str = "work";
 
@@ -150,7 +154,13 @@ impl OtherPair {
     /// Returns the error for work that is not the buffer's. `None`: the buffer changes at this moment, or has changed.
     fn refuse(&self, work: &RenderSpec, home: &Home) -> Result<Option<Error>> {
         let partial = home.location.companion(Companion::Partial)?;
-        let is_attached = self.ledger.is_in_use()? || is_leased(&self.payload, &partial)?;
+        let mut spawning = Backoff::new(SPAWNING_WAIT);
+        let is_attached = loop {
+            let is_attached = self.ledger.is_in_use()? || is_leased(&self.payload, &partial)?;
+            if !is_attached || !spawning.pause() {
+                break is_attached;
+            }
+        };
         if self.ledger.is_young()? || !self.ledger.is_current()? {
             return Ok(None);
         }
@@ -170,10 +180,18 @@ impl OtherPair {
             }
             Ok(FoundPair::Beginning)
         };
-        let _alone = match self.ledger.lock_out()? {
-            LockedOut::Alone(alone) => alone,
-            LockedOut::Attached => return attached(),
-            LockedOut::Changing => return Ok(FoundPair::Beginning),
+        let mut spawning = None;
+        let _alone = loop {
+            match self.ledger.lock_out()? {
+                LockedOut::Alone(alone) => break alone,
+                LockedOut::Attached => {
+                    os::step("render: other painters attached");
+                    if !spawning.get_or_insert_with(|| Backoff::new(SPAWNING_WAIT)).pause() {
+                        return attached();
+                    }
+                }
+                LockedOut::Changing => return Ok(FoundPair::Beginning),
+            }
         };
         os::step("render: other painters locked out");
         // A painter leases the payload first and then the ledger, for which it waits now. It was here before: it gets

@@ -34,6 +34,7 @@ pub fn trials(place: &Place) -> Vec<Trial> {
             painter_that_joins_while_the_replacer_decides_keeps_its_buffer,
             painter_that_comes_after_the_removal_begins_anew,
             stopped_painter_keeps_its_buffer,
+            painter_that_leaves_soon_is_waited_for,
             painter_that_accepts_waits_for_no_finisher,
             stopped_beginner_accepts_what_was_finished_meanwhile,
         ],
@@ -240,6 +241,17 @@ fn stopped_painter_keeps_its_buffer(place: &Place) {
     let refused = place.render_options().create::<u8, _>(name.location(), 1 << 16, 1 << 14, "new").unwrap_err();
     assert!(matches!(refused.kind, ErrorKind::Mismatch { state: OtherWork::Idle, .. }), "{refused}");
     replace(place, &name, "new").expect("1 painted");
+}
+
+/// As a child that is about to begin another program: until then it has its parent's descriptors.
+fn painter_that_leaves_soon_is_waited_for(place: &Place) {
+    let name = place.location("leaves-soon");
+    abandoned(place, &name);
+    let mut painter = start(place, "step-render-finish", &name, "hold: granted");
+    let mut replacer = replace_until(place, &name, "new", "render: other painters attached");
+    painter.kill();
+    replacer.resume();
+    replacer.expect("1 painted");
 }
 
 /// The finisher is stopped, and then killed, when the array has its name and the ledger is still there.
