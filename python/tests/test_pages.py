@@ -37,6 +37,7 @@ def test_programs_of_the_guide_run_and_leave_nothing(page: str, number: int, tmp
     before = counted_arrays()
     subprocess.run([sys.executable, "-W", "error", program], check=True, cwd=tmp_path, timeout=120)
     assert not {file for file in shared_files() if any(file.endswith(name) for name in names)}
+    ndshm.gc()  # the end of `with multiprocessing.Pool()` kills workers, perhaps with an array
     assert counted_arrays() <= before
 
 
