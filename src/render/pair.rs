@@ -152,9 +152,9 @@ struct OtherPair {
 
 impl OtherPair {
     /// Returns the error for work that is not the buffer's. `None`: the buffer changes at this moment, or has changed.
-    fn refuse(&self, work: &RenderSpec, home: &Home) -> Result<Option<Error>> {
+    fn refuse(&self, work: &RenderSpec, home: &Home, how: &Making<'_>) -> Result<Option<Error>> {
         let partial = home.location.companion(Companion::Partial)?;
-        let mut spawning = Backoff::new(SPAWNING_WAIT);
+        let mut spawning = Backoff::new(SPAWNING_WAIT.min(how.until.left()));
         let is_attached = loop {
             let is_attached = self.ledger.is_in_use()? || is_leased(&self.payload, &partial)?;
             if !is_attached || !spawning.pause() {
@@ -186,7 +186,8 @@ impl OtherPair {
                 LockedOut::Alone(alone) => break alone,
                 LockedOut::Attached => {
                     os::step("render: other painters attached");
-                    if !spawning.get_or_insert_with(|| Backoff::new(SPAWNING_WAIT)).pause() {
+                    let begin = || Backoff::new(SPAWNING_WAIT.min(how.until.left()));
+                    if !spawning.get_or_insert_with(begin).pause() {
                         return attached();
                     }
                 }
@@ -257,7 +258,7 @@ impl Pair {
                 return Ok(*pair);
             }
             if let (FoundPair::OtherWork(other), false) = (&found, how.replace) {
-                match other.refuse(work, home)? {
+                match other.refuse(work, home, how)? {
                     Some(error) => return Err(error),
                     None => found = FoundPair::Beginning,
                 }
