@@ -226,6 +226,31 @@ pub enum ErrorKind {
     /// that a sparse file of another process may have got some of its memory.
     #[error("the call was interrupted (make it again)")]
     Interrupted,
+    /// Another process is the writer of the stream.
+    #[error("another process writes to this stream (end it there, or choose another name)")]
+    HasWriter,
+    /// The writer of the stream was killed, and no frame is left that this reader has not seen.
+    #[error(
+        "the writer of this stream has died, and no other one has taken it over yet (wait again, or start a writer that resumes it)"
+    )]
+    NoWriter,
+    /// Another process reads with this cursor.
+    #[error("another process reads with the cursor {cursor:?} (choose another name)")]
+    HasReader {
+        /// Name of the cursor.
+        cursor: String,
+    },
+    /// All slots of the stream are held.
+    #[error("{}", slots_held(*slots, holders, cursors))]
+    SlotsHeld {
+        /// How many slots the stream has.
+        slots: usize,
+        /// Numbers of processes that hold some, sorted, as far as they are known. In another pid namespace they are
+        /// those of other processes.
+        holders: Vec<u32>,
+        /// Names of the cursors that have not acknowledged frames.
+        cursors: Vec<String>,
+    },
     /// Chunks of the renderbuffer are still missing.
     #[error("{done} of {total} chunks are painted (paint the rest, then finish)")]
     Incomplete {
@@ -352,6 +377,23 @@ fn other_work(state: OtherWork, what: &str, expected: &str, found: &str) -> Stri
     }
 }
 
+fn slots_held(slots: usize, holders: &[u32], cursors: &[String]) -> String {
+    let list = |what: &str, names: Vec<String>| match names.len() {
+        0 => String::new(),
+        1 => format!(" by the {what} {}", names[0]),
+        _ => format!(" by the {what}{} {}", if what.ends_with('s') { "es" } else { "s" }, names.join(", ")),
+    };
+    let parts = [
+        list("process", holders.iter().map(ToString::to_string).collect()),
+        list("cursor", cursors.iter().map(|name| format!("{name:?}")).collect()),
+    ];
+    let holders = parts.iter().filter(|part| !part.is_empty()).cloned().collect::<Vec<_>>().join(" and");
+    format!(
+        "all {slots} slots are held{holders}, apart from that of the newest frame (try again, use a form that waits, or create the \
+         stream with more slots)"
+    )
+}
+
 fn kept(in_flight: u64) -> String {
     if in_flight == 0 {
         return String::new();
@@ -398,12 +440,17 @@ impl ErrorKind {
             | Self::Message { .. }
             | Self::Protocol { .. }
             | Self::Trailer { .. } => Io::InvalidData,
-            Self::WouldBlock | Self::Incomplete { .. } | Self::QueueFull { .. } => Io::WouldBlock,
+            Self::WouldBlock
+            | Self::Incomplete { .. }
+            | Self::QueueFull { .. }
+            | Self::HasWriter
+            | Self::HasReader { .. }
+            | Self::SlotsHeld { .. } => Io::WouldBlock,
             Self::WouldDeadlock => Io::Deadlock,
             Self::TimedOut { .. } => Io::TimedOut,
             Self::PermissionDenied { .. } | Self::ForeignOwner { .. } => Io::PermissionDenied,
             Self::Unsupported { .. } => Io::Unsupported,
-            Self::Closed { .. } => Io::BrokenPipe,
+            Self::Closed { .. } | Self::NoWriter => Io::BrokenPipe,
             // `Interrupted` too: the standard library makes calls with that error again, without asking.
             Self::Interrupted
             | Self::Changed

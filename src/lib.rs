@@ -25,6 +25,7 @@
 //! | hold read or write access for a long time, without a descriptor | [`ArrayReader`], [`ArrayWriter`] |
 //! | fill one array after another, without paying for new memory each time | [`Pool`] |
 //! | let many threads and processes paint one array at once, and survive their deaths | [`RenderBuffer`] |
+//! | send frame after frame to any number of readers | [`StreamWriter`], [`StreamReader`]; [`stream::StreamCursor`] to miss none |
 //! | share an array that describes itself and is removed with its last handle | [`RefcountedArray`] |
 //! | send it to another process | [`counted::Handle`]; `counted::Channel`, with the feature `channel` |
 //! | share thousands or millions of arrays, in one mapping | [`Arena`] |
@@ -97,6 +98,7 @@ mod random;
 pub mod render;
 mod search_time;
 mod segment;
+pub mod stream;
 
 /// The version of ndarray that this crate uses for shapes, views and arrays, so that a program needs no second one.
 pub use ndarray;
@@ -126,6 +128,8 @@ pub use crate::error::{one_error_of_each_kind, with_causes};
 pub use crate::pool::Pool;
 #[doc(inline)]
 pub use crate::render::{NextClaim, RenderBuffer};
+#[doc(inline)]
+pub use crate::stream::{StreamReader, StreamWriter};
 
 /// Removes the name of an array in the default directory.
 ///
@@ -170,6 +174,8 @@ mod pages {
     mod rendering {}
     #[doc = include_str!("../docs/guide/counted.md")]
     mod counted {}
+    #[doc = include_str!("../docs/guide/streams.md")]
+    mod streams {}
     #[doc = include_str!("../docs/guide/pools-and-arenas.md")]
     mod pools_and_arenas {}
 }

@@ -453,6 +453,8 @@ unsafe impl Backend for Files {
             let kind = match Location::of_companion(&name) {
                 Some((Companion::Partial, _)) => EntryKind::Partial,
                 Some((Companion::Ledger, _)) => EntryKind::Ledger,
+                Some((Companion::Frames, _)) => EntryKind::Frames,
+                Some((Companion::Keeper, _)) => EntryKind::Keeper,
                 None if name.starts_with(RESERVED_PREFIX) => EntryKind::Draft,
                 None => EntryKind::Array,
             };

@@ -6,7 +6,7 @@ use std::str::FromStr;
 use crate::error::{Error, ErrorKind, Result};
 use crate::os;
 
-/// Prefix of the file names of ledgers, drafts and unfinished renderbuffers. No location may begin with it.
+/// Prefix of the file names of ledgers, drafts, unfinished renderbuffers and streams. No location may begin with it.
 pub const RESERVED_PREFIX: &str = ".ndshm-";
 
 /// Longest file name in bytes that every common file system allows.
@@ -88,7 +88,8 @@ impl Location {
     pub(crate) fn companion(&self, kind: Companion) -> Result<Self> {
         let name = format!("{}{}", kind.prefix(), self.0);
         if name.len() > LONGEST {
-            let reason = "a renderbuffer's location may have 241 bytes, because its ledger is named after it";
+            let reason =
+                "the name of a renderbuffer or a stream may have 241 bytes, because its files are named after it";
             return Err(ErrorKind::InvalidLocation { reason }.at(&self.0));
         }
         Ok(Self(name.into()))
@@ -96,7 +97,7 @@ impl Location {
 
     /// Recognises a companion's file name; the inverse of [`companion`](Self::companion).
     pub(crate) fn of_companion(name: &str) -> Option<(Companion, Self)> {
-        [Companion::Partial, Companion::Ledger].into_iter().find_map(|kind| {
+        Companion::ALL.into_iter().find_map(|kind| {
             let location = Self::new(name.strip_prefix(kind.prefix())?).ok()?;
             Some((kind, location))
         })
@@ -110,13 +111,21 @@ pub(crate) enum Companion {
     Partial,
     /// The ledger of a renderbuffer.
     Ledger,
+    /// The frames of a stream.
+    Frames,
+    /// The keeper of a stream: its writer's lock and its cursors.
+    Keeper,
 }
 
 impl Companion {
+    const ALL: [Self; 4] = [Self::Partial, Self::Ledger, Self::Frames, Self::Keeper];
+
     const fn prefix(self) -> &'static str {
         match self {
             Self::Partial => ".ndshm-part-",
             Self::Ledger => ".ndshm-ledger-",
+            Self::Frames => ".ndshm-frames-",
+            Self::Keeper => ".ndshm-keeper-",
         }
     }
 }
@@ -206,7 +215,7 @@ mod tests {
     #[test]
     fn companion_leads_back_to_its_location() {
         let location = Location::new("volume").expect("a name");
-        for kind in [Companion::Partial, Companion::Ledger] {
+        for kind in Companion::ALL {
             let companion = location.companion(kind).expect("short enough");
             assert_eq!(Location::of_companion(companion.as_str()), Some((kind, location.clone())));
         }

@@ -29,6 +29,13 @@ pub(crate) const COUNTED: LockRange = LockRange { start: BASE + 3, length: 1 };
 /// payload has its name. A ledger without payload is stale as soon as this is free.
 pub(crate) const BEGINNING: LockRange = LockRange { start: BASE + 4, length: 1 };
 
+/// Of a keeper: write-locked by the writer of its stream, which excludes other writers. Of frames: write-locked by the
+/// same process, as far as readers leave it to it, so that they can query whether it lives.
+pub(crate) const WRITER: LockRange = LockRange { start: BASE + 5, length: 1 };
+
+/// Of a keeper: write-locked for an instant to add or remove a cursor.
+pub(crate) const CURSORS: LockRange = LockRange { start: BASE + 6, length: 1 };
+
 /// Write-locked for an instant to change several spans of an arena.
 pub(crate) const SPANS: LockRange = LockRange { start: BASE + 16, length: 1 };
 
@@ -38,6 +45,25 @@ pub(crate) const RECOVER: LockRange = LockRange { start: BASE + 17, length: 1 };
 /// Returns the byte that member `seat` of an arena write-locks for as long as its process lives.
 pub(crate) fn seat(seat: u32) -> LockRange {
     LockRange { start: BASE + 64 + u64::from(seat), length: 1 }
+}
+
+/// Returns the byte of a keeper that the reader with cursor `index` write-locks for as long as its process lives.
+pub(crate) fn cursor(index: u64) -> LockRange {
+    LockRange { start: BASE + 64 + index, length: 1 }
+}
+
+/// Bits of the largest process number.
+const PROCESS_BITS: u32 = 22;
+
+/// Returns the bytes of frames that the writer of a stream write-locks to write to slot `index`.
+pub(crate) fn slot(index: usize) -> LockRange {
+    LockRange { start: ALL_CELLS.start + ((index as u64) << PROCESS_BITS), length: 1 << PROCESS_BITS }
+}
+
+/// Returns the byte of a slot that a process with this number read-locks to keep its frame.
+pub(crate) fn slot_reader(index: usize, process: u32) -> LockRange {
+    let all = slot(index);
+    LockRange { start: all.start + u64::from(process) % all.length, length: 1 }
 }
 
 /// Every cell: what a read or write guard of the whole array locks.

@@ -328,13 +328,17 @@ pub enum EntryKind {
     Partial,
     /// The ledger of a renderbuffer.
     Ledger,
+    /// The frames of a stream.
+    Frames,
+    /// The keeper of a stream: its writer's lock and its cursors.
+    Keeper,
     /// A draft that could not be nameless, or one that a killed creator left.
     Draft,
 }
 
 impl DirectoryEntry {
-    /// Returns the public name it belongs to: its own, or the renderbuffer's. `None` for drafts, and for names that no
-    /// location can have.
+    /// Returns the public name it belongs to: its own, or that of the renderbuffer or stream. `None` for drafts, and
+    /// for names that no location can have.
     pub fn location(&self) -> Option<Location> {
         Location::new(&self.name).ok().or_else(|| Some(Location::of_companion(&self.name)?.1))
     }

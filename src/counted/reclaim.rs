@@ -8,7 +8,7 @@
 use std::fs::File;
 use std::time::{Duration, SystemTime};
 
-use crate::backend::lock_space::{BEGINNING, LEASE};
+use crate::backend::lock_space::{BEGINNING, LEASE, WRITER};
 use crate::backend::{Access, Backend, Companion, Directory, DirectoryEntry, EntryKind, Location, Turn};
 use crate::error::{Error, ErrorKind, Result};
 use crate::os::{self, LockKind};
@@ -66,6 +66,10 @@ pub enum RemovedKind {
     Payload,
     /// The ledger of a renderbuffer without a payload.
     Ledger,
+    /// The frames of a stream without a keeper.
+    Frames,
+    /// The keeper of a stream without frames.
+    Keeper,
 }
 
 /// Result of [`Reclaim::run`] for one directory.
@@ -165,7 +169,9 @@ impl Reclaim {
                 }
                 EntryKind::Partial => self.payload(backend, &entry).map(|gone| gone.then_some(RemovedKind::Payload)),
                 EntryKind::Ledger => self.ledger(backend, &entry).map(|gone| gone.then_some(RemovedKind::Ledger)),
-                _ => Ok(None),
+                EntryKind::Frames => self.frames(backend, &entry).map(|gone| gone.then_some(RemovedKind::Frames)),
+                EntryKind::Keeper => self.keeper(backend, &entry).map(|gone| gone.then_some(RemovedKind::Keeper)),
+                EntryKind::Array | EntryKind::Draft => Ok(None),
             };
             match done {
                 Ok(Some(kind)) => {
@@ -198,7 +204,7 @@ impl Reclaim {
                 return Ok(Some(match kind {
                     Kind::Arena => RemovedKind::Arena,
                     Kind::Counters => RemovedKind::Counters,
-                    Kind::Counted | Kind::Ledger => RemovedKind::CountedArray,
+                    Kind::Counted | Kind::Ledger | Kind::Frames | Kind::Keeper => RemovedKind::CountedArray,
                 }));
             }
             Verdict::Gone => {}
@@ -258,6 +264,32 @@ impl Reclaim {
             return Ok(false);
         }
         Ok(self.dry_run || Backend::unlink(backend, &ledger, Some(entry.id))?)
+    }
+
+    /// Removes the frames of a stream without a keeper, as a killed removal leaves them. The keeper had its name
+    /// before, so it was removed, and no process can become the writer of these frames.
+    fn frames(self, backend: &Directory, entry: &DirectoryEntry) -> Result<bool> {
+        let Some((_, location)) = Location::of_companion(&entry.name) else { return Ok(false) };
+        let frames = location.companion(Companion::Frames)?;
+        let Some(_pinned) = open_listed(backend, &frames, Access::Read, entry)? else { return Ok(false) };
+        if has_name(backend, &location.companion(Companion::Keeper)?)? {
+            return Ok(false);
+        }
+        Ok(self.dry_run || Backend::unlink(backend, &frames, Some(entry.id))?)
+    }
+
+    /// Removes the keeper of a stream without frames, as a killed writer leaves it when it begins or ends one. A living
+    /// writer holds WRITER from before the frames have their name.
+    fn keeper(self, backend: &Directory, entry: &DirectoryEntry) -> Result<bool> {
+        let Some((_, location)) = Location::of_companion(&entry.name) else { return Ok(false) };
+        let keeper = location.companion(Companion::Keeper)?;
+        let Some(file) = open_listed(backend, &keeper, Access::ReadWrite, entry)? else { return Ok(false) };
+        let mut alone = Turn::new(file);
+        let locked = alone.try_lock(LockKind::Exclusive, WRITER).map_err(|error| Error::os("lock", &keeper, error))?;
+        if !locked || has_name(backend, &location.companion(Companion::Frames)?)? {
+            return Ok(false);
+        }
+        Ok(self.dry_run || Backend::unlink(backend, &keeper, Some(entry.id))?)
     }
 }
 

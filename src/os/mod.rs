@@ -22,6 +22,7 @@
 //! | `thread_time` | the processor time of this thread so far; on Windows the time of the clock |
 //! | `available`, `available_memory` | how much `reserve` could allocate in a directory or in memory, and which limit is the nearest |
 //! | `try_lock`, `lock`, `unlock`, `is_locked` | byte-range locks that belong to the open file description |
+//! | `locked_at` | where a lock of another description is, where the system tells |
 //! | `unlink`, `finish_unlink` | remove a name while other processes use the file; remove a file that could not be removed then |
 //! | `seal`, `is_sealed`, `create_sealable` | memory that can never change again |
 //! | `temporary_directory` | where temporary files are, or `Unsupported` where there are no files |

@@ -31,7 +31,7 @@ pub(crate) use self::draft::{AfterUse, DraftSegment};
 pub(crate) use self::home::{Home, has_name, pin};
 pub(crate) use self::joint::Mark;
 use self::locks::{Hold, Token, Wait};
-use self::mapping::{map, map_length};
+use self::mapping::{fill_holes, map, map_length};
 pub(crate) use self::open_file::{is_attached, is_leased, read_footer};
 use self::open_file::{is_named, look, refuse_bookkeeping, unlinked};
 pub(crate) use self::plain::Expect;
@@ -159,6 +159,20 @@ impl Mapped {
         let file = reopened.as_ref().unwrap_or(file);
         let facts = look(file, name)?;
         Self::new(map(file, 0, length, Access::Read, name)?, length, &facts, Access::Read, name)
+    }
+
+    /// Maps a file with a footer that was opened by name, without a lease, and fills its holes.
+    pub(crate) fn unleased(file: &File, facts: &Facts, home: &Home, access: Access) -> Result<Self> {
+        if os::has_holes(file, facts) != Some(false) {
+            fill_holes(file, facts, home, access)?;
+        }
+        Self::unreserved(file, facts, home, access)
+    }
+
+    /// Maps a file without a lease. Its holes stay.
+    pub(crate) fn unreserved(file: &File, facts: &Facts, home: &Home, access: Access) -> Result<Self> {
+        let name = home.location.as_str();
+        Self::new(map(file, 0, facts.length, access, name)?, facts.length, facts, access, name)
     }
 
     /// Returns where the bytes begin: page-aligned, valid for [`length`](Self::length) bytes, for reads and, with

@@ -114,6 +114,7 @@ impl Trailer {
             Kind::Arena => "it is an arena (open it as an Arena)",
             Kind::Counters => "it is a file of counters (open it as Counters)",
             Kind::Ledger => "it is a ledger",
+            Kind::Frames | Kind::Keeper => "it belongs to a stream",
         };
         Err(ErrorKind::Reserved { reason }.at(name))
     }

@@ -5,13 +5,16 @@ use ndarray_shm::counted::{Channel, Handle, SharingStrategy};
 use ndarray_shm::ndarray::Ix1;
 use ndarray_shm::pool::{PoolOptions, PooledArray};
 use ndarray_shm::render::RenderOptions;
+use ndarray_shm::stream::{Backpressure, Frame, StreamCursor};
 use ndarray_shm::{
     Arena, ArrayReader, CreateOptions, Draft, NextClaim, OpenOptions, Pool, RefcountedArray, RenderBuffer, SharedArray,
+    StreamReader, StreamWriter,
 };
 
 use nix::sys::wait::waitpid;
 use nix::unistd::{ForkResult, fork};
 
+use crate::operations::streams::{CURSOR, SLOTS, options};
 use crate::operations::{Kind, LENGTH, NAME};
 use crate::world::World;
 
@@ -29,11 +32,18 @@ pub struct Has {
     pub buffer: Option<RenderBuffer<u8, Ix1>>,
     pub pool: Option<Pool>,
     pub arena: Option<Arena>,
+    pub frame: Option<Frame<u8, Ix1>>,
+    pub cursor: Option<StreamCursor<u8, Ix1>>,
+    pub stream: Option<StreamReader<u8, Ix1>>,
+    pub writer: Option<StreamWriter<u8, Ix1>>,
     /// What it creates or opens by name.
     pub new_reader: Option<ArrayReader<u8, Ix1>>,
     pub new_plain: Option<SharedArray<u8, Ix1>>,
     pub new_counted: Option<RefcountedArray<u8, Ix1>>,
     pub new_arena: Option<Arena>,
+    pub new_cursor: Option<StreamCursor<u8, Ix1>>,
+    pub new_stream: Option<StreamReader<u8, Ix1>>,
+    pub new_writer: Option<StreamWriter<u8, Ix1>>,
 }
 
 /// How the second process comes by what it has.
@@ -47,6 +57,7 @@ pub enum Other {
 
 /// A starting state.
 #[derive(Debug)]
+#[allow(clippy::struct_excessive_bools)] // each is a column of the table below
 pub struct State {
     pub name: &'static str,
     pub first: &'static [Kind],
@@ -58,6 +69,8 @@ pub struct State {
     pub is_twin: bool,
     /// Whether the name leads to what a dead process left.
     pub has_orphan: bool,
+    /// Whether it is about streams. Arrays and streams have names apart.
+    pub is_of_streams: bool,
 }
 
 impl State {
@@ -225,6 +238,62 @@ fn dead_arena(world: &World) -> Has {
     Has::default()
 }
 
+/// A stream of this process, with a frame.
+fn stream(world: &World) -> Has {
+    stream_of(world, SLOTS)
+}
+
+fn stream_of(world: &World, slots: usize) -> Has {
+    let mut writer = options(world).create::<u8, _>(NAME, LENGTH, slots).expect("a free name");
+    let mut frame = writer.frame().expect("a free slot");
+    frame.view_mut().fill(b's');
+    frame.commit().expect("it is this process's");
+    Has { writer: Some(writer), ..Has::default() }
+}
+
+/// A stream of a process that has died.
+fn dead_stream(world: &World) -> Has {
+    in_dead_child(|| std::mem::forget(stream(world)));
+    Has::default()
+}
+
+/// A process that died while it had a cursor.
+fn dead_cursor(world: &World) -> Has {
+    let has = stream(world);
+    in_dead_child(|| std::mem::forget(with_cursor(world)));
+    has
+}
+
+fn kept_stream(world: &World) -> Has {
+    let mut writer = options(world).keep(true).create::<u8, _>(NAME, LENGTH, SLOTS).expect("a free name");
+    let mut frame = writer.frame().expect("a free slot");
+    frame.view_mut().fill(b'k');
+    frame.commit().expect("it is this process's");
+    Has::default()
+}
+
+fn with_reader(world: &World) -> Has {
+    Has { stream: Some(options(world).open(NAME).expect("it exists")), ..Has::default() }
+}
+
+fn with_frame(world: &World) -> Has {
+    let mut has = with_reader(world);
+    has.frame = has.stream.as_mut().and_then(|reader| reader.latest().expect("a stream"));
+    has
+}
+
+fn with_cursor(world: &World) -> Has {
+    let cursor = options(world).open_cursor(NAME, CURSOR, Backpressure::Wait).expect("it exists");
+    Has { cursor: Some(cursor), ..Has::default() }
+}
+
+/// A stream that this process writes, and reads too, with a slot more than both processes can hold: the number of calls
+/// that list two holders of one slot differs from run to run.
+fn stream_and_frame(world: &World) -> Has {
+    let Has { writer, .. } = stream_of(world, SLOTS + 1);
+    Has { writer, ..with_frame(world) }
+}
+
 /// Has a forked child do something, and end as if it was killed.
 #[allow(unsafe_code)]
 fn in_dead_child(act: impl FnOnce()) {
@@ -242,7 +311,7 @@ fn in_dead_child(act: impl FnOnce()) {
 }
 
 const fn state(name: &'static str, first: &'static [Kind], prepare: fn(&World) -> Has, other: Other) -> State {
-    State { name, first, prepare, other, is_plainest: false, is_twin: false, has_orphan: false }
+    State { name, first, prepare, other, is_plainest: false, is_twin: false, has_orphan: false, is_of_streams: false }
 }
 
 const fn twins(mut state: State) -> State {
@@ -253,6 +322,11 @@ const fn twins(mut state: State) -> State {
 const fn orphaned(mut state: State) -> State {
     state.has_orphan = true;
     plainest(twins(state))
+}
+
+const fn of_streams(mut state: State) -> State {
+    state.is_of_streams = true;
+    state
 }
 
 const fn plainest(mut state: State) -> State {
@@ -297,6 +371,25 @@ static STATES: &[State] = &[
     plainest(state("arena", &[Kind::Arena], arena, NOTHING)),
     state("two members", &[Kind::Arena], arena, Other::Prepares(&[Kind::Arena], joined_arena)),
     state("arena, inherited", &[Kind::Arena], arena, Other::Inherits),
+    of_streams(plainest(twins(state("no stream", &[], nothing, NOTHING)))),
+    of_streams(plainest(state("stream", &[Kind::Writer], stream, NOTHING))),
+    of_streams(plainest(twins(state("dead stream", &[], dead_stream, NOTHING)))),
+    of_streams(plainest(twins(state("kept stream", &[], kept_stream, NOTHING)))),
+    of_streams(state("stream and cursor left", &[Kind::Writer], dead_cursor, NOTHING)),
+    of_streams(state("stream and reader", &[Kind::Writer], stream, Other::Prepares(&[Kind::Stream], with_reader))),
+    of_streams(state(
+        "stream and frame",
+        &[Kind::Writer],
+        stream,
+        Other::Prepares(&[Kind::Stream, Kind::Frame], with_frame),
+    )),
+    of_streams(state("stream and cursor", &[Kind::Writer], stream, Other::Prepares(&[Kind::Cursor], with_cursor))),
+    of_streams(state(
+        "stream, inherited",
+        &[Kind::Writer, Kind::Stream, Kind::Frame],
+        stream_and_frame,
+        Other::Inherits,
+    )),
     state("two finishers", &[Kind::Buffer], complete, Other::Prepares(&[Kind::Buffer], joined)),
 ];
 

@@ -30,6 +30,7 @@ mod races;
 mod recycled;
 mod render;
 mod roles;
+mod streams;
 
 use libtest_mimic::Trial;
 
@@ -64,6 +65,7 @@ pub fn trials(place: &Place) -> Vec<Trial> {
         queue_kills::trials,
         queue_senders::trials,
         roles::trials,
+        streams::trials,
     ];
     parts.into_iter().flat_map(|trials| trials(place)).collect()
 }
@@ -89,4 +91,5 @@ pub const ROLES: &[&[(&str, Role)]] = &[
     queue_kills::ROLES,
     queue_senders::ROLES,
     roles::ROLES,
+    streams::ROLES,
 ];

@@ -26,6 +26,7 @@ const FLOORS: &[(&str, u32)] = &[
     ("process", 4),
     ("manager", 5),
     ("arena", 5),
+    ("stream", 5),
     ("render", 5),
 ];
 

@@ -230,11 +230,11 @@ macro_rules! item_fields {
         "  \
   name, backend, path        name, backend (\"shm\", \"emulated\") and file
   kind                       \"array\", \"counted\" (an array that counts its users), \"arena\", \"counters\", \"partial\" (a
-                             renderbuffer that is not finished), \"ledger\", \"draft\", \"lock\" (a file that uploads
-                             lock) or \"semaphore\" (of the C library)
+                             renderbuffer that is not finished), \"ledger\", \"stream\", \"keeper\" (of a stream),
+                             \"draft\", \"lock\" (a file that uploads lock) or \"semaphore\" (of the C library)
   size, allocated            length in bytes, and bytes of memory or disk that are allocated
-  attached                   whether a process is attached, that is, holds a lease (NumPy alone takes none); null if this
-                             user may not ask
+  attached                   whether a process is attached, that is, holds a lease (NumPy alone takes none); of a stream,
+                             whether its writer lives; null if this user may not ask, or the kernel does not tell
   age_seconds                since it was created, or last changed other than through a mapping
   owner, owner_name, mode    number and name of the owner, permission bits in octal (\"0600\"); null where unknown
   chunks_done, chunks_total  progress of a renderbuffer; null for everything else
@@ -244,6 +244,8 @@ macro_rules! item_fields {
                              everything else, and without a valid description
   arena                      facts of an arena or counters: capacity, queues, queue_capacity, members, most_members, kept,
                              orphaned, creator; null for everything else
+  stream                     facts of a stream, see below; null for everything else, and if they cannot be read
+  stream_error               why these facts cannot be read, or null
 
 Fields of counted:
   dtype, shape, order        NumPy's name of the type (\"<u2\"), elements per axis, \"C\" or \"F\"
@@ -255,7 +257,21 @@ Fields of counted:
   kept                       whether the name outlives all handles
   frozen                     whether no process can write to it any more
   orphaned                   whether no process uses it and none will: `ndshm gc` removes it
-  creator, created           number of the process that created it, and when, in seconds since 1970"
+  creator, created           number of the process that created it, and when, in seconds since 1970
+
+Fields of stream:
+  dtype, shape, order        of a frame, as above
+  slots, frames              number of slots, and of frames that are there
+  head                       number of the newest frame, 0 before the first
+  rate                       frames per second of those that are there, or null if they are fewer than two
+  epoch                      number of writers so far
+  writer                     \"alive\", \"ended\" (it has ended a stream that is kept), \"dead\", or \"unknown\" if the kernel
+                             does not tell
+  held, held_by              slots that readers hold or the writer is writing to, and numbers of the processes that hold
+                             frames, as far as they are known
+  cursors                    name, acknowledged (a frame's number), behind (head - acknowledged), policy (\"overwrite\",
+                             \"wait-while-alive\" or \"wait\") and has_reader of each; null if this user may not look
+  meta                       name, dtype and count of the values that each frame has beside its elements"
     };
 }
 
@@ -264,8 +280,9 @@ pub(crate) const LS: &str = concat!(
 Quote patterns, or the shell expands them to file names: ndshm ls 'em-*'. If nothing matches, the exit code is 3.
 
 USERS of a counted array: \"2\" for two handles; \"2+1 in flight\" for one more that was sent and not yet attached; \"kept\" if
-the name stays without handles; \"orphaned\" if no process uses it and none will. Of an arena: its members. Of everything
-else: whether a process is attached.
+the name stays without handles; \"orphaned\" if no process uses it and none will. Of an arena: its members. Of a stream:
+\"writer\" if its writer lives, \"ended\" or \"dead writer\", and the cursors that a process reads with. Of everything else:
+whether a process is attached.
 
 Fields of each item of --json:
 ",
@@ -277,13 +294,13 @@ Fields of each item of --json:
 pub(crate) const INFO: &str = concat!(
     "\
 A text with / or :// is a volume. Any other is a name in shared memory, or, if nothing has this name, a volume in this directory;
-./volume is the volume in any case.
+./volume is the volume in any case. A stream is shown if no array has its name, or with --stream.
 
 The file of a plain array holds only its elements. Its description is in an extended attribute, which any program that may
 write to the file can change, and which many copies lack. A counted array stores its own description and number of users.
 
-Fields of --json: name, backend, array and partial. `array` has the name, `partial` is the renderbuffer that will get it; one
-of them may be null. Both have:
+Fields of --json: name, backend, array, partial and stream. `array` has the name, `partial` is the renderbuffer that will get
+it, `stream` is shown instead of both; each may be null. Each has:
   holders                    processes that use the file, with a lock or without (Linux; elsewhere null): pid, program,
                              mapped, and open (whether it has a descriptor)
   holders_hidden             number of processes that this user may not inspect, without those of other containers
@@ -398,10 +415,16 @@ Fields of --json:
 
 pub(crate) const UNLINK: &str = concat!(
     "\
+An array, a renderbuffer and a stream may have the same name: --partial and --stream choose which of them is removed. The
+writer of a stream that is removed goes on, but no process finds the stream any more. A cursor is removed only if no process
+reads with it.
+
 Fields of each item of --json:
   name, backend  the name and its backend (null if not found)
   unlinked       whether the name existed and was removed
-  attached       whether a process was attached, which keeps the memory until it detaches; null if that is unknown
+  cursor         with --cursor: the cursor that was to be removed instead; or null
+  attached       whether a process was attached, which keeps the memory until it detaches; of a stream, whether its writer
+                 lives; null if that is unknown
   in_flight      number of handles in flight of a counted array, which cannot be attached now; null for everything else
   error          why it was not removed, or null
 
@@ -416,15 +439,16 @@ Removes:
     (--in-flight: unless they are kept)
   - drafts of dead creators, if older than a minute
   - renderbuffers that a killed process left without ledger or without payload, so that they cannot be resumed
+  - frames without their keeper and keepers without their frames, which a killed creation or removal of a stream left
   - locks that killed uploads left behind, and what killed downloads without a name had painted
-It is safe at any time: it never touches what is in use, plain arrays, renderbuffers that can be resumed, or other programs'
-files. A program that takes no lock, such as NumPy alone, does not count as attached; it keeps the bytes even so. Nothing to
-do is a success. Files of other users that this user may not inspect or remove are not failures.
+It is safe at any time: it never touches what is in use, plain arrays, renderbuffers and streams that can be resumed, or
+other programs' files. A program that takes no lock, such as NumPy alone, does not count as attached; it keeps the bytes even
+so. Nothing to do is a success. Files of other users that this user may not inspect or remove are not failures.
 
 Fields of --json:
   dry_run            whether this was a dry run, which removes nothing
-  removed            name, backend, path, kind (\"counted\", \"arena\", \"counters\", \"partial\", \"ledger\", \"draft\",
-                     \"lock\" or \"download\") and bytes of each file that was removed, or would be
+  removed            name, backend, path, kind (\"counted\", \"arena\", \"counters\", \"partial\", \"ledger\", \"frames\",
+                     \"keeper\", \"draft\", \"lock\" or \"download\") and bytes of each file that was removed, or would be
   bytes              sum of these bytes
   in_use             number of counted arrays and arenas with attached processes
   kept               number of those without attached processes that are kept

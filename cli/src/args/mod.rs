@@ -44,7 +44,7 @@ pub(crate) enum Command {
     Upload(UploadArgs),
     /// Divide a region of a volume into parts, for several machines
     Plan(PlanArgs),
-    /// List arrays, and renderbuffers that are not finished
+    /// List arrays, streams, and renderbuffers that are not finished
     Ls(ListArgs),
     /// Show all known facts about a name, or list the scales of a volume
     Info(InfoArgs),
@@ -128,7 +128,7 @@ pub(crate) struct ListArgs {
     /// List only names that match: * is any text, ? any character, [a-c] one of a, b and c
     #[arg(value_name = "PATTERN", value_parser = words::pattern)]
     pub(crate) patterns: Vec<Pattern>,
-    /// Also list ledgers and drafts, the library's own bookkeeping
+    /// Also list ledgers, keepers of streams, and drafts, the library's own bookkeeping
     #[arg(long, short)]
     pub(crate) all: bool,
     /// Search only this backend [default: all]
@@ -148,9 +148,12 @@ pub(crate) struct ListArgs {
 #[derive(Debug, Args)]
 #[command(after_help = help::CODES, after_long_help = help::INFO)]
 pub(crate) struct InfoArgs {
-    /// Name of an array or of an unfinished renderbuffer, or the path or URL of a volume
+    /// Name of an array, an unfinished renderbuffer or a stream, or the path or URL of a volume
     #[arg(value_name = "NAME|SOURCE")]
     pub(crate) subject: InfoSubject,
+    /// Show the stream of this name, even if an array has the name too
+    #[arg(long)]
+    pub(crate) stream: bool,
     /// Search only this backend [default: the one that EMULATE_SHM selects, else all]
     #[arg(long, value_name = "BACKEND")]
     pub(crate) backend: Option<BackendChoice>,
@@ -328,6 +331,12 @@ pub(crate) struct UnlinkArgs {
     /// Remove unfinished renderbuffers with these names instead of finished arrays
     #[arg(long)]
     pub(crate) partial: bool,
+    /// Remove streams with these names instead of arrays
+    #[arg(long, conflicts_with = "partial")]
+    pub(crate) stream: bool,
+    /// Remove only this cursor of the streams, so that their writers no longer wait for it
+    #[arg(long, value_name = "CURSOR", requires = "stream")]
+    pub(crate) cursor: Option<String>,
     /// Search only this backend [default: the one that EMULATE_SHM selects, else all]
     #[arg(long, value_name = "BACKEND")]
     pub(crate) backend: Option<BackendChoice>,

@@ -2,8 +2,8 @@
 
 use std::time::{Duration, SystemTime};
 
-use ndarray_shm::Directory;
 use ndarray_shm::backend::{DirectoryEntry, EntryKind};
+use ndarray_shm::{Directory, ErrorKind, stream};
 use ndarray_shm_volume::{Found, OtherUse};
 use serde::Serialize;
 
@@ -11,6 +11,7 @@ use super::arena::ArenaReport;
 use super::counted::CountedReport;
 use super::description::DescriptionReport;
 use super::places;
+use super::stream::StreamReport;
 use crate::exit::Failure;
 use crate::machine::host;
 use crate::show::units;
@@ -22,14 +23,14 @@ pub(crate) struct Item {
     pub(crate) name: String,
     pub(crate) backend: String,
     pub(crate) path: String,
-    /// "array", "counted", "arena", "counters", "partial" (a renderbuffer that is not finished), "ledger", "draft",
-    /// "lock" (a file that uploads lock) or "semaphore" (of the C library).
+    /// "array", "counted", "arena", "counters", "partial" (a renderbuffer that is not finished), "ledger", "stream",
+    /// "keeper" (of a stream), "draft", "lock" (a file that uploads lock) or "semaphore" (of the C library).
     pub(crate) kind: &'static str,
     /// Length in bytes.
     pub(crate) size: u64,
     /// Bytes of memory or disk that are allocated.
     pub(crate) allocated: u64,
-    /// Whether a process is attached; `null` if this user may not ask.
+    /// Whether a process is attached, of a stream its writer; `null` if this user may not ask.
     pub(crate) attached: Option<bool>,
     /// Seconds since it was created, or last changed other than through a mapping.
     pub(crate) age_seconds: u64,
@@ -49,9 +50,16 @@ pub(crate) struct Item {
     pub(crate) description: Option<DescriptionReport>,
     /// Facts of an arena or counters; `null` for everything else.
     pub(crate) arena: Option<ArenaReport>,
-    /// Whether it is one of the two files of a renderbuffer, and the other is missing.
+    /// Facts of a stream; `null` for everything else, and if they cannot be read.
+    pub(crate) stream: Option<StreamReport>,
+    /// Why the facts of a stream cannot be read, or `null`.
+    pub(crate) stream_error: Option<String>,
+    /// Whether it is one of the two files of a renderbuffer or a stream, and the other is missing.
     #[serde(skip)]
     pub(crate) is_half: bool,
+    /// Whether it is a counted array, an arena or a stream with an invalid trailer.
+    #[serde(skip)]
+    pub(crate) is_damaged: bool,
 }
 
 impl Item {
@@ -70,9 +78,12 @@ impl Item {
             },
             (EntryKind::Partial, _) => "partial",
             (EntryKind::Ledger, _) => "ledger",
+            (EntryKind::Frames, _) => "stream",
+            (EntryKind::Keeper, _) => "keeper",
             (EntryKind::Draft, _) => "draft",
             _ => "other",
         };
+        let mut is_damaged = matches!(found, Found::Damaged(_));
         let (mut counted, mut counted_error, mut arena, mut description) = (None, None, None, None);
         match found {
             Found::Counted(found) => counted = Some(CountedReport::new(&found)),
@@ -81,9 +92,23 @@ impl Item {
             Found::Damaged(error) | Found::Unknown(error) => counted_error = Some(Failure::from(error).to_string()),
             _ => {}
         }
-        let attached = match (&counted, &arena) {
-            (Some(counted), _) => Some(counted.attached),
-            (_, Some(arena)) => Some(arena.attached),
+        let (mut stream, mut stream_error) = (None, None);
+        if let (EntryKind::Frames, Some(location)) = (entry.kind, entry.location()) {
+            match stream::inspect(backend, &location) {
+                Ok(found) => stream = Some(StreamReport::new(found)),
+                Err(error) if error.kind == ErrorKind::NotFound => {} // it has just been removed
+                Err(error) => {
+                    is_damaged = matches!(error.kind, ErrorKind::Trailer { .. });
+                    stream_error = Some(Failure::from(error).to_string());
+                }
+            }
+        }
+        let attached = match (&counted, &arena, entry.kind) {
+            (Some(counted), ..) => Some(counted.attached),
+            (_, Some(arena), _) => Some(arena.attached),
+            (.., EntryKind::Frames) => stream.as_ref().and_then(|stream| stream.has_writer),
+            // A keeper and a draft are no arrays to attach to.
+            (.., EntryKind::Keeper) => None,
             _ => places::attached(backend, entry),
         };
         let age = SystemTime::now().duration_since(entry.modified).unwrap_or(Duration::ZERO);
@@ -105,7 +130,10 @@ impl Item {
             counted_error,
             description,
             arena,
+            stream,
+            stream_error,
             is_half: false,
+            is_damaged,
         }
     }
 
@@ -128,16 +156,12 @@ impl Item {
         units::age(Duration::from_secs(self.age_seconds))
     }
 
-    /// Whether it is a counted array with an invalid trailer.
-    pub(crate) fn is_damaged(&self) -> bool {
-        self.kind == "counted" && self.counted.is_none()
-    }
-
-    /// Returns its users: the number of handles or members, else whether a process is attached.
+    /// Returns its users: the number of handles or members, a stream's writer, else whether a process is attached.
     pub(crate) fn users(&self) -> String {
-        match (&self.counted, &self.arena) {
-            (Some(counted), _) => counted.users(),
-            (_, Some(arena)) => arena.users(),
+        match (&self.counted, &self.arena, &self.stream) {
+            (Some(counted), ..) => counted.users(),
+            (_, Some(arena), _) => arena.users(),
+            (.., Some(stream)) => stream.users(),
             _ => self.attached().to_owned(),
         }
     }
@@ -150,12 +174,17 @@ impl Item {
         if let Some(arena) = &self.arena {
             return arena.summary();
         }
+        if let Some(stream) = &self.stream {
+            return stream.summary() + if self.is_half { ", without keeper" } else { "" };
+        }
         if let Some(description) = self.description.as_ref().filter(|_| self.kind == "array") {
             return description.summary();
         }
         match (self.chunks_done, self.chunks_total) {
-            _ if self.is_damaged() => format!("{}, damaged", self.kind),
+            _ if self.is_damaged => format!("{}, damaged", self.kind),
             _ if self.is_half && self.kind == "ledger" => "ledger without renderbuffer".to_owned(),
+            _ if self.is_half && self.kind == "keeper" => "keeper without stream".to_owned(),
+            _ if self.is_half && self.kind == "stream" => "stream without keeper".to_owned(),
             _ if self.is_half => format!("{} without ledger", self.kind),
             _ if self.kind == "lock" => "lock of uploads".to_owned(),
             (Some(done), Some(total)) => format!("{}, {done} of {total} chunks", self.kind),

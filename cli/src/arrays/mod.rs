@@ -5,4 +5,5 @@ pub(crate) mod counted;
 pub(crate) mod description;
 pub(crate) mod item;
 pub(crate) mod places;
+pub(crate) mod stream;
 pub(crate) mod typed;

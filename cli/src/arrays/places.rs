@@ -68,6 +68,10 @@ pub(crate) struct NameMatch {
     pub(crate) array: Option<DirectoryEntry>,
     /// The renderbuffer that gets this name when it is finished.
     pub(crate) partial: Option<DirectoryEntry>,
+    /// The frames of the stream with this name.
+    pub(crate) frames: Option<DirectoryEntry>,
+    /// The keeper of that stream.
+    pub(crate) keeper: Option<DirectoryEntry>,
 }
 
 /// The listings of the searched directories: each directory is read once for several names.
@@ -100,12 +104,12 @@ impl Search {
             .iter()
             .filter_map(|(backend, entries)| {
                 let of_kind = |kind| entries.iter().find(|e| e.kind == kind && e.location().as_ref() == Some(location));
-                let (array, partial) = (of_kind(EntryKind::Array), of_kind(EntryKind::Partial));
-                let is_wanted = |entry: &DirectoryEntry| wanted.contains(&entry.kind);
-                (array.is_some_and(is_wanted) || partial.is_some_and(is_wanted)).then(|| NameMatch {
+                wanted.iter().any(|kind| of_kind(*kind).is_some()).then(|| NameMatch {
                     backend: backend.clone(),
-                    array: array.cloned(),
-                    partial: partial.cloned(),
+                    array: of_kind(EntryKind::Array).cloned(),
+                    partial: of_kind(EntryKind::Partial).cloned(),
+                    frames: of_kind(EntryKind::Frames).cloned(),
+                    keeper: of_kind(EntryKind::Keeper).cloned(),
                 })
             })
             .collect();
@@ -118,8 +122,14 @@ impl Search {
         }
     }
 
-    /// Returns advice about a name that was not found. A directory that was not searched may have it.
+    /// Returns advice about a name that was not found. A directory that was not searched may have it, or a stream.
     fn advice(&self, location: &Location, wanted: &[EntryKind]) -> String {
+        let is_stream =
+            |entry: &DirectoryEntry| entry.kind == EntryKind::Frames && entry.location().as_ref() == Some(location);
+        if !wanted.contains(&EntryKind::Frames) && self.places.iter().any(|(_, entries)| entries.iter().any(is_stream))
+        {
+            return format!("there is only a stream of that name: `ndshm info --stream {location}` shows it");
+        }
         let has_it = |place: &&Directory| {
             let entries = place.list().unwrap_or_default();
             entries.iter().any(|entry| wanted.contains(&entry.kind) && entry.location().as_ref() == Some(location))

@@ -64,7 +64,7 @@ impl Described {
                 Err(_) => failure,
             }
         })?;
-        let NameMatch { backend, array, partial } = found;
+        let NameMatch { backend, array, partial, .. } = found;
         let mut said = None;
         let (kind, dtype, shape, order) = match (array, partial) {
             (Some(entry), _) => match Found::at(&backend, &entry) {

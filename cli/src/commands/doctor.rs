@@ -8,7 +8,7 @@ use std::path::Path;
 
 use ndarray_shm::array::SealableDraft;
 use ndarray_shm::backend::EntryKind;
-use ndarray_shm::{Directory, Error, ErrorKind, default_directory};
+use ndarray_shm::{Directory, Error, ErrorKind, Location, default_directory, stream};
 use ndarray_shm_volume::Found;
 use serde::Serialize;
 
@@ -484,33 +484,45 @@ fn manager() -> Check {
     }
 }
 
-/// Checks for unfinished renderbuffers that no process paints.
+/// Checks for unfinished renderbuffers that no process paints, and for streams with a killed writer.
 fn leftovers() -> Check {
     let name = "leftovers";
-    let mut left = Vec::new();
+    let (mut buffers, mut streams) = (Vec::new(), Vec::new());
     let mut bytes = 0;
     // A directory that cannot be read was reported above.
     for backend in places::existing(None).unwrap_or_default() {
         for entry in backend.list().unwrap_or_default() {
-            if entry.kind == EntryKind::Partial && places::attached(&backend, &entry) == Some(false) {
-                bytes += entry.allocated;
-                left.extend(entry.location().map(String::from));
-            }
+            let Some(location) = entry.location() else { continue };
+            let left = match entry.kind {
+                EntryKind::Partial if places::attached(&backend, &entry) == Some(false) => &mut buffers,
+                EntryKind::Frames if is_left_behind(&backend, &location) => &mut streams,
+                _ => continue,
+            };
+            bytes += entry.allocated;
+            left.push(String::from(location));
         }
     }
-    if left.is_empty() {
-        return Check::ok(name, "no unfinished renderbuffer was left behind");
+    let (mut found, mut advice) = (Vec::new(), Vec::new());
+    if !buffers.is_empty() {
+        let names = buffers.join(" ");
+        found.push(format!("{} left behind: {names}", units::count(buffers.len(), "unfinished renderbuffer")));
+        advice.push(format!("repeat the download to finish it, or `ndshm unlink --partial {names}`"));
     }
-    let names = left.join(" ");
-    Check::warning(
-        name,
-        format!(
-            "{} left behind, {} in total: {names}",
-            units::count(left.len(), "unfinished renderbuffer"),
-            units::size(bytes)
-        ),
-        format!("repeat the download to finish it, or `ndshm unlink --partial {names}`"),
-    )
+    if !streams.is_empty() {
+        let names = streams.join(" ");
+        found.push(format!("{} left behind: {names}", units::count(streams.len(), "stream")));
+        advice.push(format!("start a writer that resumes the stream, or `ndshm unlink --stream {names}`"));
+    }
+    if found.is_empty() {
+        return Check::ok(name, "no unfinished renderbuffer and no stream was left behind");
+    }
+    let found = format!("{}; {} in total", found.join("; "), units::size(bytes));
+    Check::warning(name, found, advice.join("; "))
+}
+
+/// Returns whether the writer of a stream was killed.
+fn is_left_behind(backend: &Directory, location: &Location) -> bool {
+    stream::inspect(backend, location).is_ok_and(|found| found.has_writer == Some(false) && !found.has_ended)
 }
 
 /// Checks for orphaned counted arrays and arenas.

@@ -49,7 +49,8 @@ struct RemovedFile {
     backend: String,
     path: String,
     /// "counted", "arena", "counters", "partial" (a renderbuffer without its ledger), "ledger" (a ledger without its
-    /// renderbuffer), "draft", "lock" or "download" (what a killed download without a name had painted).
+    /// renderbuffer), "frames" (of a stream without its keeper), "keeper" (of a stream without its frames), "draft",
+    /// "lock" or "download" (what a killed download without a name had painted).
     kind: &'static str,
     /// Bytes of memory or disk that it occupied.
     bytes: u64,
@@ -109,6 +110,8 @@ impl GcReport {
                 RemovedKind::Draft => "draft",
                 RemovedKind::Payload => "partial",
                 RemovedKind::Ledger => "ledger",
+                RemovedKind::Frames => "frames",
+                RemovedKind::Keeper => "keeper",
                 _ => "counted",
             };
             self.removed.push(RemovedFile { name, backend: backend.name().to_owned(), path, kind, bytes });
@@ -184,6 +187,8 @@ impl GcReport {
                 "draft" => ", a draft",
                 "partial" => ", a renderbuffer without ledger",
                 "ledger" => ", a ledger without renderbuffer",
+                "frames" => ", frames of a stream without keeper",
+                "keeper" => ", a keeper without stream",
                 "lock" => ", a lock of uploads",
                 "download" => ", a download without a name",
                 _ => "",

@@ -3,6 +3,7 @@
 use std::io::Write;
 use std::path::Path;
 
+use ndarray_shm::Location;
 use ndarray_shm::array::Description;
 use ndarray_shm::backend::{DirectoryEntry, EntryKind};
 use ndarray_shm::render::{self, Ledger};
@@ -13,7 +14,7 @@ use super::scales;
 use crate::args::{InfoArgs, InfoSubject};
 use crate::arrays::description::DescriptionReport;
 use crate::arrays::item::Item;
-use crate::arrays::places::{self, Search};
+use crate::arrays::places::{self, NameMatch, Search};
 use crate::arrays::typed::named_axes;
 use crate::exit::{Exit, Failure};
 use crate::machine::holders::Holders;
@@ -28,6 +29,8 @@ struct InfoReport {
     array: Option<ArrayInfo>,
     /// The renderbuffer that gets this name when it is finished, or `null`.
     partial: Option<PartialInfo>,
+    /// The stream with this name, or `null`: it is shown only if there is no array, or if it is asked for.
+    stream: Option<StreamInfo>,
 }
 
 #[derive(Debug, Serialize)]
@@ -48,6 +51,14 @@ struct PartialInfo {
     ledger: Option<LedgerInfo>,
     /// Why the ledger cannot be read, or `null`.
     ledger_error: Option<String>,
+    #[serde(flatten)]
+    holders: Holders,
+}
+
+#[derive(Debug, Serialize)]
+struct StreamInfo {
+    #[serde(flatten)]
+    item: Item,
     #[serde(flatten)]
     holders: Holders,
 }
@@ -93,11 +104,10 @@ pub(crate) fn run(args: &InfoArgs, out: &mut dyn Write) -> Result<Exit, Failure>
         InfoSubject::Volume(url) => return scales::run(url, args.output.json, out),
         InfoSubject::Name(location) => location,
     };
-    let found = Search::new(args.backend)?.find(location, &[EntryKind::Array, EntryKind::Partial]);
-    let found = match found {
+    let found = match find(location, args) {
         Ok(found) => found,
         // `download` takes such a text for a volume too.
-        Err(failure) if failure.exit() == Exit::NotFound && Path::new(location.as_str()).is_dir() => {
+        Err(failure) if failure.exit() == Exit::NotFound && !args.stream && Path::new(location.as_str()).is_dir() => {
             let url = VolumeUrl::local(Path::new(".").join(location.as_str()));
             return scales::run(&url, args.output.json, out).map_err(|no_volume| {
                 failure.advice(format!(
@@ -105,22 +115,23 @@ pub(crate) fn run(args: &InfoArgs, out: &mut dyn Write) -> Result<Exit, Failure>
                 ))
             });
         }
-        Err(failure) if failure.exit() == Exit::NotFound => {
+        Err(failure) if failure.exit() == Exit::NotFound && !args.stream => {
             return Err(failure.advice_too("there is no directory of this name either, which could be a volume"));
         }
         Err(failure) => return Err(failure),
     };
     let backend = &found.backend;
     let holders = |entry: &DirectoryEntry| Holders::of(&backend.path().join(&entry.name), entry.id);
+    let is_stream = args.stream || (found.array.is_none() && found.partial.is_none());
     let info = InfoReport {
         name: location.to_string(),
         backend: backend.name().to_owned(),
-        array: found.array.as_ref().map(|entry| ArrayInfo {
+        array: found.array.as_ref().filter(|_| !is_stream).map(|entry| ArrayInfo {
             item: Item::new(backend, entry),
             sparse: entry.allocated < entry.len,
             holders: holders(entry),
         }),
-        partial: found.partial.as_ref().map(|entry| {
+        partial: found.partial.as_ref().filter(|_| !is_stream).map(|entry| {
             let (ledger, ledger_error) = match places::ledger(backend, entry) {
                 Ok(ledger) => {
                     let said = render::description(backend, location).ok().flatten(); // it only names axes
@@ -130,13 +141,34 @@ pub(crate) fn run(args: &InfoArgs, out: &mut dyn Write) -> Result<Exit, Failure>
             };
             PartialInfo { item: Item::new(backend, entry), ledger, ledger_error, holders: holders(entry) }
         }),
+        stream: found.frames.as_ref().filter(|_| is_stream).map(|entry| {
+            let item = Item { is_half: found.keeper.is_none(), ..Item::new(backend, entry) };
+            StreamInfo { item, holders: holders(entry) }
+        }),
     };
     if args.output.json {
         report::json(out, &info)?;
     } else {
         write(&info, out)?;
+        if found.frames.is_some() && !is_stream {
+            writeln!(out, "  there is also a stream of this name: `ndshm info --stream {location}` shows it")?;
+        }
     }
     Ok(Exit::Done)
+}
+
+/// Finds the array or the renderbuffer of a name, else its stream.
+fn find(location: &Location, args: &InfoArgs) -> Result<NameMatch, Failure> {
+    let search = Search::new(args.backend)?;
+    if args.stream {
+        return search.find(location, &[EntryKind::Frames]);
+    }
+    match search.find(location, &[EntryKind::Array, EntryKind::Partial]) {
+        Err(failure) if failure.exit() == Exit::NotFound => {
+            search.find(location, &[EntryKind::Frames, EntryKind::Array, EntryKind::Partial])
+        }
+        other => other,
+    }
 }
 
 fn write(info: &InfoReport, out: &mut dyn Write) -> Result<(), Failure> {
@@ -146,7 +178,7 @@ fn write(info: &InfoReport, out: &mut dyn Write) -> Result<(), Failure> {
             (Some(_), ..) => "a counted array",
             (_, Some(arena), _) if arena.is_counters => "counters of loans",
             (_, Some(_), _) => "an arena",
-            (.., Some(_)) if item.is_damaged() => "a counted array with a damaged trailer",
+            (.., Some(_)) if item.is_damaged => "a counted array with a damaged trailer",
             _ if item.kind == "lock" => "a lock of uploads",
             _ if item.kind == "semaphore" => "a semaphore of the C library",
             (.., Some(_)) => "an array, or another program's file (its bytes cannot be read)",
@@ -180,6 +212,20 @@ fn write(info: &InfoReport, out: &mut dyn Write) -> Result<(), Failure> {
         report::facts(out, &facts)?;
         let name = &info.name;
         writeln!(out, "  the same `download` command resumes it; `ndshm unlink --partial {name}` removes it")?;
+    }
+    if let Some(StreamInfo { item, holders }) = &info.stream {
+        let what = match (item.is_damaged, item.is_half) {
+            (true, _) => "a stream with a damaged trailer",
+            (_, true) => "a stream without keeper: no process can become its writer",
+            _ => "a stream of frames",
+        };
+        writeln!(out, "{}: {what}", info.name)?;
+        let mut facts = facts(item);
+        facts.retain(|(label, _)| label != "attached"); // the writer's line says more
+        facts.extend(item.stream.iter().flat_map(|stream| stream.facts(&info.name)));
+        facts.extend(item.stream_error.iter().map(|error| ("error".to_owned(), error.clone())));
+        facts.push(("holders".to_owned(), holders.describe()));
+        report::facts(out, &facts)?;
     }
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! `ndshm ls`: lists the arrays in real and emulated shared memory.
+//! `ndshm ls`: lists the arrays and streams in real and emulated shared memory.
 
 use std::io::{self, IsTerminal as _, Write};
 use std::thread;
@@ -78,7 +78,8 @@ fn look(args: &ListArgs) -> Result<Vec<Item>, Failure> {
             let is_half = is_half(entry, &entries);
             let name = entry.location().map_or_else(|| entry.name.clone(), String::from);
             let is_meant = args.patterns.is_empty() || args.patterns.iter().any(|pattern| pattern.matches(&name));
-            if is_meant && (args.all || is_half || matches!(entry.kind, EntryKind::Array | EntryKind::Partial)) {
+            let is_shown = matches!(entry.kind, EntryKind::Array | EntryKind::Partial | EntryKind::Frames);
+            if is_meant && (args.all || is_half || is_shown) {
                 items.push(Item { is_half, ..Item::new(&backend, entry) });
             }
         }
@@ -121,11 +122,13 @@ fn patterns(args: &ListArgs) -> String {
     quoted.join(" or ")
 }
 
-/// Whether an entry is one of the two files of a renderbuffer, and the other is missing.
+/// Whether an entry is one of the two files of a renderbuffer or a stream, and the other is missing.
 fn is_half(entry: &DirectoryEntry, entries: &[DirectoryEntry]) -> bool {
     let other = match entry.kind {
         EntryKind::Partial => EntryKind::Ledger,
         EntryKind::Ledger => EntryKind::Partial,
+        EntryKind::Frames => EntryKind::Keeper,
+        EntryKind::Keeper => EntryKind::Frames,
         _ => return false,
     };
     let location = entry.location();

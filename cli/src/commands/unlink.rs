@@ -3,7 +3,7 @@
 use std::io::{self, Write};
 
 use ndarray_shm::backend::EntryKind;
-use ndarray_shm::{Location, render};
+use ndarray_shm::{ErrorKind, Location, render, stream};
 use ndarray_shm_volume::Found;
 use serde::Serialize;
 
@@ -19,7 +19,10 @@ struct UnlinkReport {
     /// Whether the name existed and was removed.
     unlinked: bool,
     backend: Option<String>,
-    /// Whether a process was attached, which keeps the memory until it detaches; `null` if unknown.
+    /// The cursor of the stream that was to be removed instead of the name; `null` without `--cursor`.
+    cursor: Option<String>,
+    /// Whether a process was attached, which keeps the memory until it detaches; of a stream, whether its writer lives;
+    /// `null` if unknown.
     attached: Option<bool>,
     /// Handles in flight of a counted array, which can no longer be attached; `null` for everything else.
     in_flight: Option<usize>,
@@ -35,7 +38,7 @@ pub(crate) fn run(args: &UnlinkArgs, out: &mut dyn Write) -> Result<Exit, Failur
     let mut exit = Exit::Done;
     let mut outcomes = Vec::new();
     for location in &args.locations {
-        let outcome = match remove(&search, location, args.partial) {
+        let outcome = match remove(&search, location, args) {
             Ok(outcome) => outcome,
             Err(failure) => {
                 if exit != Exit::Failed {
@@ -46,6 +49,7 @@ pub(crate) fn run(args: &UnlinkArgs, out: &mut dyn Write) -> Result<Exit, Failur
                     name: location.to_string(),
                     unlinked: false,
                     backend: None,
+                    cursor: args.cursor.clone(),
                     attached: None,
                     in_flight: None,
                     error: Some(failure.to_string()),
@@ -54,11 +58,14 @@ pub(crate) fn run(args: &UnlinkArgs, out: &mut dyn Write) -> Result<Exit, Failur
         };
         if !args.output.json && outcome.unlinked {
             let attached = match outcome.attached {
+                Some(true) if args.cursor.is_some() => "",
+                Some(true) if args.stream => " (its writer goes on, but no process finds it any more)",
                 Some(true) if args.partial => " (processes were painting it: they will stop with an error)",
                 Some(true) => " (still attached: the memory is freed when the last process detaches)",
                 _ => "",
             };
-            writeln!(out, "unlinked {location}{attached}")?;
+            let cursor = args.cursor.as_deref().map(|cursor| format!("the cursor `{}` of ", units::printable(cursor)));
+            writeln!(out, "unlinked {}{location}{attached}", cursor.unwrap_or_default())?;
             if let Some(count @ 1..) = outcome.in_flight {
                 writeln!(out, "{} in flight can no longer be attached", units::count(count, "handle"))?;
             }
@@ -71,30 +78,28 @@ pub(crate) fn run(args: &UnlinkArgs, out: &mut dyn Write) -> Result<Exit, Failur
     Ok(exit)
 }
 
-fn remove(search: &Search, location: &Location, partial: bool) -> Result<UnlinkReport, Failure> {
-    let (wanted, other) =
-        if partial { (EntryKind::Partial, EntryKind::Array) } else { (EntryKind::Array, EntryKind::Partial) };
-    let found = search.find(location, &[wanted]).map_err(|failure| {
-        let otherwise = search.find(location, &[other]).is_ok();
-        match (otherwise, partial) {
-            (true, false) => failure.advice(format!(
-                "there is only an unfinished renderbuffer: `ndshm unlink --partial {location}` removes it; \
-                 the same `download` command resumes it"
-            )),
-            (true, true) => failure.advice(format!(
-                "there is a finished array, but no unfinished renderbuffer: `ndshm unlink {location}` removes the array"
-            )),
-            (false, _) => failure,
-        }
+/// Removes one name, or a cursor of the stream of that name.
+fn remove(search: &Search, location: &Location, args: &UnlinkArgs) -> Result<UnlinkReport, Failure> {
+    let wanted: &[EntryKind] = match (args.partial, args.stream) {
+        (true, _) => &[EntryKind::Partial],
+        (_, true) => &[EntryKind::Frames, EntryKind::Keeper],
+        _ => &[EntryKind::Array],
+    };
+    let found = search.find(location, wanted).map_err(|failure| match other(search, location, wanted) {
+        Some(advice) if failure.exit() == Exit::NotFound => failure.advice(advice),
+        _ => failure,
     })?;
-    let NameMatch { backend, array, partial: half } = &found;
-    let entry = if partial { half } else { array };
+    if args.stream {
+        return remove_stream(&found, location, args.cursor.as_deref());
+    }
+    let NameMatch { backend, array, partial: half, .. } = &found;
+    let entry = if args.partial { half } else { array };
     let in_flight = entry.as_ref().and_then(|entry| match Found::at(backend, entry) {
         Found::Counted(counted) => Some(counted.in_flight),
         _ => None,
     });
     let attached = entry.as_ref().and_then(|entry| places::attached(backend, entry));
-    let unlinked = if partial { render::discard(backend, location)? } else { backend.unlink(location)? };
+    let unlinked = if args.partial { render::discard(backend, location)? } else { backend.unlink(location)? };
     if !unlinked {
         return Err(Failure::new(Exit::NotFound, format!("another process has just removed `{location}`")));
     }
@@ -102,8 +107,63 @@ fn remove(search: &Search, location: &Location, partial: bool) -> Result<UnlinkR
         name: location.to_string(),
         unlinked,
         backend: Some(backend.name().to_owned()),
+        cursor: None,
         attached,
         in_flight,
+        error: None,
+    })
+}
+
+/// Returns advice about a name that has something else than what is to be removed.
+fn other(search: &Search, location: &Location, wanted: &[EntryKind]) -> Option<String> {
+    let has = |kind: EntryKind| !wanted.contains(&kind) && search.find(location, &[kind]).is_ok();
+    if has(EntryKind::Partial) {
+        return Some(format!(
+            "there is only an unfinished renderbuffer: `ndshm unlink --partial {location}` removes it; \
+             the same `download` command resumes it"
+        ));
+    }
+    if has(EntryKind::Array) {
+        let missing =
+            if wanted.contains(&EntryKind::Partial) { "no unfinished renderbuffer" } else { "no stream of this name" };
+        return Some(format!("there is a finished array, but {missing}: `ndshm unlink {location}` removes the array"));
+    }
+    has(EntryKind::Frames)
+        .then(|| format!("there is only a stream of this name: `ndshm unlink --stream {location}` removes it"))
+}
+
+/// Removes a stream or one of its cursors.
+fn remove_stream(found: &NameMatch, location: &Location, cursor: Option<&str>) -> Result<UnlinkReport, Failure> {
+    let backend = &found.backend;
+    let attached = stream::inspect(backend, location).ok().and_then(|stream| stream.has_writer);
+    let unlinked = match cursor {
+        None => stream::unlink(backend, location)?,
+        Some(cursor) => stream::unlink_cursor(backend, location, cursor).map_err(|error| {
+            let has_reader = matches!(error.kind, ErrorKind::HasReader { .. });
+            let failure = Failure::from(error);
+            if has_reader {
+                failure.advice("end the process that reads with it first, then repeat this")
+            } else {
+                failure
+            }
+        })?,
+    };
+    match cursor {
+        _ if unlinked => {}
+        None => return Err(Failure::new(Exit::NotFound, format!("another process has just removed `{location}`"))),
+        Some(cursor) => {
+            let message = format!("the stream `{location}` has no cursor `{}`", units::printable(cursor));
+            let advice = format!("`ndshm info --stream {location}` lists its cursors");
+            return Err(Failure::new(Exit::NotFound, message).advice(advice));
+        }
+    }
+    Ok(UnlinkReport {
+        name: location.to_string(),
+        unlinked,
+        backend: Some(backend.name().to_owned()),
+        cursor: cursor.map(str::to_owned),
+        attached,
+        in_flight: None,
         error: None,
     })
 }

@@ -3,12 +3,15 @@
 use std::io::{BufRead as _, BufReader, Read as _};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
 use std::time::Duration;
 
 use ndarray_shm::arena::ArenaOptions;
 use ndarray_shm::arena::loans::Counters;
 use ndarray_shm::counted::{Handle, HandleOptions};
-use ndarray_shm::{CreateOptions, Directory, OpenOptions, SharedArray};
+use ndarray_shm::stream::{Backpressure, StreamOptions};
+use ndarray_shm::{CreateOptions, DType, Directory, OpenOptions, SharedArray, StreamWriter};
 use sysinfo::Pid;
 
 /// The environment variable that makes `the_role_of_a_holder` a holder. Its value says what to hold.
@@ -43,6 +46,24 @@ impl Holder {
     /// Starts a holder that creates an arena of 1 MiB, or counters.
     pub(crate) fn create_arena(directory: &Path, name: &str, how: &'static str) -> Self {
         Self::start(directory, name, how, &[])
+    }
+
+    /// Starts the writer of a stream with frames of 4 x 6 `u16` in 8 slots, which commits so many frames. The elements
+    /// of a frame are its number. Each frame has three values `stage` beside its elements.
+    pub(crate) fn create_stream(directory: &Path, name: &str, frames: usize) -> Self {
+        Self::start(directory, name, "stream", &[&frames.to_string()])
+    }
+
+    /// Starts the same writer, which resumes the stream if there is one, and commits a frame each millisecond, as long
+    /// as there are slots.
+    pub(crate) fn start_camera(directory: &Path, name: &str) -> Self {
+        Self::start(directory, name, "camera", &[])
+    }
+
+    /// Starts a process that reads a stream with the cursor `disk`. It acknowledges the first of the frames that come,
+    /// and holds the next two.
+    pub(crate) fn read_stream(directory: &Path, name: &str) -> Self {
+        Self::start(directory, name, "cursor", &[])
     }
 
     fn start(directory: &Path, name: &str, how: &str, and: &[&str]) -> Self {
@@ -116,6 +137,9 @@ fn the_role_of_a_holder() {
         let _held = Counters::create_in(&backend(), *name, 100).expect("created");
         return wait(&[]);
     }
+    if let "stream" | "camera" | "cursor" = *how {
+        return take_part_in_stream(backend(), name, how, and, || wait(&[]));
+    }
     let array = if *how == "create" {
         CreateOptions::new().directory(backend()).create_counted::<f32, ndarray::Ix2>(*name, (30, 40))
     } else {
@@ -136,4 +160,42 @@ fn the_role_of_a_holder() {
         }
     }
     wait(&handles);
+}
+
+/// Writes or reads a stream until `wait` returns.
+fn take_part_in_stream(directory: Directory, name: &str, how: &str, and: &[&str], wait: impl FnOnce()) {
+    let options = StreamOptions::new().directory(directory).meta("stage", DType::F64, 3).resume(how == "camera");
+    if how == "cursor" {
+        let cursor = options.open_cursor::<u16, ndarray::Ix2>(name, "disk", Backpressure::Wait);
+        let mut cursor = cursor.expect("opened");
+        println!("\n{MARK}"); // the frames may begin
+        let mut next = || cursor.next_wait(Duration::MAX).expect("a frame");
+        let (first, _held) = (next().number(), [next(), next()]);
+        cursor.acknowledge(first).expect("it was returned");
+        return wait();
+    }
+    let mut writer = options.create::<u16, _>(name, (4, 6), 8).expect("created");
+    let commit = |writer: &mut StreamWriter<u16, ndarray::Ix2>| {
+        let Ok(mut frame) = writer.frame() else { return };
+        let number = frame.number();
+        frame.view_mut().fill(u16::try_from(number % 65_536).expect("small"));
+        frame.commit().expect("committed");
+    };
+    if how == "stream" {
+        for _ in 0..and[0].parse().expect("a number") {
+            commit(&mut writer);
+        }
+        return wait();
+    }
+    let is_let_go = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            while !is_let_go.load(Ordering::Relaxed) {
+                commit(&mut writer);
+                thread::sleep(Duration::from_millis(1));
+            }
+        });
+        wait();
+        is_let_go.store(true, Ordering::Relaxed);
+    });
 }

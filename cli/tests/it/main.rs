@@ -30,5 +30,6 @@ mod round_trips;
 #[cfg(unix)] // shell scripts
 mod scaling;
 mod scene;
+mod streams;
 mod uploading;
 mod volume;

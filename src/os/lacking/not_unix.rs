@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::process::{Command, ExitStatus};
 use std::sync::Arc;
 
-use crate::os::{Stop, Watched};
+use crate::os::{LockKind, LockRange, Stop, Watched};
 
 answers! {
     /// Returns 0: there are no forks.
@@ -33,6 +33,10 @@ answers! {
     /// Unlocks nothing: nothing is locked here.
     #[allow(clippy::unnecessary_wraps)] // other systems can fail
     fn unlock_whole(&File) -> io::Result<()> = Ok(());
+
+    /// Returns `None`: the system does not tell where a lock is.
+    #[allow(clippy::unnecessary_wraps)] // other systems can fail
+    fn locked_at(&File, LockKind, LockRange) -> io::Result<Option<u64>> = Ok(None);
 
     /// Returns 0: users have no numbers here, and every file has the owner 0.
     fn user_id() -> u32 = 0;

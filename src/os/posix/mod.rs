@@ -227,6 +227,13 @@ pub(crate) fn is_locked(file: &File, kind: LockKind, range: LockRange) -> io::Re
     Ok(libc::c_int::from(answer.l_type) != UNLOCK)
 }
 
+/// Returns where a lock of another description begins that would refuse `kind` on the range, if there is one.
+pub(crate) fn locked_at(file: &File, kind: LockKind, range: LockRange) -> io::Result<Option<u64>> {
+    let answer = fcntl_lock(file, libc::F_OFD_GETLK, lock_type(kind), range)?;
+    let is_locked = libc::c_int::from(answer.l_type) != UNLOCK;
+    Ok(u64::try_from(answer.l_start).ok().filter(|_| is_locked))
+}
+
 #[allow(clippy::unnecessary_cast)] // c_int on some systems, c_short on others
 const UNLOCK: libc::c_int = libc::F_UNLCK as libc::c_int;
 

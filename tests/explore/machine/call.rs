@@ -414,6 +414,13 @@ pub struct ItsMapping {
     start: u64,
 }
 
+impl ItsMapping {
+    /// Returns which page of the file is at an address.
+    pub fn page_of(&self, address: u64) -> u64 {
+        (address - self.start + self.offset) / 4096
+    }
+}
+
 /// Returns the mapping at an address.
 pub fn mapping_at(pid: Pid, address: u64) -> Option<ItsMapping> {
     let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).ok()?;
@@ -453,17 +460,26 @@ fn receive(flags: u64) -> Call {
 /// Names a range of the lock space, as `src/backend/lock_space.rs` does.
 fn range_name(start: u64, length: u64) -> String {
     const BASE: u64 = 1 << 62;
+    const SLOT: u64 = 1 << 22;
+    /// No array here has as many chunks: beyond it is the number of a process, which differs from run to run.
+    const MOST_CELLS: u64 = 16;
     match start.checked_sub(BASE) {
         Some(0) => "LEASE".into(),
         Some(1) => "NAME".into(),
         Some(2) => "GATE".into(),
         Some(3) => "COUNTED".into(),
         Some(4) => "BEGINNING".into(),
+        Some(5) => "WRITER".into(),
+        Some(6) => "CURSORS".into(),
         Some(16) => "SPANS".into(),
         Some(17) => "RECOVER".into(),
-        Some(seat @ 64..4096) => format!("SEAT {}", seat - 64),
-        Some(4096) if length > 1 => "CELLS".into(),
-        Some(cell) => format!("CELL {}", cell.wrapping_sub(4096)),
+        Some(seat @ 64..4096) => format!("SEAT or CURSOR {}", seat - 64),
+        Some(cell) => match cell.wrapping_sub(4096) {
+            cell if length == SLOT => format!("SLOT {}", cell / SLOT),
+            0 if length > SLOT => "CELLS".into(),
+            cell if cell < MOST_CELLS && length == 1 => format!("CELL {cell}"),
+            cell => format!("part of SLOT {}", cell / SLOT),
+        },
         None => format!("{start}"),
     }
 }

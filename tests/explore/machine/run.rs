@@ -69,8 +69,8 @@ struct Actor {
     /// Its steps since it last slept, and its sleeps in a row with few steps between them.
     awake: u32,
     idle: u32,
-    /// What it holds: the file, and whether to change it.
-    holds: Option<(u64, bool)>,
+    /// What it holds: the file and the page in it, and whether to change it.
+    holds: Option<((u64, u64), bool)>,
     reports: Vec<String>,
     was_harmed: bool,
 }
@@ -493,14 +493,14 @@ impl<'a> Stage<'a> {
             Mark::Report(text) => self.actors[index].reports.push(text),
             Mark::Hold { at, changes } => {
                 let tracee = &self.actors[index].tracee;
-                let file = mapping_at(tracee.pid, at).map_or(0, |mapping| mapping.file);
+                let place = mapping_at(tracee.pid, at).map_or((0, 0), |mapping| (mapping.file, mapping.page_of(at)));
                 let meets = self.actors.iter().position(|other| {
-                    other.holds.is_some_and(|(its_file, its_changes)| its_file == file && (changes || its_changes))
+                    other.holds.is_some_and(|(its_place, its_changes)| its_place == place && (changes || its_changes))
                 });
                 if let Some(other) = meets.filter(|other| *other != index) {
                     self.wrong(format!("{} and {} have the same elements", letter(other), letter(index)));
                 }
-                self.actors[index].holds = Some((file, changes));
+                self.actors[index].holds = Some((place, changes));
             }
             Mark::LetGo => self.actors[index].holds = None,
             Mark::Between | Mark::Memory { .. } => {}

@@ -7,6 +7,7 @@ mod counted;
 mod names;
 mod plain;
 mod pools;
+pub mod streams;
 
 use std::fmt::{Debug, Display};
 use std::fs::File;
@@ -39,6 +40,14 @@ pub enum Kind {
     PooledBuffer,
     Arena,
     Channel,
+    /// A stream that it writes to.
+    Writer,
+    /// A stream that it reads.
+    Stream,
+    /// A frame that it holds.
+    Frame,
+    /// A stream that it reads with a cursor.
+    Cursor,
 }
 
 /// An operation of one process.
@@ -72,11 +81,19 @@ impl Operation {
 
 /// Returns all operations.
 pub fn all() -> Vec<&'static Operation> {
-    [names::ALL, plain::ALL, counted::ALL, pools::ALL, buffers::ALL, arenas::ALL, channels::ALL]
+    [names::ALL, plain::ALL, counted::ALL, pools::ALL, buffers::ALL, arenas::ALL, channels::ALL, streams::ALL]
         .into_iter()
         .flatten()
         .collect()
 }
+
+/// Returns whether an operation is one on streams: those and arrays have names apart.
+pub fn is_on_streams(operation: &Operation) -> bool {
+    streams::ALL.iter().any(|known| known.name == operation.name)
+}
+
+/// The operation that may remove files of both.
+pub const ON_BOTH: &str = "gc";
 
 /// Reports the result of a call, and returns its value.
 fn tell<T>(what: &str, result: Result<T>) -> Option<T> {

@@ -28,6 +28,7 @@ use ndarray_shm::backend::{Backend, EntryKind};
 use ndarray_shm::counted::{Inspection, Reclaim, Reclaimed, inspect_in};
 use ndarray_shm::pool::PoolOptions;
 use ndarray_shm::render::{self, RenderOptions};
+use ndarray_shm::stream;
 use ndarray_shm::{Access, Arena, CreateOptions, Directory, Location, OpenOptions, default_directory};
 
 use crate::topics::Run;
@@ -302,6 +303,7 @@ impl Drop for Name {
     fn drop(&mut self) {
         let _ = self.backend.unlink(&self.location); // drop cannot fail
         let _ = render::discard(&self.backend, &self.location);
+        let _ = stream::unlink(&self.backend, &self.location);
     }
 }
 
