@@ -71,6 +71,18 @@ use crate::segment::Home;
 ///
 /// Processes that have it open go on, the writer included; no process finds it any more.
 ///
+/// # Examples
+///
+/// ```
+/// use ndarray_shm::{StreamWriter, default_directory, stream};
+///
+/// let writer = StreamWriter::<u8, _>::create("unlink-stream-example", 100, 4)?;
+/// let (directory, name) = (default_directory()?, "unlink-stream-example".parse()?);
+/// assert!(stream::unlink(&directory, &name)?);
+/// assert!(!stream::unlink(&directory, &name)?);
+/// # Ok::<(), ndarray_shm::Error>(())
+/// ```
+///
 /// # Errors
 ///
 /// [`PermissionDenied`](crate::ErrorKind::PermissionDenied): this user may not remove the files.
@@ -79,8 +91,8 @@ pub fn unlink(backend: &Directory, location: &Location) -> Result<bool> {
     begin::remove(&home).map_err(|error| error.about(location))
 }
 
-/// Removes a cursor of a stream, so that the writer no longer keeps frames for it. Returns `false` if there was none of
-/// this name.
+/// Removes a [cursor](StreamCursor) of a stream, so that the writer no longer keeps frames for it. Returns `false` if
+/// there was none of this name.
 ///
 /// # Errors
 ///

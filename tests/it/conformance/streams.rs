@@ -481,20 +481,20 @@ fn unlinked_stream_goes_on(place: &Place) {
 
 fn later_stream_is_not_that_of_a_removed_keeper(place: &Place) {
     let name = place.location("stream-keeper");
-    let mut child = Child::start(place, "stream-write", &[name.as_str(), "3"]);
-    child.expect("writing");
-    child.ask("frame");
-    let keeper = place.everything().into_iter().find(|file| file == &format!(".ndshm-keeper-{}", name.as_str()));
-    std::fs::remove_file(place.directory().join(keeper.expect("it has one"))).unwrap();
-    // The writer lives, without a name for its lock. Its frames are of no use to another writer.
-    let mut reader = open(place, &name);
-    let mut writer = options(place).create::<u64, _>(name.location(), SHAPE, 3).unwrap();
-    assert_eq!((writer.head(), add(&mut writer)), (0, 1));
-    assert_eq!(whole(&reader.next().unwrap().unwrap()), 1);
-    assert_eq!(kind(reader.next()), ErrorKind::Unlinked);
-    drop(child);
+    // Off Unix a file that is open keeps its name.
+    if cfg!(unix) {
+        let mut child = Child::start(place, "stream-write", &[name.as_str(), "3"]);
+        child.expect("writing");
+        child.ask("frame");
+        std::fs::remove_file(place.directory().join(format!(".ndshm-keeper-{}", name.as_str()))).unwrap();
+        // The writer lives, without a name for its lock. Its frames are of no use to another writer.
+        let mut reader = open(place, &name);
+        let mut writer = options(place).create::<u64, _>(name.location(), SHAPE, 3).unwrap();
+        assert_eq!((writer.head(), add(&mut writer)), (0, 1));
+        assert_eq!(whole(&reader.next().unwrap().unwrap()), 1);
+        assert_eq!(kind(reader.next()), ErrorKind::Unlinked);
+    }
     // Frames alone are reclaimed, and so is a keeper alone.
-    drop(writer);
     for half in [".ndshm-keeper-", ".ndshm-frames-"] {
         drop(options(place).keep(true).create::<u64, _>(name.location(), SHAPE, 3).unwrap());
         std::fs::remove_file(place.directory().join(format!("{half}{}", name.as_str()))).unwrap();
