@@ -235,7 +235,7 @@ pub enum ErrorKind {
     )]
     NoWriter,
     /// Another process reads with this cursor.
-    #[error("another process reads with the cursor {cursor:?} (choose another name)")]
+    #[error("another process reads with the cursor {cursor:?} (end it there, or choose another name)")]
     HasReader {
         /// Name of the cursor.
         cursor: String,

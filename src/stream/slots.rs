@@ -138,7 +138,8 @@ pub(super) fn holders(file: &LockFile, index: usize, home: &Home) -> Result<Vec<
         let asked = os::locked_at(file.file(), LockKind::Exclusive, range);
         let at = asked.map_err(|error| Error::os("query a lock of", &home.location, error))?;
         let Some(at) = at.filter(|at| (range.start..range.start + range.length).contains(at)) else { continue };
-        found.extend(u32::try_from(at - all.start));
+        // The first byte is that of no process: the writer has the whole slot.
+        found.extend(u32::try_from(at - all.start).ok().filter(|process| *process > 0));
         // The kernel returns one of the locks in the range: look on both sides of it.
         let (left, right) = (at - range.start, range.start + range.length - at - 1);
         ranges.extend(

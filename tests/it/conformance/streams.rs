@@ -723,6 +723,11 @@ fn inspection_says_who_uses_a_stream(place: &Place) {
     assert_eq!((cursors[0].has_reader, cursors[0].policy), (true, Backpressure::WaitWhileAlive));
     holder.kill();
     recorder.kill();
+    // A frame that is being written is held by no reader.
+    let frame = writer.frame().unwrap();
+    eventually("the kernel has released the locks", || inspect().held == 1);
+    assert!(inspect().holders.is_empty());
+    drop(frame);
     eventually("the kernel has released the locks", || inspect().held == 0);
     let other = place.location("stream-inspect-none");
     assert_eq!(kind(stream::inspect(&place.backend, other.location())), ErrorKind::NotFound);
