@@ -107,37 +107,38 @@ fn begin_locked(
         Ok(Some((frames, locks))) if frames.geometry.keeper == keeper.id => FoundFrames::Own(frames, locks),
         Ok(Some((frames, _))) => FoundFrames::WithoutKeeper(frames),
     };
-    let mode = match found {
+    let (mode, old) = match found {
         FoundFrames::Own(frames, mut locks) if there.resume && is_alike(&frames.geometry, geometry) => {
             watch(&frames, &mut locks)?;
             return Ok(Some((frames, locks)));
         }
         FoundFrames::Own(frames, _) if there.resume && !there.replace => return Err(different(geometry, &frames)),
         FoundFrames::Own(..) if !there.replace => return Err(ErrorKind::AlreadyExists.at(&home.location)),
-        FoundFrames::Own(old, _) | FoundFrames::WithoutKeeper(old) => {
-            old.memory.set_state(StreamState::Replaced);
-            old.memory.ring();
-            os::step("stream: old one marked");
-            Publish::Replace
-        }
-        FoundFrames::Damaged => Publish::Replace,
-        FoundFrames::Nothing => Publish::New,
+        FoundFrames::Own(old, _) | FoundFrames::WithoutKeeper(old) => (Publish::Replace, Some(old)),
+        FoundFrames::Damaged => (Publish::Replace, None),
+        FoundFrames::Nothing => (Publish::New, None),
     };
     let geometry = StreamGeometry { keeper: keeper.id, ..geometry.clone() };
     let (draft, frames, mut locks) = FramesFile::draft(home, geometry, options)?;
     watch(&frames, &mut locks)?;
-    cursors::reset(keeper, frames.id, home)?;
     os::step("stream: about to name the frames");
     if lock_name(keeper.locks.turn(), LockKind::Exclusive, &keeper.home.location, WAIT)? != Alone::Yes {
         return Err(ErrorKind::TimedOut { waited: WAIT }.at(&home.location));
     }
-    let published = match keeper.is_current() {
-        Ok(true) => {
-            let name = frames_home(home)?.location;
-            draft.publish(&name, mode, false, None).map(|_| true).map_err(|(error, _)| error)
+    let publish = |keeper: &KeeperFile| {
+        if !keeper.is_current()? {
+            return Ok(false);
         }
-        other => other,
+        // Not earlier: until here nothing of the old stream is lost if this fails.
+        if let Some(old) = &old {
+            old.memory.set_state(StreamState::Replaced);
+            old.memory.ring();
+            os::step("stream: old one marked");
+        }
+        cursors::reset(keeper, frames.id, home)?;
+        draft.publish(&frames_home(home)?.location, mode, false, None).map(|_| true).map_err(|(error, _)| error)
     };
+    let published = publish(keeper);
     let unlocked = keeper.locks.turn().unlock(NAME);
     let is_named = published.map_err(|error| error.about(&home.location))?;
     unlocked.map_err(|error| Error::os("unlock the name", &home.location, error))?;

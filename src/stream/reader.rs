@@ -251,7 +251,7 @@ impl<T: Element, D: Dimension> StreamReader<T, D> {
         let slots = self.frames().geometry.slots as u64;
         loop {
             let head = self.frames().head();
-            let oldest = (self.last + 1).max(head.saturating_sub(slots - 1)).max(1);
+            let oldest = self.last.saturating_add(1).max(head.saturating_sub(slots - 1)).max(1);
             let mut numbers = match which {
                 WhichFrame::Next => oldest..=head,
                 WhichFrame::Latest => head.max(oldest)..=head,
@@ -623,7 +623,7 @@ fn first_held<T: Element, D: Dimension>(
         if head == acknowledged {
             return Ok(acknowledged); // the next frame is committed later, and overwritten later still
         }
-        match reader.slots.lock(acknowledged + 1)? {
+        match reader.slots.lock(acknowledged.saturating_add(1))? {
             Locked::Slot(slot) => {
                 reader.slots.release(slot);
                 return Ok(acknowledged);

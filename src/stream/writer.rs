@@ -325,7 +325,7 @@ pub struct NewFrame<'a, T: Element, D: Dimension> {
 impl<T: Element, D: Dimension> NewFrame<'_, T, D> {
     /// Returns the number that the frame will have.
     pub fn number(&self) -> u64 {
-        self.writer.head + 1
+        self.writer.head.saturating_add(1)
     }
 
     /// Returns the elements.
@@ -379,7 +379,7 @@ impl<T: Element, D: Dimension> NewFrame<'_, T, D> {
     /// the frame.
     pub fn commit(mut self) -> Result<u64> {
         self.writer.refuse_forked_child()?;
-        let (number, slot) = (self.writer.head + 1, self.slot);
+        let (number, slot) = (self.number(), self.slot);
         let frames = self.writer.frames();
         let (memory, entry) = (&frames.memory, StreamGeometry::entry(slot));
         memory.store(entry + EPOCH, self.writer.epoch);

@@ -780,6 +780,16 @@ fn full_directory_leaves_nothing_behind(place: &Place) {
     let error = options.create::<u64, _>(name.location(), SHAPE, 3).unwrap_err();
     assert!(matches!(error.kind, ErrorKind::NoSpace { .. }) && error.location == name.as_str(), "{error}");
     assert!(place.files_of(&name).is_empty());
+    // A stream that could not be replaced is as it was, its cursors included.
+    let mut old = self::options(&place).keep(true).create::<u64, _>(name.location(), SHAPE, 3).unwrap();
+    let cursor = |policy| self::options(&place).open_cursor::<u64, Ix2>(name.location(), "disk", policy);
+    drop(cursor(Backpressure::Wait).unwrap());
+    add(&mut old);
+    drop(old);
+    let error = options.replace(true).create::<u64, _>(name.location(), SHAPE, 3).unwrap_err();
+    assert!(matches!(error.kind, ErrorKind::NoSpace { .. }), "{error}");
+    assert_eq!(whole(&cursor(Backpressure::Wait).unwrap().next().unwrap().unwrap()), 1);
+    assert!(stream::unlink(&place.backend, name.location()).unwrap());
     // With a keeper and without frames.
     let drafts = std::sync::atomic::AtomicU32::new(0);
     let failing = place.meddling(move |operation, _| match operation {
