@@ -70,7 +70,9 @@ fn info_shows_frames_held_slots_and_cursors() {
         stream["held"] == 2 && stream["cursors"][0]["behind"] == 8
     });
     let stream = info(&scene, "camera")["stream"].clone();
-    assert_eq!(stream["held_by"], json!([reader.pid().as_u32()]), "{stream:#}");
+    // Windows does not tell which process has a lock.
+    let held_by = if cfg!(unix) { json!([reader.pid().as_u32()]) } else { json!([]) };
+    assert_eq!(stream["held_by"], held_by, "{stream:#}");
     let (head, cursor) = (stream["head"].as_u64().expect("a number"), &stream["cursors"][0]);
     let expected = json!({
         "name": "disk", "acknowledged": head - 8, "behind": 8, "policy": "wait", "has_reader": true,
@@ -80,7 +82,7 @@ fn info_shows_frames_held_slots_and_cursors() {
     assert!(line(&scene, "camera").contains(" writer, 1 cursor "));
 
     let shown = text(&scene, &["info", "camera"]);
-    let by = format!("2 of 8, by the process {}", reader.pid());
+    let by = if cfg!(unix) { format!("2 of 8, by the process {}", reader.pid()) } else { "2 of 8".to_owned() };
     let cursor = format!("disk: acknowledged {}, 8 behind, has a reader, policy wait", head - 8);
     let newest = format!("number {head}");
     for expected in ["a stream of frames", "4 x 6, C order", "stage: <f8 x 3", "lives", &by, &cursor, &newest] {
@@ -90,8 +92,10 @@ fn info_shows_frames_held_slots_and_cursors() {
     let refused = run(&mut scene.ndshm(["unlink", "--stream", "--cursor", "disk", "camera"])).expect_code(1);
     assert!(refused.err.contains("reads with the cursor"), "{refused:?}");
     reader.kill();
-    let stream = info(&scene, "camera")["stream"].clone();
-    assert_eq!((&stream["held"], &stream["cursors"][0]["has_reader"]), (&json!(0), &json!(false)), "{stream:#}");
+    wait_until("the kernel to release the locks", || {
+        let stream = info(&scene, "camera")["stream"].clone();
+        stream["held"] == 0 && stream["cursors"][0]["has_reader"] == false
+    });
     let unlinked = text(&scene, &["unlink", "--stream", "--cursor", "disk", "camera"]);
     assert_eq!(unlinked, "unlinked the cursor `disk` of camera\n");
     wait_until("the writer to go on", || info(&scene, "camera")["stream"]["head"].as_u64() > Some(head + 100));
