@@ -206,12 +206,18 @@ fn different(wanted: &StreamGeometry, frames: &FramesFile) -> Error {
 
 /// Removes the names of a stream, whether it has a writer or not. Returns `false` if there was none.
 pub(super) fn remove(home: &Home) -> Result<bool> {
-    let keeper = home.companion(Companion::Keeper)?;
-    if let Some((_pinned, facts)) = pin(&keeper.backend, &keeper.location, Access::Read)? {
-        keeper.unlink(facts.id)?;
+    let (frames, keeper) = (frames_home(home)?, home.companion(Companion::Keeper)?);
+    let frames = pin(&frames.backend, &frames.location, Access::Read)?;
+    let belongs_to =
+        frames.and_then(|(file, facts)| read_geometry(&file, &facts, home).ok()).map(|found| found.0.keeper);
+    let mut was_whole = false;
+    if let Some((file, facts)) = pin(&keeper.backend, &keeper.location, Access::Read)? {
+        let id = keeper_id(&file, &facts, home).ok();
+        // Without their keeper, the frames may be replaced before this removes them.
+        was_whole = keeper.unlink(facts.id)? && id.is_some() && id == belongs_to;
     }
     os::step("stream: keeper removed");
-    remove_without_keeper(home)
+    Ok(remove_without_keeper(home)? || was_whole)
 }
 
 /// Removes frames without their keeper. Returns `false` if there are none.

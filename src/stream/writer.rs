@@ -238,6 +238,7 @@ impl<T: Element, D: Dimension> StreamWriter<T, D> {
         let Some((number, slot)) = chosen else { return Ok(None) };
         frames.memory.store(StreamGeometry::entry(slot), 0);
         os::step("stream: number cleared");
+        frames.memory.copy_in(StreamGeometry::meta(slot), &[0; meta::MOST_BYTES]);
         self.oldest.remove(&(number, slot));
         self.oldest.insert((0, slot));
         Ok(Some(slot))
