@@ -39,7 +39,8 @@ const OPENING: Duration = Duration::from_secs(10);
 /// if the writer dies or the name goes. A reader that is too slow misses frames, and is told how many
 /// ([`lost`](Self::lost)). [`StreamCursor`] misses none.
 ///
-/// In a forked child the reader goes on by itself: it holds none of its parent's frames.
+/// In a forked child the reader goes on by itself. It opens the stream once more at its first call, which fails with
+/// [`Unlinked`](ErrorKind::Unlinked) if the name has gone by then.
 ///
 /// # Examples
 ///
@@ -144,7 +145,7 @@ impl<T: Element, D: Dimension> StreamReader<T, D> {
         self.lost
     }
 
-    /// Returns how many slots the frames of this reader hold, those of its clones and parents not included.
+    /// Returns how many slots the frames of this reader and its clones hold in this process.
     ///
     /// # Errors
     ///
@@ -215,7 +216,8 @@ impl<T: Element, D: Dimension> StreamReader<T, D> {
         self.wait(WhichFrame::Next, limit)
     }
 
-    /// Returns a frame by its number, if it is there. The next call of [`next`](Self::next) is not affected.
+    /// Returns a frame by its number, if it is one of the last that fit the slots and is still there. The next call of
+    /// [`next`](Self::next) is not affected.
     ///
     /// # Errors
     ///

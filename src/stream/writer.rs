@@ -20,7 +20,7 @@ use super::meta::{self, MetaField};
 use super::options::StreamOptions;
 use super::slots::holders;
 use crate::array::{Element, Layout};
-use crate::backend::lock_space::slot as slot_lock;
+use crate::backend::lock_space::{WRITER, slot as slot_lock};
 use crate::backend::{Directory, IntoLocation, Location};
 use crate::backoff::Backoff;
 use crate::error::{Error, ErrorKind, Result};
@@ -237,6 +237,8 @@ impl<T: Element, D: Dimension> StreamWriter<T, D> {
         }
         let Some((number, slot)) = chosen else { return Ok(None) };
         frames.memory.store(StreamGeometry::entry(slot), 0);
+        // No element is changed before the number is gone: a killed writer would leave a torn frame under a number.
+        StreamMemory::fence();
         os::step("stream: number cleared");
         frames.memory.copy_in(StreamGeometry::meta(slot), &[0; meta::MOST_BYTES]);
         self.oldest.remove(&(number, slot));
@@ -289,10 +291,16 @@ impl<T: Element, D: Dimension> StreamWriter<T, D> {
         }
         frames.memory.ring();
         os::step("stream: ended");
-        if self.keep {
-            return Ok(());
+        let removed = if self.keep {
+            Ok(())
+        } else {
+            interrupt::uninterrupted(|| remove_own(&self.begun, limit)).map_err(|error| error.about(self.location()))
+        };
+        // A successor need not wait until this value is dropped. If it fails, the locks end with the value.
+        for locks in [&mut self.begun.locks, &mut self.begun.keeper.locks] {
+            let _ = locks.turn().unlock(WRITER);
         }
-        interrupt::uninterrupted(|| remove_own(&self.begun, limit)).map_err(|error| error.about(self.location()))
+        removed
     }
 }
 

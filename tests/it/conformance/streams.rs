@@ -235,7 +235,7 @@ fn frame_outlives_reader_writer_and_name(place: &Place) {
     writer.end().unwrap();
     drop(writer);
     assert!(place.files_of(&name).is_empty());
-    let (_, mut writer) = (0, options(place).create::<u64, _>(name.location(), SHAPE, 3).unwrap());
+    let mut writer = options(place).create::<u64, _>(name.location(), SHAPE, 3).unwrap();
     for _ in 0..5 {
         add(&mut writer);
     }
@@ -342,6 +342,8 @@ fn waiting_reader_wakes_for_frame_end_and_replacement(place: &Place) {
     killed.expect("reading");
     writer.end().unwrap();
     assert!(matches!(kind(writer.frame()), ErrorKind::Closed { .. }));
+    // A successor need not wait for the value.
+    drop(options(place).keep(true).resume(true).create::<u64, _>(name.location(), SHAPE, 4).unwrap());
     drop(writer);
     child.expect("1 0 1");
     killed.expect("1 0 1");
@@ -361,15 +363,8 @@ fn death_of_the_writer_is_told(place: &Place) {
     let mut reader = open(place, &name);
     assert_eq!(child.ask("frame"), "1");
     assert_eq!(reader.has_writer().unwrap(), Some(true));
-    assert!(matches!(
-        kind(
-            open(place, &name)
-                .next_wait(Duration::ZERO)
-                .and_then(|_| reader.next_wait(SOON))
-                .and_then(|_| reader.next_wait(Duration::from_millis(250)))
-        ),
-        ErrorKind::TimedOut { .. }
-    ));
+    assert_eq!(whole(&reader.next_wait(SOON).unwrap()), 1);
+    assert!(matches!(kind(reader.next_wait(Duration::from_millis(250))), ErrorKind::TimedOut { .. }), "it lives");
     child.kill();
     assert_eq!(kind(reader.next_wait(SOON)), ErrorKind::NoWriter);
     assert_eq!(reader.has_writer().unwrap(), Some(false));
@@ -520,8 +515,7 @@ fn values_travel_beside_the_elements(place: &Place) {
     assert_eq!(frame.meta::<u8>("flag").unwrap(), [7]);
     let offsets: Vec<_> = reader.meta_fields().iter().map(|field| field.offset).collect();
     assert_eq!((offsets, frame.meta_bytes()[0]), (vec![0, 8], 7));
-    let age = frame.wall_time().elapsed().unwrap_or_default();
-    assert!(age < SOON && frame.time().is_some() == cfg!(not(target_vendor = "apple")) || frame.time().is_some());
+    assert!(frame.wall_time().elapsed().unwrap_or_default() < SOON && frame.time().is_some());
 }
 
 fn cursor_misses_no_frame(place: &Place) {
