@@ -1,6 +1,6 @@
 """Typed n-dimensional arrays that several processes share.
 
-Most programs need ten names; `help(ndshm.create)` and the like say more.
+Most programs need eleven names; `help(ndshm.create)` and the like say more.
 
 `create`: an array of zeros under a name. `Array` has numpy's operators, and each access has a lock. Several lines share one::
 
@@ -42,6 +42,13 @@ Most programs need ten names; `help(ndshm.create)` and the like say more.
     if __name__ == "__main__":
         array = ndshm.paint("example", (64, 512), (16, 512), "uint16", fill)
 
+`Stream`: frames from one process, such as that of a camera, to any number of others, without a copy::
+
+    >>> with ndshm.Stream.create("docs-stream", (2, 3), "uint16") as out:
+    ...     number = out.send(numpy.ones((2, 3), "uint16"))
+    ...     int(ndshm.Stream.open("docs-stream").next().x.sum())
+    6
+
 `create_volume`, `upload`, `download`: chunked volumes (Zarr, Precomputed, N5), on disk and behind URLs::
 
     >>> import tempfile
@@ -70,9 +77,13 @@ from ._errors import (
     AlreadyExists,
     Cancelled,
     ChunkError,
+    Closed,
     CudaError,
     Elsewhere,
+    FramesHeld,
     HandleExpired,
+    HasReader,
+    HasWriter,
     Incomplete,
     InUse,
     InvalidArgument,
@@ -84,8 +95,10 @@ from ._errors import (
     NotAVolume,
     NotDescribed,
     NotFound,
+    NoWriter,
     PaintError,
     PermissionDenied,
+    SlotsHeld,
     StoreError,
     TimedOut,
     TooManyHandles,
@@ -106,6 +119,7 @@ from ._render import Claim, FinishedChunk, RenderBuffer, paint
 from ._share import get_all_sharing_strategies, get_sharing_strategy, set_sharing_strategy, share, share_zeros
 from ._shared_list import SharedList
 from ._shared_memory import SharedMemory
+from ._streams import Frame, NewFrame, Stream, StreamCursorInspection, StreamInspection, StreamReader, StreamWriter
 from ._volumes import (
     Download,
     DownloadReport,
@@ -127,13 +141,18 @@ __all__ = [
     "Cancelled",
     "ChunkError",
     "Claim",
+    "Closed",
     "CudaError",
     "Elsewhere",
     "FinishedChunk",
+    "Frame",
+    "FramesHeld",
     "Download",
     "DownloadReport",
     "Guard",
     "HandleExpired",
+    "HasReader",
+    "HasWriter",
     "InUse",
     "Incomplete",
     "InvalidArgument",
@@ -142,7 +161,9 @@ __all__ = [
     "Mismatch",
     "MissingChunk",
     "NdshmError",
+    "NewFrame",
     "NoSpace",
+    "NoWriter",
     "NotAVolume",
     "NotAnArray",
     "NotDescribed",
@@ -154,7 +175,13 @@ __all__ = [
     "Scale",
     "SharedList",
     "SharedMemory",
+    "SlotsHeld",
     "StoreError",
+    "Stream",
+    "StreamCursorInspection",
+    "StreamInspection",
+    "StreamReader",
+    "StreamWriter",
     "TimedOut",
     "TooManyHandles",
     "TooManyOpenFiles",

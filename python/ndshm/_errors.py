@@ -10,9 +10,13 @@ __all__ = [
     "AlreadyExists",
     "Cancelled",
     "ChunkError",
+    "Closed",
     "CudaError",
     "Elsewhere",
+    "FramesHeld",
     "HandleExpired",
+    "HasReader",
+    "HasWriter",
     "InUse",
     "Incomplete",
     "InvalidArgument",
@@ -20,12 +24,14 @@ __all__ = [
     "MissingChunk",
     "NdshmError",
     "NoSpace",
+    "NoWriter",
     "NotAVolume",
     "NotAnArray",
     "NotDescribed",
     "NotFound",
     "PaintError",
     "PermissionDenied",
+    "SlotsHeld",
     "StoreError",
     "TimedOut",
     "TooManyHandles",
@@ -150,6 +156,40 @@ class Unsupported(NdshmError, NotImplementedError):
 
 class CudaError(NdshmError, RuntimeError):
     """CUDA cannot be used in a forked child of a process that used it, the GPU cannot be reached, or the driver refused a call."""
+
+
+class HasWriter(NdshmError, BlockingIOError):
+    """Another process writes to the stream. There is one writer at a time."""
+
+
+class NoWriter(NdshmError, BrokenPipeError):
+    """The writer of the stream was killed, and the reader has seen all frames that are left. Another call waits for a successor."""
+
+
+class HasReader(NdshmError, BlockingIOError):
+    """Another process reads with the cursor."""
+
+    #: The name of the cursor.
+    cursor: str = ""
+
+
+class SlotsHeld(NdshmError, BlockingIOError):
+    """Readers hold all slots of the stream but that of the newest frame, or cursors do. Nothing is lost: try again, or drop the frame."""
+
+    #: How many slots the stream has.
+    slots: int = 0
+    #: The numbers of processes that hold some, as far as they are known. In another pid namespace they are those of other processes.
+    holders: list[int] = []
+    #: The names of the cursors that have not acknowledged frames.
+    cursors: list[str] = []
+
+
+class Closed(NdshmError, EOFError):
+    """The stream has ended: its writer adds no more frames. Loops over a reader end then."""
+
+
+class FramesHeld(RuntimeWarning):
+    """A reader holds more than half of the slots of its stream, so that the writer may soon have none: copy what is kept."""
 
 
 class TransferWarning(RuntimeWarning):

@@ -496,15 +496,7 @@ impl RawArray {
         dl_device: Option<(i32, i32)>,
         copy: Option<bool>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        if stream.is_some() {
-            return Err(PyBufferError::new_err("the array is on the CPU, which has no streams: give stream=None"));
-        }
-        if dl_device.is_some_and(|device| device != dlpack::CPU) {
-            return Err(PyBufferError::new_err("the array is on the CPU: copy it to the other device"));
-        }
-        if copy == Some(true) {
-            return Err(PyBufferError::new_err("the export shares the memory: copy it afterwards"));
-        }
+        dlpack::refuse_other_than_cpu(stream, dl_device, copy)?;
         let memory = self.memory(py).map_err(|closed| PyBufferError::new_err(closed.to_string()))?;
         let (writer, window) = ((!memory.is_readonly()).then(|| self.writers.enter()), self.window());
         addresses::note(&memory, &self.shape);
@@ -631,7 +623,7 @@ pub(crate) fn create(
     Ok(Attachment::described(memory, shape, description))
 }
 
-fn directory_at(path: PathBuf) -> Directory {
+pub(crate) fn directory_at(path: PathBuf) -> Directory {
     Directory::new(path.display().to_string(), path)
 }
 

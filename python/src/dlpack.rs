@@ -122,6 +122,24 @@ struct Context {
     _owner: Box<dyn Any + Send + Sync>,
 }
 
+/// Refuses what an export of the host's memory cannot do.
+pub(crate) fn refuse_other_than_cpu(
+    stream: Option<&Bound<'_, PyAny>>,
+    device: Option<(i32, i32)>,
+    copy: Option<bool>,
+) -> PyResult<()> {
+    if stream.is_some() {
+        return Err(PyBufferError::new_err("the array is on the CPU, which has no streams: give stream=None"));
+    }
+    if device.is_some_and(|device| device != CPU) {
+        return Err(PyBufferError::new_err("the array is on the CPU: copy it to the other device"));
+    }
+    if copy == Some(true) {
+        return Err(PyBufferError::new_err("the export shares the memory: copy it afterwards"));
+    }
+    Ok(())
+}
+
 /// Returns a capsule with a tensor of the elements: versioned if the consumer knows version 1, else only of a writable
 /// array.
 pub(crate) fn capsule<'py>(py: Python<'py>, export: Export<'_>, knows_versions: bool) -> PyResult<Bound<'py, PyAny>> {

@@ -16,7 +16,18 @@ pub(crate) fn exception(py: Python<'_>, error: &Error) -> PyErr {
         Some(text) => format!("`{}`: {text}", error.location),
         None => with_causes(error),
     };
-    named(py, class_of(&error.kind), &text)
+    let exception = named(py, class_of(&error.kind), &text);
+    let told = match &error.kind {
+        ErrorKind::SlotsHeld { slots, holders, cursors } => (|| {
+            let value = exception.value(py);
+            value.setattr("slots", slots)?;
+            value.setattr("holders", holders)?;
+            value.setattr("cursors", cursors)
+        })(),
+        ErrorKind::HasReader { cursor } => exception.value(py).setattr("cursor", cursor),
+        _ => Ok(()),
+    };
+    told.map_or_else(|failed| failed, |()| exception)
 }
 
 /// Returns the exceptions for one error of each kind.
@@ -170,6 +181,11 @@ fn class_of(kind: &ErrorKind) -> &'static str {
         ErrorKind::WouldBlock => "WouldBlock",
         ErrorKind::WouldDeadlock => "WouldDeadlock",
         ErrorKind::TimedOut { .. } => "TimedOut",
+        ErrorKind::HasWriter => "HasWriter",
+        ErrorKind::NoWriter => "NoWriter",
+        ErrorKind::HasReader { .. } => "HasReader",
+        ErrorKind::SlotsHeld { .. } => "SlotsHeld",
+        ErrorKind::Closed { .. } => "Closed",
         ErrorKind::Interrupted => "Cancelled",
         ErrorKind::PermissionDenied { .. } | ErrorKind::ForeignOwner { .. } => "PermissionDenied",
         ErrorKind::TooManyOpenFiles { .. } => "TooManyOpenFiles",

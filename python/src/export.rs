@@ -84,6 +84,16 @@ impl Elements {
         Self { address: Address(address), element, window: window.clone(), kept }
     }
 
+    /// Returns the address of the first element.
+    pub(crate) fn address(&self) -> *mut u8 {
+        self.address.0
+    }
+
+    /// Returns lengths and strides.
+    pub(crate) fn window(&self) -> &Window {
+        &self.window
+    }
+
     fn is_contiguous(&self, order: Order) -> bool {
         self.window.is_contiguous(self.element.dtype.size(), order)
     }

@@ -90,6 +90,19 @@ impl View {
     }
 }
 
+/// Returns a numpy array of elements that cannot be written to or, without numpy, a memoryview. It keeps their owner.
+pub(crate) fn read_only(py: Python<'_>, elements: Elements, numpy: Option<&Numpy<'_>>) -> PyResult<Py<PyAny>> {
+    let exporter = Bound::new(py, View::new(elements, false))?;
+    let raw = PyMemoryView::from(&exporter)?;
+    let Some(Numpy { asarray, dtype }) = numpy else { return Ok(raw.into_any().unbind()) };
+    let array = asarray.call1((raw,))?;
+    let array = match dtype {
+        Some(dtype) => array.call_method1(Words::get(py).view.bind(py), (dtype,))?,
+        None => array,
+    };
+    Ok(array.unbind())
+}
+
 /// The view of a `with` block.
 pub(crate) struct BlockView {
     exporter: Py<View>,

@@ -5,8 +5,9 @@
 //! (`export`), DLPack (`dlpack`), work in threads of its own (`job`), volumes (`volume`), downloads and uploads
 //! (`transfer`), calls that are made later (`soon`), and exceptions (`errors`), calls that Ctrl-C can end (`signals`),
 //! handles that still protect their arrays (`in_flight`), memory that is used again (`recycle`), which array has an
-//! address (`addresses`), and copies of numpy arrays (`copying`). On Linux also arrays in the memory of a GPU
-//! (`device_memory`), and the class of those (`cuda`). What can be written in Python is written there.
+//! address (`addresses`), copies of numpy arrays (`copying`), writers of streams (`stream`) and their readers
+//! (`frame`). On Linux also arrays in the memory of a GPU (`device_memory`), and the class of those (`cuda`). What can
+//! be written in Python is written there.
 
 mod addresses;
 mod arguments;
@@ -21,6 +22,7 @@ mod dlpack;
 mod errors;
 mod export;
 mod forks;
+mod frame;
 mod guard;
 mod in_flight;
 mod job;
@@ -34,6 +36,7 @@ mod render;
 mod shared;
 mod signals;
 mod soon;
+mod stream;
 mod transfer;
 mod volume;
 
@@ -69,6 +72,8 @@ mod _core {
     #[pymodule_export]
     use super::forks::forked;
     #[pymodule_export]
+    use super::frame::{FreshFrame, RawFrame, RawReader, open_stream};
+    #[pymodule_export]
     use super::guard::{AlreadyDone, RawGuard, View, set_strict};
     #[pymodule_export]
     use super::in_flight::InFlight;
@@ -86,6 +91,8 @@ mod _core {
     use super::signals::{acquire_for_fork, interrupt_again, note_interrupt};
     #[pymodule_export]
     use super::soon::Soon;
+    #[pymodule_export]
+    use super::stream::{RawNewFrame, RawWriter, create_stream, inspect_stream, unlink_stream};
     #[pymodule_export]
     use super::transfer::{download, upload};
     #[pymodule_export]

@@ -1,6 +1,6 @@
 """Checks an installed package on any platform: `python portable.py`. On Linux, all other tests say more.
 
-Other processes open an array, wait for its lock, are killed while they hold it, load pickles, and paint. The program `ndshm` must be
+Other processes open an array, wait for its lock, are killed while they hold it, load pickles, paint, and read a stream. The program `ndshm` must be
 there. Nothing may be left.
 """
 
@@ -43,6 +43,33 @@ def double(array: ndshm.Array) -> int:
 def fill(x: np.ndarray, region: tuple[slice, ...]) -> None:
     """Paint a chunk."""
     x[...] = region[0].start
+
+
+def look(name: str, channel: Connection) -> None:
+    """Read a stream to its end, and hold its last frame until this process is killed."""
+    kept = []
+    for frame in ndshm.Stream.open(name, timeout=60):
+        kept = [frame.x]
+        channel.send((frame.number, int(frame.x[1, 2]), frame.meta["exposure"]))
+    channel.send(int(kept[0].sum()))
+    channel.recv()
+
+
+def streamed(name: str) -> None:
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    with ndshm.Stream.create(name, (4, 6), "uint16", slots=4, meta={"exposure": "float64"}) as out:
+        reader = context.Process(target=look, args=(name, theirs))
+        with out.frame() as frame:
+            frame.x[:] = 1
+        reader.start()
+        assert ours.poll(60) and ours.recv() == (1, 1, 0.0)
+        assert out.send(np.full((4, 6), 2, "uint16"), exposure=0.5) == 2
+        assert ours.poll(60) and ours.recv() == (2, 2, 0.5)
+    assert ours.poll(60) and ours.recv() == 48  # the frame outlives the stream
+    reader.kill()
+    reader.join()
+    assert not ndshm.Stream.unlink(name)
 
 
 def plain(name: str) -> None:
@@ -112,6 +139,8 @@ def main() -> None:
     print("counted arrays: ok")
     painted(name)
     print("painting: ok")
+    streamed(name)
+    print("streams: ok")
     program()
     print("program: ok")
     assert name not in [row.name for row in ndshm.ls()]

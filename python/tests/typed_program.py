@@ -69,7 +69,26 @@ def painting(name: str) -> None:
     ndshm.unlink(name)
 
 
+def streaming(name: str) -> None:
+    with ndshm.Stream.create(name, (8, 16), np.uint8, slots=4, meta={"gain": "float32", "stage": ("int32", 2)}) as out:
+        assert_type(out, ndshm.StreamWriter[np.uint8])
+        cam: ndshm.StreamReader[np.uint8] = ndshm.Stream.open(name, cursor="disk", backpressure="wait", timeout=5)
+        with out.frame(timeout=1) as new:
+            new.x[:] = 3
+            new.meta["gain"] = 0.5
+        number: int = out.send(np.full((8, 16), 4, np.uint8), stage=(1, 2))
+        kept: list[NDArray[np.uint8]] = []
+        for frame in cam:
+            assert_type(frame, ndshm.Frame[np.uint8])
+            kept.append(frame.x)
+            cam.ack(frame.number)
+            if frame.number == number:
+                break
+        assert [int(x[0, 0]) for x in kept] == [3, 4] and ndshm.Stream.inspect(name).head == 2
+
+
 if __name__ == "__main__":
+    streaming(sys.argv[1])
     images(sys.argv[1])
     painting(sys.argv[1])
     volumes(Path(sys.argv[2]))

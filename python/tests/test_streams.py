@@ -1,0 +1,1054 @@
+"""Streams: what readers see, what they hold, and what ends them. Where sharing is the point, the other process is a real one."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import multiprocessing
+import os
+import pickle
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ndshm
+from conftest import shared_files
+from ndshm import Stream
+
+METHODS = ["fork", "spawn", "forkserver"]
+
+
+@pytest.fixture(autouse=True)
+def no_stream_is_left() -> Iterator[None]:
+    """Fail if a test leaves a file of a stream, and remove it."""
+    before = shared_files()
+    yield
+    left = shared_files() - before
+    for file in left:
+        Path("/dev/shm", file).unlink(missing_ok=True)
+    assert not left
+
+
+def fill(out: ndshm.StreamWriter, *values: int) -> None:
+    for value in values:
+        with out.frame() as frame:
+            frame.x[...] = value
+
+
+def values(frames: Any) -> list[int]:
+    return [int(frame.x.flat[0]) for frame in frames]
+
+
+def wait_until(met: Callable[[], Any]) -> None:
+    end = time.monotonic() + 60
+    while not met():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+# A writer in a process of its own, which writes when it is told to.
+WRITER = """
+    import sys, ndshm
+    name, options = sys.argv[1], eval(sys.argv[2])
+    out = ndshm.Stream.create(name, (4, 6), "uint16", 4, **options)
+    print(out.epoch, flush=True)
+    for line in sys.stdin:
+        with out.frame() as frame:
+            frame.x[:] = int(line)
+        print(out.head, flush=True)
+    {end}
+"""
+
+
+class Other:
+    """A writer in another process."""
+
+    def __init__(self, name: str, end: str = "out.end()", **options: Any) -> None:
+        program = textwrap.dedent(WRITER).replace("{end}", end)
+        command = [sys.executable, "-c", program, name, repr(options)]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.epoch = int(self.line())
+
+    def line(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline()
+
+    def write(self, *values: int) -> None:
+        assert self.process.stdin is not None
+        for value in values:
+            self.process.stdin.write(f"{value}\n")
+            self.process.stdin.flush()
+            assert int(self.line()) > 0
+
+    def end(self) -> None:
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self.process.stdin.close()
+        assert self.process.wait(60) == 0
+        self.process.stdout.close()
+
+    def kill(self) -> None:
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self.process.kill()
+        self.process.wait(60)
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.close()
+        self.process.stdout.close()
+
+
+@contextlib.contextmanager
+def other(name: str, end: str = "out.end()", **options: Any) -> Iterator[Other]:
+    writer = Other(name, end, **options)
+    try:
+        yield writer
+    finally:
+        if writer.process.poll() is None:
+            writer.kill()
+        Stream.unlink(name)
+
+
+# Writing
+
+
+def test_frames_arrive_in_another_process(name: str) -> None:
+    program = """
+        import sys, ndshm
+        cam = ndshm.Stream.open(sys.argv[1])
+        print("open", flush=True)
+        for frame in cam:
+            print(frame.number, frame.x.sum(), frame.meta, frame.epoch)
+    """
+    with Stream.create(name, (4, 6), "uint16", 8, meta={"exposure": "float64", "stage": ("int32", 3)}) as out:
+        command = [sys.executable, "-W", "error", "-c", textwrap.dedent(program), name]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as reader:
+            assert reader.stdout is not None and reader.stdout.readline() == "open\n"
+            with out.frame() as frame:
+                frame.x[:] = 1
+                frame.meta["exposure"] = 0.02
+            assert out.send(np.full((4, 6), 2, "u2"), stage=(1, -2, 3)) == 2
+            out.end()
+            printed = reader.communicate(timeout=60)[0]
+    assert printed.splitlines() == ["1 24 {'exposure': 0.02, 'stage': (0, 0, 0)} 1", "2 48 {'exposure': 0.0, 'stage': (1, -2, 3)} 1"]
+    assert reader.returncode == 0
+
+
+def test_writer_says_what_it_is(name: str) -> None:
+    with Stream.create(name, (4, 6), "uint16", 5, order="F") as out:
+        assert (out.name, out.shape, out.dtype, out.dtype_name, out.order, out.slots) == (name, (4, 6), np.dtype("u2"), "uint16", "F", 5)
+        assert (out.head, out.epoch) == (0, 1)
+        assert name in repr(out)
+        with out.frame() as frame:
+            assert frame.number == 1 and frame.x.flags.f_contiguous and out.head == 0
+            frame.x[:] = np.arange(24).reshape(4, 6)
+        assert out.head == 1
+        cam = Stream.open(name)
+        assert (cam.name, cam.shape, cam.dtype, cam.order, cam.slots, cam.head) == (name, (4, 6), np.dtype("u2"), "F", 5, 1)
+        assert (cam.next().x == np.arange(24).reshape(4, 6)).all()
+
+
+@pytest.mark.parametrize("dtype", ["u1", "i1", "u2", "i4", "u8", "f2", "f4", "f8", "c8", "c16", "bfloat16"])
+def test_every_dtype_arrives(name: str, dtype: str) -> None:
+    with Stream.create(name, (2, 3), dtype, 3) as out:
+        fill(out, 3)
+        x = Stream.open(name).next().x
+        assert x.dtype == out.dtype and (x == np.full((2, 3), 3).astype(out.dtype)).all()
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (2, 3, 4, 5), 7])
+def test_every_shape_arrives(name: str, shape: Any) -> None:
+    with Stream.create(name, shape, "u1", 3) as out:
+        fill(out, 3)
+        x = Stream.open(name).next().x
+        assert x.shape == out.shape and (x == 3).all()
+
+
+def test_frame_with_an_exception_never_was(name: str) -> None:
+    with Stream.create(name, 4, "u1", 3) as out:
+        fill(out, 1)
+        with pytest.raises(KeyError), out.frame() as frame:
+            frame.x[:] = 2
+            raise KeyError
+        assert out.head == 1
+        fill(out, 3)
+        assert values(Stream.open(name).get(number) for number in (1, 2)) == [1, 3]
+
+
+def test_new_frame_ends_with_its_block(name: str) -> None:
+    with Stream.create(name, 4, "u1", 3, meta={"a": "u1"}) as out:
+        new = out.frame()
+        with pytest.raises(ValueError, match="only inside of its block"):
+            _ = new.x
+        with new as frame:
+            x = frame.x
+            x[:] = 1
+        with pytest.raises(ValueError, match="read-only"):
+            x[0] = 2
+        for use in (lambda: frame.x, lambda: frame.number, lambda: frame.meta["a"], lambda: frame.meta.update(a=1)):
+            with pytest.raises(ValueError, match="has ended"):
+                use()
+        with pytest.raises(RuntimeError, match="was used"):
+            frame.__enter__()
+
+
+def test_view_that_outlives_the_block_is_named_and_keeps_the_memory(name: str) -> None:
+    out = Stream.create(name, 4, "u1", 3)
+    with pytest.warns(ndshm.ViewOutlivesGuard, match=name):
+        with out.frame() as frame:
+            part = frame.x[1:]
+    cam = Stream.open(name)
+    assert cam.next().number == 1
+    del out, frame  # the stream ends although the view lives
+    gc.collect()
+    with pytest.raises(ndshm.Closed):
+        cam.next()
+    part[:] = 7  # the memory is there
+
+
+def test_frame_keeps_its_writer(name: str) -> None:
+    with Stream.create(name, 4, "u1", 3).frame() as frame:
+        frame.x[:] = 1
+        cam = Stream.open(name)
+    del frame
+    gc.collect()
+    assert values(cam) == [1]
+
+
+def test_one_frame_is_written_at_a_time(name: str) -> None:
+    with Stream.create(name, 4, "u1", 3) as out:
+        with out.frame() as frame:
+            frame.x[:] = 1
+            with pytest.raises(RuntimeError, match="is being written"):
+                out.frame().__enter__()
+            with pytest.raises(RuntimeError, match="is being written"):
+                out.end()
+        assert out.head == 1
+
+
+def test_send_refuses_other_arrays(name: str) -> None:
+    with Stream.create(name, (2, 3), "u2", 3, meta={"a": "u1"}) as out:
+        x = np.ones((2, 3), "u2")
+        for wrong in (x.T, x[0], x.astype("u1"), x.astype("f4"), 1):
+            with pytest.raises(ndshm.Mismatch, match=name):
+                out.send(wrong)
+        with pytest.raises(ndshm.InvalidArgument, match="mask"):
+            out.send(np.ma.masked_array(x, x > 0))
+        for meta, error in (({"b": 1}, KeyError), ({"a": 256}, ndshm.InvalidArgument), ({"a": (1, 2)}, ndshm.InvalidArgument)):
+            with pytest.raises(error):
+                out.send(x, **meta)
+        assert out.head == 0
+        with ndshm.share(x) as array:
+            assert out.send(array, a=255) == 1
+        assert Stream.open(name).next().meta == {"a": 255}
+
+
+def test_values_beside_the_elements_are_zeros_until_they_are_set(name: str) -> None:
+    with Stream.create(name, 4, "u1", 3, meta={"a": "f8", "b": ("c8", 2), "c": "f2", "d": ("i8", 1)}) as out:
+        zeros = {"a": 0, "b": (0, 0), "c": 0, "d": 0}
+        for _ in range(5):  # slots are used again
+            with out.frame() as frame:
+                assert dict(frame.meta) == zeros and len(frame.meta) == 4
+                frame.meta.update({"a": np.float64(1.5), "b": np.array([1j, 2])}, c=0.5, d=-(2**63))
+                assert frame.meta["b"] == (1j, 2)
+        assert Stream.open(name).next().meta == {"a": 1.5, "b": (1j, 2), "c": 0.5, "d": -(2**63)}
+        with pytest.raises(KeyError, match="it has 'a'"), out.frame() as frame:
+            frame.meta["e"] = 1
+
+
+def test_arguments_are_checked(name: str) -> None:
+    refused: list[dict[str, Any]] = [
+        {"slots": 2},
+        {"slots": -1},
+        {"dtype": "bool"},
+        {"dtype": "U3"},
+        {"meta": {"a": "bool"}},
+        {"meta": {"a": ("f8", 31)}},
+        {"meta": {"": "f8"}},
+        {"meta": {"a": ("f8", 0)}},
+        {"permissions": 0o7777},
+        {"name": "a/b"},
+    ]
+    for wrong in refused:
+        with pytest.raises(ndshm.InvalidArgument):
+            Stream.create(**{"name": name, "shape": 4, "dtype": "u1", **wrong})
+    with pytest.raises(ValueError, match="order"):
+        Stream.create(name, 4, "u1", order="K")
+    with Stream.create(name, 4, "u1") as out:
+        assert out.slots == 8
+        mixed: list[dict[str, Any]] = [{"latest": True, "every": True}, {"latest": True, "cursor": "a"}]
+        for options in mixed:
+            with pytest.raises(ndshm.InvalidArgument, match="latest"):
+                Stream.open(name, **options)
+        with pytest.raises(ValueError, match="wait_while_alive"):
+            Stream.open(name, cursor="a", backpressure="never")  # type: ignore[arg-type]
+        for cursor in ("", "a" * 49, "a\0b"):
+            with pytest.raises(ndshm.InvalidArgument, match="cursor"):
+                Stream.open(name, cursor=cursor)
+        for use in (lambda: out.frame(-1), lambda: Stream.open(name).next(float("nan")), lambda: Stream.open(name, timeout=-1)):
+            with pytest.raises(ValueError, match="seconds"):
+                use()
+    with pytest.raises(TypeError, match="Stream.create"):
+        Stream()
+
+
+# Names
+
+
+def test_errors_about_names_speak_of_streams(name: str) -> None:
+    for use in (Stream.open, Stream.inspect):
+        with pytest.raises(ndshm.NotFound, match="no stream"):
+            use(name)
+    with ndshm.create(name, 4, "u1"), pytest.raises(ndshm.NotFound, match="no stream"):
+        Stream.open(name)  # an array is none
+    with Stream.create(name, 4, "u1"):
+        with pytest.raises(ndshm.AlreadyExists, match="resume=True.*Stream.unlink"):
+            Stream.create(name, 4, "u1")
+        for resume in (True, False):
+            with pytest.raises(ndshm.HasWriter):
+                Stream.create(name, 4, "u1", resume=resume, replace=not resume)
+
+
+def test_name_goes_with_the_writer(name: str) -> None:
+    out = Stream.create(name, 4, "u1")
+    fill(out, 1)
+    cam = Stream.open(name)
+    del out
+    gc.collect()
+    assert not Stream.unlink(name)
+    assert values(cam) == [1], "the frames that are left, and then a quiet end"
+
+
+def test_writer_that_ended_writes_no_more(name: str) -> None:
+    out = Stream.create(name, 4, "u1")
+    out.end()
+    out.end()
+    with pytest.raises(ndshm.Closed), out.frame():
+        pass
+
+
+def test_kept_stream_is_taken_over(name: str) -> None:
+    try:
+        with Stream.create(name, 4, "u1", keep=True) as out:
+            fill(out, 1, 2)
+        assert values(Stream.open(name)) == [1, 2]
+        assert Stream.inspect(name).has_ended
+        with Stream.create(name, 4, "u1", resume=True, keep=True) as out:
+            assert (out.epoch, out.head) == (2, 2)
+            fill(out, 3)
+            assert [frame.epoch for frame in map(Stream.open(name).get, (2, 3)) if frame] == [1, 2]
+        with pytest.raises(ndshm.Mismatch):
+            Stream.create(name, 4, "u2", resume=True)
+        with pytest.raises(ndshm.InvalidArgument, match="slots"):
+            Stream.create(name, 4, "u1", 9, resume=True)
+    finally:
+        assert Stream.unlink(name)
+
+
+def test_readers_of_a_replaced_stream_are_told(name: str) -> None:
+    with Stream.create(name, 4, "u1", keep=True) as out:
+        fill(out, 1)
+    cam = Stream.open(name)
+    with Stream.create(name, 5, "f4", replace=True) as out:
+        fill(out, 2)
+        assert cam.next().x.tolist() == [1] * 4
+        with pytest.raises(ndshm.Unlinked, match="replaced"):
+            cam.next()
+        assert Stream.open(name).next().x.tolist() == [2] * 5
+
+
+def test_stream_of_a_process_that_exits_ends(name: str) -> None:
+    """Although the interpreter does not free what a module keeps."""
+    with other(name, end="sys.modules['keep'] = out; import gc; gc.disable()") as writer:
+        cam = Stream.open(name)
+        writer.write(1)
+        writer.end()
+        assert values(cam) == [1]
+        assert not Stream.unlink(name)
+
+
+# Reading
+
+
+def test_reader_chooses_its_frames(name: str) -> None:
+    with Stream.create(name, 4, "u1", 4) as out:
+        every, latest = Stream.open(name), Stream.open(name, latest=True)
+        fill(out, 1, 2, 3)
+        assert values([next(every), next(latest)]) == [1, 3]
+        fill(out, *range(4, 10))
+        assert values([next(every), next(latest), every.latest()]) == [6, 9, 9]
+        assert (every.lost, latest.lost, every.head) == (4, 0, 9)
+        found = every.get(8)
+        assert found is not None and found.x[0] == 8 and every.get(3) is None and every.get(0) is None and every.get(10) is None
+
+
+def test_timeouts_of_a_reader(name: str) -> None:
+    with Stream.create(name, 4, "u1"):
+        cam = Stream.open(name, timeout=0.2)
+        for take in (cam.next, cam.latest):
+            with pytest.raises(ndshm.WouldBlock, match="no new frame"):
+                take(timeout=0)
+            begin = time.monotonic()
+            with pytest.raises(ndshm.TimedOut, match=name):
+                take(timeout=0.3)
+            assert time.monotonic() - begin > 0.25
+        with pytest.raises(ndshm.TimedOut, match="200ms"):
+            next(cam)
+
+
+def test_frame_says_when_it_was_committed(name: str) -> None:
+    with Stream.create(name, 4, "u1") as out:
+        before, since_boot = time.time(), time.clock_gettime(time.CLOCK_BOOTTIME)
+        fill(out, 1)
+        frame = Stream.open(name).next()
+        assert frame.time is not None and since_boot <= frame.time <= time.clock_gettime(time.CLOCK_BOOTTIME)
+        assert before - 0.001 <= frame.wall_time <= time.time() + 0.001
+
+
+def test_frame_is_read_only_and_ends_when_it_is_released(name: str) -> None:
+    with Stream.create(name, 4, "u1") as out:
+        fill(out, 1)
+        cam = Stream.open(name)
+        with cam.next() as frame:
+            with pytest.raises(ValueError, match="read-only"):
+                frame.x[0] = 2
+            with pytest.raises(ValueError, match="WRITEABLE"):
+                frame.x.flags.writeable = True
+            copy = frame.copy()
+            assert copy.flags.writeable and copy.flags.owndata and cam.held == 1
+        assert cam.held == 0 and frame.released and "released" in repr(frame)
+        with pytest.raises(ValueError, match="released"):
+            _ = frame.x
+        with pytest.raises(BufferError, match="released"):
+            memoryview(frame)
+        assert frame.number == 1 and copy.tolist() == [1] * 4
+        frame.release()
+
+
+EXPORTS: dict[str, Callable[[Any], Any]] = {
+    "x": lambda frame: frame.x,
+    "part": lambda frame: frame.x[::2],
+    "memoryview": memoryview,
+    "asarray": np.asarray,
+    "dlpack": np.from_dlpack,
+    "dlpack of x": lambda frame: frame.x.__dlpack__(max_version=(1, 0)),
+    "capsule": lambda frame: frame.__dlpack__(max_version=(1, 0)),
+    "buffer": lambda frame: np.ndarray(4, "u1", buffer=frame),
+    "buffer of x": lambda frame: memoryview(memoryview(frame.x)),
+}
+
+
+@pytest.mark.parametrize("export", sorted(EXPORTS))
+def test_slot_is_held_as_long_as_an_export_lives(name: str, export: str) -> None:
+    with Stream.create(name, 4, "u1", 4) as out:
+        cam = Stream.open(name)
+        fill(out, 1)
+        with cam.next() as frame:
+            kept = EXPORTS[export](frame)
+        del frame
+        fill(out, *range(2, 20))
+        assert cam.held == 1
+        if type(kept).__name__ != "PyCapsule":
+            assert set(np.asarray(kept).flat) == {1}
+        del kept
+        gc.collect()
+        assert cam.held == 0
+
+
+def test_buffer_of_a_frame_holds_as_long_as_the_frame(name: str) -> None:
+    """Libraries release the buffer at once, and keep the object and the address."""
+    with Stream.create(name, 4, "u1", 4) as out:
+        cam = Stream.open(name)
+        fill(out, 1)
+        frame = cam.next()
+        memoryview(frame).release()
+        frame.release()
+        assert cam.held == 1
+        del frame
+        assert cam.held == 0
+
+
+def test_kept_arrays_never_change(name: str) -> None:
+    with Stream.create(name, (100, 100), "u1", 16) as out:
+        cam, kept = Stream.open(name), []
+        for value in range(1, 8):
+            fill(out, value)
+            kept.append(next(cam).x)
+        fill(out, *range(100, 140))
+        assert [set(x.flat) for x in kept] == [{value} for value in range(1, 8)]
+        del cam, out
+        gc.collect()
+        assert [x[0, 0] for x in kept] == list(range(1, 8)), "the memory outlives the stream and its reader"
+
+
+def test_unversioned_dlpack_is_refused(name: str) -> None:
+    with Stream.create(name, 4, "u1") as out:
+        fill(out, 1)
+        frame = Stream.open(name).next()
+        assert frame.__dlpack_device__() == (1, 0)
+        with pytest.raises(BufferError, match="read-only"):
+            frame.__dlpack__()
+        with pytest.raises(BufferError, match="CPU"):
+            frame.__dlpack__(stream=1)  # type: ignore[arg-type]
+
+
+def test_writer_without_slots_names_the_holders(name: str) -> None:
+    with Stream.create(name, 4, "u1", 3) as out:
+        fill(out, 1, 2, 3)
+        cam = Stream.open(name)
+        held = [cam.next(), cam.next()]
+        with pytest.raises(ndshm.SlotsHeld, match=str(os.getpid())) as refused:
+            out.frame().__enter__()
+        assert (refused.value.slots, refused.value.holders, refused.value.cursors) == (3, [os.getpid()], [])
+        same = pickle.loads(pickle.dumps(refused.value))
+        assert (same.slots, same.holders) == (3, [os.getpid()])
+        begin = time.monotonic()
+        with pytest.raises(ndshm.SlotsHeld):
+            out.frame(timeout=0.2).__enter__()
+        assert time.monotonic() - begin > 0.15
+        assert out.head == 3
+        threading.Timer(0.1, held.clear).start()
+        with out.frame(timeout=60) as frame:
+            frame.x[:] = 4
+
+
+def test_reader_that_holds_much_is_warned_once(name: str) -> None:
+    with Stream.create(name, 4, "u1", 6) as out:
+        cam, kept = Stream.open(name), []
+        for value in range(3):
+            fill(out, value)
+            kept.append(next(cam).x)
+        fill(out, 3)
+        with pytest.warns(ndshm.FramesHeld, match="4 of the 6 slots.*copy") as warned:
+            for frame in cam:
+                kept.append(frame.x)
+                break
+        assert warned[0].filename == __file__
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            fill(out, 4)
+            kept.append(cam.next().x)
+        del frame
+
+
+def test_loop_over_few_slots_does_not_warn(name: str) -> None:
+    with Stream.create(name, 4, "u1", 3) as out:
+        cam = Stream.open(name)
+        fill(out, 1)
+        for frame in cam:
+            if frame.number == 9:
+                break
+            fill(out, frame.number + 1)
+
+
+def test_closed_reader_gives_nothing_and_its_frames_stay(name: str) -> None:
+    with Stream.create(name, 4, "u1", 3) as out:
+        fill(out, 1)
+        with Stream.open(name) as cam:
+            frame = cam.next()
+        assert cam.closed and "closed" in repr(cam) and frame.x[0] == 1
+        for use in (lambda: next(cam), lambda: cam.head, lambda: cam.get(1)):
+            with pytest.raises(ValueError, match="closed"):
+                use()
+
+
+def test_frames_and_writers_are_not_pickled(name: str) -> None:
+    with Stream.create(name, 4, "u1", 3) as out:
+        fill(out, 1)
+        new = out.frame()
+        for thing in (out, new, Stream.open(name).next()):
+            with pytest.raises(TypeError):
+                pickle.dumps(thing)
+
+
+def test_threads_share_a_reader(name: str) -> None:
+    with Stream.create(name, 4, "u4", 64) as out:
+        cam, seen = Stream.open(name), list[int]()
+
+        def read() -> None:
+            seen.extend(frame.number for frame in cam)
+
+        threads = [threading.Thread(target=read) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for value in range(200):
+            with out.frame(timeout=60) as frame:
+                frame.x[:] = value
+            wait_until(lambda: len(seen) > value - 30)
+        assert cam.head == 200 and cam.lost == 0
+        out.end()
+        for thread in threads:
+            thread.join()
+    assert sorted(seen) == list(range(1, 201))
+
+
+# Waiting
+
+
+def test_wait_leaves_the_interpreter_to_other_threads(name: str) -> None:
+    with Stream.create(name, 4, "u1", 3) as out:
+        cam = Stream.open(name)
+        threading.Timer(0.3, fill, (out, 5)).start()
+        assert cam.next(timeout=60).x[0] == 5
+
+
+@pytest.mark.parametrize("wait", ["cam.next()", "next(cam)", "cam.latest(50)", "list(cam)", "out.frame(None).__enter__()"])
+def test_ctrl_c_ends_a_wait(name: str, wait: str) -> None:
+    program = f"""
+        import sys, ndshm
+        out = ndshm.Stream.create(sys.argv[1], 4, "uint8", 3)
+        cam = ndshm.Stream.open(sys.argv[1])
+        if "frame" in {wait!r}:
+            for _ in range(3):
+                out.frame().__enter__().__exit__(None, None, None)
+            held = cam.next(), cam.next()
+        print("waiting", flush=True)
+        try:
+            {wait}
+        except KeyboardInterrupt:
+            print("interrupted", flush=True)
+        held = None
+        with out.frame() as frame:
+            frame.x[:] = 1
+        print(cam.latest().x[0])
+    """
+    command = [sys.executable, "-c", textwrap.dedent(program), name]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stdout.readline() == "waiting\n"
+        time.sleep(0.3)
+        process.send_signal(signal.SIGINT)
+        assert process.communicate(timeout=60)[0].split() == ["interrupted", "1"]
+
+
+def test_killed_writer_is_told_and_a_successor_is_waited_for(name: str) -> None:
+    with other(name, resume=True) as writer:
+        cam = Stream.open(name)
+        writer.write(1, 2)
+        assert cam.has_writer is True and values([next(cam)]) == [1]
+        writer.kill()
+        assert cam.has_writer is False
+        assert values([next(cam)]) == [2], "what was committed is there"
+        for take in (cam.next, cam.latest, cam.__next__):
+            begin = time.monotonic()
+            with pytest.raises(ndshm.NoWriter, match=name):
+                take()
+            assert time.monotonic() - begin < 30
+        with other(name, resume=True) as successor:
+            assert successor.epoch == 2 and cam.has_writer
+            successor.write(3)
+            frame = cam.next(timeout=60)
+            assert (frame.number, frame.epoch, frame.x[0, 0]) == (3, 2, 3)
+            successor.end()
+            assert list(cam) == []
+
+
+def test_frame_of_a_writer_that_is_killed_in_its_block_never_was(name: str) -> None:
+    with other(name, end="with out.frame() as f: f.x[:] = 99; print(f.number, flush=True); import time; time.sleep(600)") as writer:
+        cam = Stream.open(name)
+        writer.write(*range(1, 7))
+        assert writer.process.stdin is not None
+        writer.process.stdin.close()
+        assert writer.line() == "7\n", "it is in the block"
+        assert Stream.inspect(name).held == 1
+        writer.kill()
+        assert Stream.inspect(name).held == 0
+        with Stream.create(name, (4, 6), "uint16", 4, resume=True) as out:
+            assert (out.epoch, out.head) == (2, 6)
+            with out.frame() as frame:
+                frame.x[:] = 7
+            out.end()
+            assert values(cam) == [4, 5, 6, 7]
+
+
+def test_killed_reader_holds_nothing(name: str) -> None:
+    program = """
+        import sys, ndshm
+        cam = ndshm.Stream.open(sys.argv[1])
+        held = cam.next(), cam.next()
+        print("holds", flush=True)
+        sys.stdin.read()
+    """
+    with Stream.create(name, 4, "u1", 3) as out:
+        fill(out, 1, 2, 3)
+        command = [sys.executable, "-c", textwrap.dedent(program), name]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as reader:
+            assert reader.stdout is not None and reader.stdout.readline() == b"holds\n"
+            with pytest.raises(ndshm.SlotsHeld) as refused, out.frame():
+                pass
+            assert refused.value.holders == [reader.pid] and Stream.inspect(name).holders == (reader.pid,)
+            reader.kill()
+            reader.wait(60)
+            with out.frame(timeout=60) as frame:
+                frame.x[:] = 4
+
+
+def test_event_loop_runs_while_a_reader_waits(name: str) -> None:
+    async def main() -> None:
+        seen, ticks = list[int](), 0
+
+        async def read() -> None:
+            async for frame in Stream.open(name):
+                seen.append(int(frame.x[0]))
+
+        with Stream.create(name, 4, "u1", 8) as out:
+            task = asyncio.create_task(read())
+            for value in (1, 2, 3):
+                fill(out, value)
+                while len(seen) < value:
+                    ticks += 1
+                    await asyncio.sleep(0.001)
+        await task
+        assert seen == [1, 2, 3] and ticks
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+
+
+def test_async_loop_is_told_of_a_killed_writer_and_of_a_timeout(name: str) -> None:
+    async def first(cam: ndshm.StreamReader) -> int:
+        async for frame in cam:
+            return frame.number
+        return 0
+
+    with other(name) as writer:
+        with pytest.raises(ndshm.TimedOut, match="0.1"):
+            asyncio.run(first(Stream.open(name, timeout=0.1)))
+        cam = Stream.open(name)
+        writer.write(1)
+        assert asyncio.run(first(cam)) == 1
+        writer.kill()
+        with pytest.raises(ndshm.NoWriter):
+            asyncio.run(asyncio.wait_for(first(cam), 60))
+
+
+# Cursors
+
+
+def test_cursor_misses_no_frame(name: str) -> None:
+    with Stream.create(name, 4, "u1", 4) as out:
+        disk = Stream.open(name, cursor="disk", backpressure="wait")
+        assert disk.cursor == "disk" and disk.acknowledged == 0
+        fill(out, 1, 2, 3, 4)
+        with pytest.raises(ndshm.SlotsHeld, match="disk") as refused, out.frame():
+            pass
+        assert refused.value.cursors == ["disk"]
+        with pytest.raises(ndshm.InvalidArgument):
+            disk.ack(1)
+        assert values([next(disk), next(disk)]) == [1, 2]
+        with pytest.raises(ndshm.SlotsHeld), out.frame():
+            pass
+        disk.ack(2)
+        fill(out, 5, 6)
+        assert disk.acknowledged == 2
+        assert Stream.inspect(name).cursors == [("disk", 2, "wait", True)]
+        disk.close()
+        again = Stream.open(name, cursor="disk", backpressure="wait")
+        out.end()
+        assert values(again) == [3, 4, 5, 6] and again.lost == 0
+
+
+def test_cursor_has_one_reader(name: str) -> None:
+    with Stream.create(name, 4, "u1", 4) as out:
+        disk = Stream.open(name, cursor="disk")
+        with pytest.raises(ndshm.HasReader, match="disk") as refused:
+            Stream.open(name, cursor="disk")
+        assert refused.value.cursor == "disk"
+        with pytest.raises(ndshm.HasReader):
+            Stream.unlink(name, cursor="disk")
+        with pytest.raises(ndshm.Unsupported, match="misses none"):
+            disk.latest(timeout=0)
+        with pytest.raises(ndshm.Unsupported, match="cursor="):
+            Stream.open(name).ack(1)
+        disk.close()
+        fill(out, *range(20))
+        assert Stream.unlink(name, cursor="disk") and not Stream.unlink(name, cursor="disk")
+
+
+def test_cursor_of_a_killed_reader_goes_on_where_it_was(name: str) -> None:
+    program = """
+        import sys, ndshm
+        cam = ndshm.Stream.open(sys.argv[1], cursor="disk", backpressure=sys.argv[2])
+        print("open", flush=True)
+        cam.ack(next(cam).number)
+        cam.next()
+        print("read", flush=True)
+        sys.stdin.read()
+    """
+    for policy in ("wait", "wait_while_alive"):
+        with Stream.create(name, 4, "u1", 4) as out:
+            command = [sys.executable, "-c", textwrap.dedent(program), name, policy]
+            with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as reader:
+                assert reader.stdout is not None and reader.stdout.readline() == b"open\n"
+                fill(out, 1, 2)
+                assert reader.stdout.readline() == b"read\n"
+                fill(out, 3, 4)
+                fill(out, 5)
+                with pytest.raises(ndshm.HasReader):
+                    Stream.open(name, cursor="disk", backpressure="overwrite")
+                with pytest.raises(ndshm.SlotsHeld), out.frame():
+                    pass
+                reader.kill()
+                reader.wait(60)
+            if policy == "wait":
+                with pytest.raises(ndshm.SlotsHeld), out.frame():
+                    pass
+            disk = Stream.open(name, cursor="disk")
+            assert disk.acknowledged == 1
+            out.end()
+            assert values(disk) == [2, 3, 4, 5]
+            disk.close()
+
+
+def test_acknowledgement_does_not_wait_for_the_thread_that_reads(name: str) -> None:
+    with Stream.create(name, 4, "u1", 4) as out:
+        disk = Stream.open(name, cursor="disk")
+        fill(out, 1)
+        assert next(disk).number == 1
+        thread = threading.Thread(target=lambda: list(disk))
+        thread.start()
+        time.sleep(0.1)
+        begin = time.monotonic()
+        disk.ack(1)
+        assert time.monotonic() - begin < 5 and disk.acknowledged == 1
+        out.end()
+        thread.join()
+
+
+# Other processes
+
+
+def read_all(cam: ndshm.StreamReader, channel: Connection) -> None:
+    """The work of a child that got a reader."""
+    channel.send(cam.held)  # a forked child opens the stream at the first use, by name
+    channel.send([(frame.number, int(frame.x[0])) for frame in cam])
+    channel.close()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_reader_travels_to_a_child(name: str, method: str) -> None:
+    context: Any = multiprocessing.get_context(method)
+    with Stream.create(name, 4, "u1", 8) as out:
+        fill(out, 1, 2)
+        cam = Stream.open(name)
+        first = cam.next()
+        ours, theirs = context.Pipe()
+        child = context.Process(target=read_all, args=(cam, theirs))
+        child.start()
+        theirs.close()
+        assert ours.poll(60) and ours.recv() == 0
+        fill(out, 3)
+        assert values([cam.next(), cam.next()]) == [2, 3]
+        out.end()
+        assert ours.poll(60)
+        seen = ours.recv()
+        child.join(60)
+        assert child.exitcode == 0
+        # A forked child goes on where its parent was. Another one opens the stream for itself.
+        assert seen == [(2, 2), (3, 3)] if method == "fork" else seen == [(1, 1), (2, 2), (3, 3)]
+        assert first.x[0] == 1
+
+
+class Frames:
+    """A data set such as a DataLoader has: its workers ask it for items."""
+
+    def __init__(self, name: str) -> None:
+        self.cam = Stream.open(name)
+
+    def __getitem__(self, number: int) -> Any:
+        frame = self.cam.get(number)
+        assert frame is not None
+        return frame.copy(), os.getpid()
+
+
+def load(frames: Frames, channel: Connection) -> None:
+    """The work of a worker."""
+    for number in iter(channel.recv, None):
+        channel.send(frames[number])
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_workers_ask_a_data_set_for_frames(name: str, method: str) -> None:
+    context: Any = multiprocessing.get_context(method)
+    with Stream.create(name, 1000, "u2", 16) as out:
+        fill(out, *range(1, 11))
+        frames = Frames(name)
+        assert frames[3][0][0] == 3
+        workers = []
+        for _ in range(2):
+            ours, theirs = context.Pipe()
+            worker = context.Process(target=load, args=(frames, theirs))
+            worker.start()
+            theirs.close()
+            workers.append((worker, ours))
+        for number in range(1, 11):
+            for _, channel in workers:
+                channel.send(number)
+            for worker, channel in workers:
+                assert channel.poll(60)
+                x, pid = channel.recv()
+                assert (x == number).all() and pid == worker.pid
+        for worker, channel in workers:
+            channel.send(None)
+            worker.join(60)
+            assert worker.exitcode == 0
+        assert frames.cam.held == 0
+
+
+def in_child(work: Callable[[], Any]) -> Any:
+    """Return what `work` returns in a forked child, or the exception that it raises."""
+    ours, theirs = multiprocessing.Pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            theirs.send(work())
+        except BaseException as error:
+            theirs.send(error)
+        finally:
+            os._exit(0)
+    assert ours.poll(60)
+    answer = ours.recv()
+    assert os.waitpid(child, 0)[1] == 0
+    return answer
+
+
+def test_forked_child_holds_nothing_of_its_parent(name: str) -> None:
+    with Stream.create(name, 4, "u1", 4) as out:
+        fill(out, 1)
+        cam = Stream.open(name)
+        frame = cam.next()
+        error = in_child(lambda: frame.x)
+        assert isinstance(error, ndshm.NdshmError) and re.search(r"get\(1\)", str(error))
+        assert isinstance(in_child(lambda: memoryview(frame)), BufferError)
+
+        def look() -> Any:
+            frame.release()
+            return frame.number, cam.held
+
+        assert in_child(look) == (1, 0)
+
+        def again() -> Any:
+            same = cam.get(1)
+            assert same is not None
+            return cam.held, int(same.x[0])
+
+        assert in_child(again) == (1, 1)
+        assert cam.held == 1 and frame.x[0] == 1
+        fill(out, *range(2, 9))
+        assert frame.x[0] == 1, "no child has given up what its parent holds"
+
+
+def test_child_reads_although_a_thread_of_its_parent_waits(name: str) -> None:
+    with Stream.create(name, 4, "u1", 4) as out:
+        cam, seen = Stream.open(name), list[int]()
+        thread = threading.Thread(target=lambda: seen.extend(frame.number for frame in cam))
+        thread.start()
+        fill(out, 1)
+        wait_until(lambda: seen)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of a fork beside a thread
+            for _ in range(20):
+                assert in_child(lambda: values([cam.get(1)])) == [1]
+        out.end()
+        thread.join()
+
+
+def test_forked_child_cannot_write(name: str) -> None:
+    with Stream.create(name, 4, "u1", 4) as out:
+
+        def write() -> None:
+            with out.frame() as frame:
+                frame.x[:] = 9
+
+        assert isinstance(in_child(write), ndshm.Unsupported)
+        assert isinstance(in_child(out.end), ndshm.Unsupported)
+        with out.frame() as new:
+            new.x[:] = 1
+            assert isinstance(in_child(lambda: new.x), ndshm.Unsupported)
+            assert isinstance(in_child(lambda: new.__exit__(None, None, None)), ndshm.Unsupported)
+            assert isinstance(in_child(write), ndshm.Unsupported)
+        assert values([Stream.open(name).next()]) == [1]
+        assert Stream.inspect(name).has_writer
+
+
+def test_forked_child_that_exits_does_not_end_the_stream(name: str) -> None:
+    program = """
+        import os, sys, ndshm
+        out = ndshm.Stream.create(sys.argv[1], 4, "uint8", 3)
+        if os.fork() == 0:
+            sys.exit()
+        os.wait()
+        print(ndshm.Stream.inspect(sys.argv[1]).has_ended, ndshm.Stream.inspect(sys.argv[1]).has_writer)
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(program), name], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "False True\n", "")
+
+
+def test_forked_child_cannot_use_a_cursor(name: str) -> None:
+    with Stream.create(name, 4, "u1", 4) as out:
+        disk = Stream.open(name, cursor="disk")
+        fill(out, 1)
+        for use in (disk.next, lambda: disk.ack(0), lambda: next(disk)):
+            assert isinstance(in_child(use), ndshm.Unsupported)
+        assert next(disk).number == 1
+
+
+def test_pickled_reader_keeps_its_options(name: str) -> None:
+    with Stream.create(name, 4, "u1", 4) as out:
+        fill(out, 1, 2)
+        same = pickle.loads(pickle.dumps(Stream.open(name, latest=True, timeout=0.1)))
+        assert next(same).number == 2
+        with pytest.raises(ndshm.TimedOut):
+            next(same)
+        disk = Stream.open(name, cursor="disk", backpressure="overwrite")
+        sent = pickle.dumps(disk)
+        with pytest.raises(ndshm.HasReader):
+            pickle.loads(sent)
+        disk.close()
+        assert pickle.loads(sent).cursor == "disk"
+        cursors = Stream.inspect(name).cursors
+        assert cursors is not None and cursors[0].backpressure == "overwrite"
+
+
+# Inspecting
+
+
+def test_inspection_says_what_a_stream_is(name: str) -> None:
+    with other(name, meta={"exposure": "float64", "stage": ("int32", 3)}) as writer:
+        writer.write(*range(6))
+        cam = Stream.open(name)
+        frame = cam.next()
+        found = Stream.inspect(name)
+        assert (found.dtype, found.shape, found.order, found.slots) == ("uint16", (4, 6), "C", 4)
+        assert found.meta == {"exposure": ("float64", 1), "stage": ("int32", 3)}
+        assert (found.head, found.frames, found.epoch, found.has_writer, found.has_ended) == (6, 4, 1, True, False)
+        assert found.rate is not None and found.rate > 0
+        assert (found.held, found.holders, found.cursors) == (1, (os.getpid(),), [])
+        frame.release()
+        assert Stream.inspect(name).held == 0
+
+
+def test_frames_without_numpy_are_memoryviews(name: str) -> None:
+    program = """
+        import sys
+        sys.modules["numpy"] = None
+        import ndshm
+        out = ndshm.Stream.create(sys.argv[1], (2, 3), "uint16", 3, meta={"a": "float32"})
+        with out.frame() as frame:
+            assert type(frame.x) is memoryview
+            frame.x[1, 2] = 7
+            frame.meta["a"] = 0.5
+        frame = ndshm.Stream.open(sys.argv[1]).next()
+        assert type(frame.x) is memoryview and frame.x.readonly and frame.x.shape == (2, 3)
+        print(frame.x[1, 2], frame.meta, out.dtype_name)
+    """
+    done = subprocess.run([sys.executable, "-W", "error", "-c", textwrap.dedent(program), name], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "7 {'a': 0.5} uint16\n"), done.stderr
