@@ -331,8 +331,8 @@ class Frame(_core.RawFrame, Generic[Scalar]):
 
     The memory is mapped for reading. A library that ignores that an array is read-only, and writes, ends the process.
 
-    In a forked child an inherited frame gives no elements: take it there again, with `StreamReader.get`. What was exported before the
-    fork is not protected in the child.
+    A forked child holds the frames that it inherits too, and the arrays that were made of them. If the stream has lost its name under a living writer,
+    it cannot: a `RuntimeWarning` says so.
     """
 
     __slots__ = ()
@@ -404,8 +404,7 @@ class StreamReader(Generic[Scalar]):
 
     A reader never delays the writer, and holds frames without copying them. A loop over it ends when the writer ends the stream.
 
-    Several threads may use a reader: each frame goes to one of them. In a forked child it goes on by itself, and holds none of its parent's
-    frames. A pickle of a reader is the name and the options of `Stream.open`: its receiver opens the stream for itself.
+    Several threads may use a reader: each frame goes to one of them. In a forked child it goes on by itself. A pickle of a reader is the name and the options of `Stream.open`: its receiver opens the stream for itself.
     """
 
     __slots__ = ("_backpressure", "_cursor", "_is_warned", "_latest", "_raw", "_timeout")
@@ -863,3 +862,7 @@ class Stream:
             cursors=None if cursors is None else [StreamCursorInspection(*cursor) for cursor in cursors],
             **found,
         )
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_core.keep_frames, after_in_parent=_core.free_frames, after_in_child=_core.hold_frames)

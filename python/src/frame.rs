@@ -5,7 +5,7 @@
 
 use std::ffi::c_int;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, SystemTime};
 
 use ndarray::IxDyn;
@@ -65,6 +65,18 @@ trait Reads: Send {
 }
 
 impl<T: Element> Kept for Frame<T, IxDyn> {}
+
+/// A frame with elements of any type, for forked children that inherit it.
+pub(crate) trait Inheritable: Send + Sync {
+    /// Makes sure that this process holds it.
+    fn hold(&self) -> Result<()>;
+}
+
+impl<T: Element> Inheritable for Frame<T, IxDyn> {
+    fn hold(&self) -> Result<()> {
+        Self::hold(self)
+    }
+}
 
 impl<T: Element> Position for StreamReader<T, IxDyn> {
     fn take(&mut self, which: Wanted, shape: &Shape) -> Result<Option<HeldFrame>> {
@@ -152,6 +164,7 @@ impl<T: Element> Reads for StreamReader<T, IxDyn> {
 /// A frame that is held, and what its entry says.
 struct HeldFrame {
     elements: Elements,
+    frame: Weak<dyn Inheritable>,
     number: u64,
     epoch: u64,
     time: Option<Duration>,
@@ -166,8 +179,11 @@ impl HeldFrame {
         // The mapping is for reading: what writes through this address ends the process.
         let address = frame.view().as_ptr().cast_mut().cast();
         let kept = Arc::new(frame);
+        let frame: Weak<dyn Inheritable> = Arc::downgrade(&kept) as _;
+        #[cfg(unix)]
+        crate::inherited::note(Weak::clone(&frame));
         let elements = Elements::new(address, shape.element, shape.lengths.clone(), shape.strides(), kept);
-        Self { elements, number, epoch, time, wall_time, meta }
+        Self { elements, frame, number, epoch, time, wall_time, meta }
     }
 }
 
@@ -203,7 +219,7 @@ impl RawReader {
     /// Returns a frame for Python, and how many slots this reader holds.
     fn fresh(&self, py: Python<'_>, taken: HeldFrame) -> PyResult<(FreshFrame, usize)> {
         let held = self.with(py, |position| position.reader().held())?;
-        let HeldFrame { elements, number, epoch, time, wall_time, meta } = taken;
+        let HeldFrame { elements, frame: held_frame, number, epoch, time, wall_time, meta } = taken;
         let frame = RawFrame {
             elements: Mutex::new(Some(elements)),
             exported: Mutex::new(None),
@@ -215,7 +231,7 @@ impl RawReader {
             wall_time: wall_time.duration_since(SystemTime::UNIX_EPOCH).map_or(0.0, |time| time.as_secs_f64()),
             meta,
             fields: Arc::clone(&self.fields),
-            pid: std::process::id(),
+            frame: held_frame,
         };
         Ok((FreshFrame(Mutex::new(Some(frame))), held))
     }
@@ -372,21 +388,24 @@ pub(crate) struct RawFrame {
     wall_time: f64,
     meta: Meta,
     fields: Arc<FieldRows>,
-    /// The process that holds the slot.
-    pid: u32,
+    /// What holds the slot, as long as elements live.
+    frame: Weak<dyn Inheritable>,
 }
 
 impl RawFrame {
     fn elements(&self, py: Python<'_>) -> PyResult<Elements> {
-        if self.pid != std::process::id() {
-            let text = format!(
-                "this frame of `{}` is held by the parent of this process: take it here, with get({})",
-                self.name, self.number
-            );
-            return Err(named(py, "NdshmError", &text));
-        }
         let elements = self.elements.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        elements.ok_or_else(|| PyValueError::new_err("the frame was released"))
+        let elements = elements.ok_or_else(|| PyValueError::new_err("the frame was released"))?;
+        let held = self.frame.upgrade().map_or(Ok(()), |frame| frame.hold());
+        held.map_err(|error| match error.kind {
+            ErrorKind::Unlinked => {
+                let text =
+                    format!("frame {} of `{}` is not there any more: the parent gave it up", self.number, self.name);
+                named(py, "Unlinked", &text)
+            }
+            _ => stream_exception(py, &error),
+        })?;
+        Ok(elements)
     }
 }
 

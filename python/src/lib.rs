@@ -5,9 +5,9 @@
 //! (`export`), DLPack (`dlpack`), work in threads of its own (`job`), volumes (`volume`), downloads and uploads
 //! (`transfer`), calls that are made later (`soon`), and exceptions (`errors`), calls that Ctrl-C can end (`signals`),
 //! handles that still protect their arrays (`in_flight`), memory that is used again (`recycle`), which array has an
-//! address (`addresses`), copies of numpy arrays (`copying`), writers of streams (`stream`) and their readers
-//! (`frame`). On Linux also arrays in the memory of a GPU (`device_memory`), and the class of those (`cuda`). What can
-//! be written in Python is written there.
+//! address (`addresses`), copies of numpy arrays (`copying`), writers of streams (`stream`), their readers
+//! (`frame`), and forks while those hold frames (`inherited`). On Linux also arrays in the memory of a GPU
+//! (`device_memory`), and the class of those (`cuda`). What can be written in Python is written there.
 
 mod addresses;
 mod arguments;
@@ -25,6 +25,8 @@ mod forks;
 mod frame;
 mod guard;
 mod in_flight;
+#[cfg(unix)]
+mod inherited;
 mod job;
 mod listing;
 mod loan;
@@ -77,6 +79,9 @@ mod _core {
     use super::guard::{AlreadyDone, RawGuard, View, set_strict};
     #[pymodule_export]
     use super::in_flight::InFlight;
+    #[cfg(unix)]
+    #[pymodule_export]
+    use super::inherited::{free_frames, hold_frames, keep_frames};
     #[pymodule_export]
     use super::job::{Job, JobWatch, free_jobs, free_jobs_of_child, hold_jobs};
     #[pymodule_export]

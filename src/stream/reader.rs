@@ -375,13 +375,17 @@ impl<T: Element, D: Dimension> Frame<T, D> {
     /// # Errors
     ///
     /// [`Unlinked`](ErrorKind::Unlinked): the parent has given the frame up, and it was overwritten, or the stream has
-    /// lost its name before this child had opened it. Otherwise those of opening it.
+    /// lost its name before this child had opened it and before its writer had ended it. Otherwise those of opening it.
     pub fn hold(&self) -> Result<()> {
         let (here, holder) = (os::fork_generation(), self.generation.load(Ordering::Relaxed));
         if holder == here {
             return Ok(());
         }
-        match self.slots.lock_slot(self.slot, self.number)? {
+        let locked = match self.slots.lock_slot(self.slot, self.number) {
+            Err(error) if error.kind == ErrorKind::Unlinked && self.is_final() => Locked::Slot(self.slot),
+            other => other?,
+        };
+        match locked {
             Locked::Slot(_) => {
                 let taken = self.generation.compare_exchange(holder, here, Ordering::Relaxed, Ordering::Relaxed);
                 if taken.is_err() {
@@ -391,6 +395,13 @@ impl<T: Element, D: Dimension> Frame<T, D> {
             }
             Locked::Gone | Locked::Busy => Err(ErrorKind::Unlinked.at(&self.slots.frames.home.location)),
         }
+    }
+
+    /// Returns whether the frame is there for good. The name has gone, and with it the way for another writer, before
+    /// this asks whether the last one has ended.
+    fn is_final(&self) -> bool {
+        let frames = &self.slots.frames;
+        frames.memory.state() != StreamState::Open && frames.number(self.slot) == self.number
     }
 
     /// Returns the elements.
@@ -407,8 +418,8 @@ impl<T: Element, D: Dimension> Frame<T, D> {
         let raw = frames.memory.elements(&frames.geometry, self.slot, &self.layout);
         // SAFETY: the elements lie in the mapping of the reader, which lives as long as `self`. The byte of this
         // process in the slot's range is read-locked by this process, as `hold` has checked, until `self` is dropped,
-        // so no writer has the slot, and the number was that of this frame under the lock: all elements had been
-        // written before it was stored.
+        // so no writer has the slot; or no writer can come any more. The number was that of this frame under the
+        // lock: all elements had been written before it was stored.
         unsafe { raw.deref_into_view() }
     }
 

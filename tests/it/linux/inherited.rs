@@ -8,7 +8,8 @@ use libtest_mimic::Trial;
 use ndarray::Ix1;
 use ndarray_shm::counted::SharingStrategy;
 use ndarray_shm::pool::{Pool, PoolOptions};
-use ndarray_shm::{CreateOptions, Draft, ErrorKind, OpenOptions, RefcountedArray};
+use ndarray_shm::stream::{self, Backpressure, StreamCursor, StreamOptions, StreamReader, StreamWriter};
+use ndarray_shm::{CreateOptions, Draft, ErrorKind, Location, OpenOptions, RefcountedArray, default_directory};
 
 use crate::support::child::{Child, Role, hear, say};
 use crate::support::forks::{end_within, fork, in_forked_child, wait};
@@ -26,6 +27,8 @@ pub fn trials(place: &Place) -> Vec<Trial> {
             counted_array_that_a_child_has_inherited_is_not_recycled,
             parent_that_detaches_leaves_the_lease_to_its_child,
             draft_that_a_child_has_inherited_stays_its_parents,
+            frame_that_a_child_has_inherited_never_changes,
+            child_of_a_writer_can_neither_write_nor_end_its_stream,
         ],
     )
 }
@@ -38,6 +41,8 @@ pub const ROLES: &[(&str, Role)] = &[
     ("inherited-left", left),
     ("inherited-other", other),
     ("inherited-draft", draft),
+    ("inherited-frames", frames),
+    ("inherited-writer", written),
 ];
 
 pub const LENGTH: usize = 5000;
@@ -304,6 +309,136 @@ fn draft_that_a_child_has_inherited_stays_its_parents(place: &Place) {
     let place = &place.private();
     let name = place.location("draft");
     let mut child = Child::start(place, "inherited-draft", &[name.as_str()]);
+    child.expect("done");
+    child.finish();
+    assert_eq!(place.everything(), [] as [&str; 0]);
+}
+
+/// Writes a frame of one value.
+fn fill(writer: &mut StreamWriter<u8, Ix1>, value: u8) {
+    let mut frame = writer.frame().unwrap();
+    frame.view_mut().fill(value);
+    frame.commit().unwrap();
+}
+
+/// Forks with a frame, which the parent gives up. Returns whether the child can hold it when `before` has been called,
+/// and whether its elements are still there when 40 more frames were written, or as many as `writer` can.
+fn held_by_a_child(
+    name: &str,
+    writer: &mut Option<StreamWriter<u8, Ix1>>,
+    before: impl FnOnce(&mut Option<StreamWriter<u8, Ix1>>),
+) -> (bool, bool) {
+    let mut reader = StreamReader::<u8, Ix1>::open(name).unwrap();
+    let frame = reader.latest().unwrap().unwrap();
+    let value = frame.view()[0];
+    let (mut parent, mut child_end) = UnixStream::pair().unwrap();
+    let child = fork(|| {
+        end_within(60);
+        child_end.read_exact(&mut [0]).unwrap();
+        let held = frame.hold();
+        assert!(held.is_ok() || held.is_err_and(|error| error.kind == ErrorKind::Unlinked));
+        child_end.write_all(&[u8::from(frame.hold().is_ok())]).unwrap();
+        child_end.read_exact(&mut [0]).unwrap();
+        let is_there = frame.hold().is_ok() && frame.view().iter().all(|element| *element == value);
+        child_end.write_all(&[u8::from(is_there)]).unwrap();
+        child_end.read_exact(&mut [0]).unwrap(); // holds it so long
+        true
+    });
+    before(writer);
+    let mut answer = [0];
+    parent.write_all(b"h").unwrap();
+    parent.read_exact(&mut answer).unwrap();
+    let is_held = answer == [1];
+    drop((frame, reader));
+    for value in 100..140 {
+        writer.iter_mut().for_each(|writer| fill(writer, value));
+    }
+    parent.write_all(b"l").unwrap();
+    parent.read_exact(&mut answer).unwrap();
+    if is_held && writer.is_some() {
+        let place = (default_directory().unwrap(), Location::new(name).unwrap());
+        let holders = stream::inspect(&place.0, &place.1).unwrap().holders;
+        assert_eq!(holders, [u32::try_from(child).unwrap()], "the parent holds none any more");
+    }
+    parent.write_all(b"e").unwrap();
+    wait(child);
+    (is_held, answer == [1])
+}
+
+/// A process that forks with frames of its own stream.
+fn frames(arguments: &[String]) {
+    let name = arguments[0].as_str();
+    let place = (default_directory().unwrap(), Location::new(name).unwrap());
+    let begin = || {
+        let mut writer = StreamOptions::new().create::<u8, Ix1>(name, LENGTH, 4).unwrap();
+        fill(&mut writer, 1);
+        Some(writer)
+    };
+    // While the stream has its name, the child holds the frame itself.
+    let mut writer = begin();
+    for _ in 0..20 {
+        assert_eq!(held_by_a_child(name, &mut writer, |_| ()), (true, true));
+    }
+    assert_eq!(stream::inspect(&place.0, &place.1).unwrap().held, 0, "the child has ended");
+    // An orderly end: no writer can come any more.
+    assert_eq!(held_by_a_child(name, &mut writer, |writer| drop(writer.take())), (true, true));
+    // Without the name the child cannot lock it, and the writer may overwrite it.
+    writer = begin();
+    let unlink = |_: &mut Option<_>| assert!(stream::unlink(&place.0, &place.1).unwrap());
+    assert_eq!(held_by_a_child(name, &mut writer, unlink), (false, false));
+    say("done");
+}
+
+fn frame_that_a_child_has_inherited_never_changes(place: &Place) {
+    let place = &place.private();
+    let name = place.location("frames");
+    let mut child = Child::start(place, "inherited-frames", &[name.as_str()]);
+    child.expect("done");
+    child.finish();
+    assert_eq!(place.everything(), [] as [&str; 0]);
+}
+
+/// A process that forks with a writer, a frame that is being written, and a cursor.
+fn written(arguments: &[String]) {
+    let name = arguments[0].as_str();
+    let mut writer = Some(StreamOptions::new().create::<u8, Ix1>(name, LENGTH, 4).unwrap());
+    let mut cursor = StreamCursor::<u8, Ix1>::open(name, "disk", Backpressure::Wait).unwrap();
+    let mut reader = StreamReader::<u8, Ix1>::open(name).unwrap();
+    let refused = |error: ndarray_shm::Error| matches!(error.kind, ErrorKind::Unsupported { .. });
+    in_forked_child(|| {
+        let writer = writer.as_mut().unwrap();
+        refused(writer.frame().map(drop).unwrap_err()) && refused(writer.end().unwrap_err())
+    });
+    in_forked_child(|| refused(cursor.next().map(drop).unwrap_err()) && refused(cursor.acknowledge(0).unwrap_err()));
+    in_forked_child(|| {
+        drop(writer.take());
+        true
+    });
+    let frame = writer.as_mut().unwrap().frame().unwrap();
+    let child = fork(|| refused(frame.commit().unwrap_err()));
+    wait(child);
+    fill(writer.as_mut().unwrap(), 3);
+    let frame = reader.next().unwrap().unwrap();
+    assert!(frame.number() == 1 && frame.view().iter().all(|element| *element == 3), "the stream goes on");
+    // A child keeps none of the writer's locks: a successor can start while it lives.
+    let (mut parent, mut child_end) = UnixStream::pair().unwrap();
+    let child = fork(|| {
+        end_within(60);
+        child_end.read_exact(&mut [0]).unwrap();
+        true
+    });
+    drop((frame, cursor));
+    writer.take().unwrap().end().unwrap();
+    drop(StreamOptions::new().create::<u8, Ix1>(name, LENGTH, 4).unwrap());
+    parent.write_all(b"e").unwrap();
+    wait(child);
+    say("done");
+}
+
+fn child_of_a_writer_can_neither_write_nor_end_its_stream(place: &Place) {
+    let place = &place.private();
+    let name = place.location("writer");
+    let mut child = Child::start(place, "inherited-writer", &[name.as_str()]);
     child.expect("done");
     child.finish();
     assert_eq!(place.everything(), [] as [&str; 0]);
