@@ -21,7 +21,8 @@ use clap::{CommandFactory as _, FromArgMatches as _};
 
 use crate::args::{Cli, Command};
 use crate::commands::{
-    demo, describe, doctor, download, export, gc, import, info, list, manager, manual, plan, unlink, upload, view,
+    demo, describe, doctor, download, export, gc, import, info, list, manager, manual, plan, record, replay, unlink,
+    upload, view,
 };
 use crate::exit::{Exit, Failure};
 
@@ -80,6 +81,8 @@ fn run(command: &Command, out: &mut dyn Write) -> Result<Exit, Failure> {
         Command::View(args) => view::run(args, out),
         Command::Export(args) => export::run(args, out),
         Command::Import(args) => import::run(args, out),
+        Command::Record(args) => record::run(args, out),
+        Command::Replay(args) => replay::run(args, out),
         Command::Unlink(args) => unlink::run(args, out),
         Command::Gc(args) => gc::run(args, out),
         Command::Doctor(args) => doctor::run(args, out),

@@ -134,6 +134,12 @@ impl<T: Element, D: Dimension> StreamReader<T, D> {
         &self.frames().geometry.fields
     }
 
+    /// Returns a random number that tells this stream from all others, also from one that had its name before. A
+    /// successor of its writer ([`resume`](StreamOptions::resume)) does not change it.
+    pub fn id(&self) -> u128 {
+        self.frames().id
+    }
+
     /// Returns the number of the newest frame; 0 before the first.
     pub fn head(&self) -> u64 {
         self.frames().head()

@@ -57,6 +57,7 @@ const VOLUME_FLOORS: &[(&str, u32)] = &[
     ("n5", 5),
     ("demo", 5),
     ("open", 6),
+    ("recording", 6),
     ("download", 7),
     ("upload", 7),
     ("found", 9),

@@ -413,6 +413,40 @@ Fields of --json:
     codes!()
 );
 
+pub(crate) const RECORD: &str = concat!(
+    "\
+The Zarr group has the arrays frames, number, time (nanoseconds since 1970), uptime (nanoseconds since the machine was
+started) and one for each named value, meta_NAME, which grow along their first axis. Frames are acknowledged when their chunk
+is on the disk. After a kill or Ctrl-C, the same command goes on behind the last frame; with --policy wait, or with enough
+slots for the pause, without a gap. The cursor is removed when the recording has all frames, or the stream ends.
+
+Fields of --json:
+  name     the stream
+  place    the Zarr group
+  frames   frames in it, those of earlier runs included
+  last     number of the last one; 0 if there is none
+  missing  first and last number of each gap between frames
+  python   Python lines that open the frames
+
+",
+    codes!()
+);
+
+pub(crate) const REPLAY: &str = concat!(
+    "\
+The new stream has the frames, their named values and the order of elements. It gives them numbers from 1 on and the time of
+the replay. The stream ends with the last frame. The writer waits for readers only when they hold all slots.
+
+Fields of --json:
+  place    the recording
+  name     the stream
+  frames   frames that were written
+  seconds  how long it took
+
+",
+    codes!()
+);
+
 pub(crate) const UNLINK: &str = concat!(
     "\
 An array, a renderbuffer and a stream may have the same name: --partial and --stream choose which of them is removed. The

@@ -13,7 +13,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, Parser, Subcommand, ValueEnum};
 use glob::Pattern;
 use ndarray_shm::render::SharedWith;
 use ndarray_shm::{DType, Location, Order};
@@ -56,6 +56,10 @@ pub(crate) enum Command {
     Export(ExportArgs),
     /// Create an array from a .npy file
     Import(ImportArgs),
+    /// Store the frames of a stream in a Zarr group, as they come
+    Record(RecordArgs),
+    /// Write the frames of a recording to a stream, as fast as they came
+    Replay(ReplayArgs),
     /// Remove names; the memory is freed when the last process detaches
     Unlink(UnlinkArgs),
     /// Remove counted arrays, arenas and drafts that killed processes left behind
@@ -91,6 +95,8 @@ impl Command {
             Self::View(args) => args.json,
             Self::Export(args) => args.report.json,
             Self::Import(args) => args.report.json,
+            Self::Record(args) => args.report.json,
+            Self::Replay(args) => args.report.json,
             Self::Unlink(args) => args.output.json,
             Self::Gc(args) => args.output.json,
             Self::Doctor(args) => args.output.json,
@@ -317,6 +323,72 @@ pub(crate) struct ImportArgs {
     /// Replace an existing array; attached processes keep the old one
     #[arg(long)]
     pub(crate) replace: bool,
+    #[command(flatten)]
+    pub(crate) report: ReportArgs,
+}
+
+/// Arguments of `ndshm record`.
+#[derive(Debug, Args)]
+#[command(after_help = help::CODES, after_long_help = help::RECORD)]
+pub(crate) struct RecordArgs {
+    /// Name of the stream
+    #[arg(value_name = "NAME")]
+    pub(crate) location: Location,
+    /// The directory: a new one, or one in which the same stream was recorded before
+    #[arg(value_name = "PLACE")]
+    pub(crate) place: PathBuf,
+    /// End when the recording has so many frames, those of earlier runs included [default: end with the stream]
+    #[arg(long, value_name = "N")]
+    pub(crate) frames: Option<u64>,
+    /// Frames in a chunk, at most half of the stream's slots [default: as many as 16 MiB have, or half of the slots]
+    #[arg(long, value_name = "N")]
+    pub(crate) per_chunk: Option<usize>,
+    /// Encoding of the frames: raw, gzip, zstd or blosc [default: raw]
+    #[arg(long, value_name = "ENCODING")]
+    pub(crate) encoding: Option<EncodingChoice>,
+    /// Name of the cursor, which remembers what is stored; another recorder needs another one
+    #[arg(long, value_name = "CURSOR", default_value = "record")]
+    pub(crate) cursor: String,
+    /// What the writer does when only frames are left that are not stored
+    #[arg(long, value_name = "POLICY", default_value = "wait-while-alive")]
+    pub(crate) policy: PolicyChoice,
+    /// Search only this backend [default: the one that EMULATE_SHM selects, else all]
+    #[arg(long, value_name = "BACKEND")]
+    pub(crate) backend: Option<BackendChoice>,
+    #[command(flatten)]
+    pub(crate) report: ReportArgs,
+}
+
+/// What the writer of a stream does when only frames are left that a cursor has not acknowledged.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum PolicyChoice {
+    /// Its frames are refused while the recorder runs; without one, the oldest frames are overwritten
+    WaitWhileAlive,
+    /// Its frames are refused, also after the recorder was killed, until it runs again
+    Wait,
+    /// The oldest frames are overwritten, and are missing in the recording
+    Overwrite,
+}
+
+/// Arguments of `ndshm replay`.
+#[derive(Debug, Args)]
+#[command(after_help = help::CODES, after_long_help = help::REPLAY)]
+pub(crate) struct ReplayArgs {
+    /// The directory of the recording
+    #[arg(value_name = "PLACE")]
+    pub(crate) place: PathBuf,
+    /// Name of the new stream
+    #[arg(value_name = "NAME")]
+    pub(crate) location: Location,
+    /// Frames per second [default: as they were recorded]
+    #[arg(long, value_name = "N", value_parser = words::rate)]
+    pub(crate) rate: Option<f64>,
+    /// Slots of the stream, at least 3
+    #[arg(long, value_name = "N", default_value_t = 8)]
+    pub(crate) slots: usize,
+    /// Use a file in the emulated directory, regardless of EMULATE_SHM
+    #[arg(long)]
+    pub(crate) emulate: bool,
     #[command(flatten)]
     pub(crate) report: ReportArgs,
 }

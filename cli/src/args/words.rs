@@ -107,6 +107,12 @@ pub(crate) fn value_range(text: &str) -> Result<ValueRange, String> {
     }
 }
 
+/// Parses a number of frames per second.
+pub(super) fn rate(text: &str) -> Result<f64, String> {
+    let rate: f64 = text.parse().map_err(|_| "this is no number".to_owned())?;
+    if rate.is_finite() && rate > 0.0 { Ok(rate) } else { Err("frames per second are more than 0".to_owned()) }
+}
+
 /// A backend that has arrays.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum BackendChoice {

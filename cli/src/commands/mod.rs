@@ -12,6 +12,8 @@ pub(crate) mod list;
 pub(crate) mod manager;
 pub(crate) mod manual;
 pub(crate) mod plan;
+pub(crate) mod record;
+pub(crate) mod replay;
 pub(crate) mod scales;
 pub(crate) mod unlink;
 pub(crate) mod upload;

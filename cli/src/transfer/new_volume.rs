@@ -206,7 +206,7 @@ fn is_untyped(args: &UploadArgs, format: VolumeFormat, dtype: Option<DType>) -> 
     args.kind.is_none() && format == VolumeFormat::Precomputed && !is_implied
 }
 
-fn encoding(choice: EncodingChoice) -> Encoding {
+pub(crate) fn encoding(choice: EncodingChoice) -> Encoding {
     match choice {
         EncodingChoice::Raw => Encoding::Raw,
         EncodingChoice::Gzip => Encoding::Gzip,

@@ -23,6 +23,7 @@ mod n5;
 mod npy_files;
 mod parts;
 mod pictures;
+mod recording;
 mod refusals;
 mod roles;
 #[cfg(target_os = "linux")] // elsewhere arrays have no descriptions, and so no region of their own

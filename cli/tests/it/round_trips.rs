@@ -77,7 +77,7 @@ fn document(path: &Path) -> Value {
 }
 
 /// Runs Python, which must find what it asserts.
-fn python(script: &str) {
+pub(crate) fn python(script: &str) {
     let Some(python) = std::env::var_os("NDSHM_TEST_PYTHON") else {
         not_run(
             "reading by other programs",

@@ -16,6 +16,7 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
+pub(crate) use self::local::LocalStore;
 use crate::error::{Error, Result, SourceFailure};
 use crate::store::url::{StorePlace, VolumeUrl};
 
@@ -154,7 +155,7 @@ pub(crate) fn source(store: &dyn Store, format: &str, key: &str) -> String {
 /// Opens the store of a URL.
 pub(crate) fn open(url: &VolumeUrl) -> Result<Arc<dyn Store>> {
     match url.place() {
-        StorePlace::Local(path) => Ok(Arc::new(local::LocalStore::new(path))),
+        StorePlace::Local(path) => Ok(Arc::new(LocalStore::new(path))),
         #[cfg(feature = "remote")]
         StorePlace::Remote(url) => remote::open(url),
         #[cfg(not(feature = "remote"))]

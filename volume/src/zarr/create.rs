@@ -67,7 +67,8 @@ fn taken(place: impl Display, reason: impl Into<String>) -> Error {
     Error::volume(SourceFailure::AlreadyExists, place, reason)
 }
 
-fn check(new: &NewVolume) -> Result<(), String> {
+/// Returns what Zarr cannot store of a new array.
+pub(crate) fn check(new: &NewVolume) -> Result<(), String> {
     let axes = new.shape.len();
     let tiles = |lengths: &[u64]| lengths.len() == axes && !lengths.contains(&0);
     if !tiles(&new.chunk_shape) {
@@ -140,7 +141,7 @@ fn metadata_v2(new: &NewVolume) -> Value {
     })
 }
 
-fn metadata_v3(new: &NewVolume) -> Value {
+pub(super) fn metadata_v3(new: &NewVolume) -> Value {
     let mut codecs = vec![match new.dtype.size() {
         1 => json!({"name": "bytes"}),
         _ => json!({"name": "bytes", "configuration": {"endian": "little"}}),

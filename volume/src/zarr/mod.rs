@@ -16,6 +16,7 @@ mod create;
 mod delta;
 mod document;
 mod extensions;
+mod growing;
 mod indexes;
 #[cfg(feature = "codecs")]
 mod lz4;
@@ -36,8 +37,9 @@ use serde_json::Value;
 
 use self::array::ZarrArray;
 pub(crate) use self::codec_settings::{options as codec_options, without_pool};
-pub(crate) use self::create::sharding_codec;
+pub(crate) use self::create::{check, sharding_codec};
 use self::document::Document;
+pub(crate) use self::growing::{GrowingArray, attributes, group, read_rows};
 use self::multiscales::Multiscales;
 pub use self::prepare::prepare;
 use crate::description::{Lengths, NewVolume, ScaleInfo};

@@ -2,8 +2,9 @@
 //!
 //! An object is replaced by renaming: it is written beside its place, under a hidden name `.ndshm-NUMBERS.partial`, and
 //! readers see the old object or the new one. A killed writer leaves such a file behind. It is never read or listed,
-//! and `find DIRECTORY -name '.ndshm-*.partial' -delete` removes such files while no process writes. Nothing calls
-//! `fsync`: after a power failure the writes of the last seconds may be lost; repeating the upload restores them.
+//! and `find DIRECTORY -name '.ndshm-*.partial' -delete` removes such files while no process writes. Only a durable
+//! store calls `fsync`: after a power failure the writes of the last seconds may be lost; repeating the upload restores
+//! them.
 
 #[cfg(test)]
 mod tests;
@@ -33,6 +34,8 @@ const RENAME_PAUSE: Duration = Duration::from_millis(1);
 #[derive(Debug)]
 pub(crate) struct LocalStore {
     root: PathBuf,
+    /// Whether an object is on the disk, under its name, when a call that writes it returns.
+    is_durable: bool,
 }
 
 fn failed(op: &'static str, path: &Path, cause: impl Into<Cause>) -> Error {
@@ -54,7 +57,12 @@ fn wrong(reason: String) -> io::Error {
 
 impl LocalStore {
     pub(crate) fn new(root: &Path) -> Self {
-        Self { root: root.to_owned() }
+        Self { root: root.to_owned(), is_durable: false }
+    }
+
+    /// Opens a directory in which every object survives a power failure from the moment when it was written.
+    pub(crate) fn durable(root: &Path) -> Self {
+        Self { root: root.to_owned(), is_durable: true }
     }
 
     /// Builds the path part by part, so that all separators are those of the platform.
@@ -132,13 +140,32 @@ fn read_range(path: &Path, range: &Range<u64>) -> io::Result<Option<Vec<u8>>> {
 }
 
 /// Writes the bytes to a partial file beside `path`, then renames it.
-fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    let partial = beside(path, bytes)?;
+fn replace(path: &Path, bytes: &[u8], is_durable: bool) -> io::Result<()> {
+    let partial = beside(path, bytes, is_durable)?;
     let replaced = rename_over(&partial, path);
     if replaced.is_err() {
         let _ = fs::remove_file(&partial);
     }
-    replaced
+    replaced?;
+    if is_durable { sync_directory(path.parent()) } else { Ok(()) }
+}
+
+/// Writes the names of a directory to the disk. Windows cannot, and keeps them in its journal.
+fn sync_directory(path: Option<&Path>) -> io::Result<()> {
+    let path = path.filter(|path| !path.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    if cfg!(windows) { Ok(()) } else { File::open(path)?.sync_all() }
+}
+
+/// Creates a directory and its parents. If that is to be durable, the names of the new ones are on the disk.
+fn make_directories(path: &Path, is_durable: bool) -> io::Result<()> {
+    if !is_durable || path.as_os_str().is_empty() || path.is_dir() {
+        return fs::create_dir_all(path);
+    }
+    path.parent().map_or(Ok(()), |parent| make_directories(parent, true))?;
+    match fs::create_dir(path) {
+        Err(error) if error.kind() != ErrorKind::AlreadyExists => Err(error),
+        _ => sync_directory(path.parent()),
+    }
 }
 
 /// Renames a file over another. Windows may refuse while a reader or a virus scanner has the target open, which lasts
@@ -161,8 +188,8 @@ fn is_in_use(error: &io::Error) -> bool {
 }
 
 /// Writes the bytes to a partial file beside `path`, then gives it the name, unless the name is taken.
-fn put_new(path: &Path, bytes: &[u8]) -> io::Result<bool> {
-    let partial = beside(path, bytes)?;
+fn put_new(path: &Path, bytes: &[u8], is_durable: bool) -> io::Result<bool> {
+    let partial = beside(path, bytes, is_durable)?;
     let named = match fs::hard_link(&partial, path) {
         Err(error) if error.kind() != ErrorKind::AlreadyExists => name_without_links(&partial, path),
         named => named,
@@ -170,7 +197,7 @@ fn put_new(path: &Path, bytes: &[u8]) -> io::Result<bool> {
     let _ = fs::remove_file(&partial);
     match named {
         Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(false),
-        named => named.map(|()| true),
+        named => named.and_then(|()| if is_durable { sync_directory(path.parent()) } else { Ok(()) }).map(|()| true),
     }
 }
 
@@ -186,19 +213,19 @@ fn name_without_links(partial: &Path, path: &Path) -> io::Result<()> {
 }
 
 /// Writes a partial file beside `path`, and returns its path.
-fn beside(path: &Path, bytes: &[u8]) -> io::Result<PathBuf> {
+fn beside(path: &Path, bytes: &[u8], is_durable: bool) -> io::Result<PathBuf> {
     static COUNT: AtomicU64 = AtomicU64::new(0);
     let directory = path.parent().unwrap_or(Path::new(""));
     let number = COUNT.fetch_add(1, Ordering::Relaxed);
     let partial = directory.join(format!("{}{}-{number}{}", PARTIAL.0, unique(), PARTIAL.1));
     let mut file = match File::create_new(&partial) {
         Err(error) if error.kind() == ErrorKind::NotFound => {
-            fs::create_dir_all(directory)?;
+            make_directories(directory, is_durable)?;
             File::create_new(&partial)?
         }
         other => other?,
     };
-    let written = file.write_all(bytes);
+    let written = file.write_all(bytes).and_then(|()| if is_durable { file.sync_all() } else { Ok(()) });
     drop(file);
     if written.is_err() {
         let _ = fs::remove_file(&partial);
@@ -275,7 +302,7 @@ impl Store for LocalStore {
         let plain = self.path("writing", key)?;
         let packed = packed(&plain);
         let (path, other) = if gzip { (packed, plain) } else { (plain, packed) };
-        replace(&path, &bytes).map_err(|error| failed("writing", &path, error))?;
+        replace(&path, &bytes, self.is_durable).map_err(|error| failed("writing", &path, error))?;
         // Until the other file is removed, readers take the plain one: the whole old object or the whole new one.
         if_there(fs::remove_file(&other)).map_err(|error| failed("removing", &other, error))?;
         Ok(())
@@ -287,7 +314,7 @@ impl Store for LocalStore {
         if packed.try_exists().map_err(|error| failed("reading", &packed, error))? {
             return Ok(false);
         }
-        put_new(&path, &bytes).map_err(|error| failed("writing", &path, error))
+        put_new(&path, &bytes, self.is_durable).map_err(|error| failed("writing", &path, error))
     }
 
     fn delete(&self, key: &str) -> Result<bool> {

@@ -11,8 +11,10 @@ use crate::store::conformance::{self, noise};
 #[test]
 fn directory_keeps_every_promise() {
     let directory = tempfile::tempdir().expect("a directory");
-    for root in [directory.path().to_owned(), directory.path().join("not yet/there")] {
-        let store = LocalStore::new(&root);
+    let opens: [fn(&std::path::Path) -> LocalStore; 2] = [LocalStore::new, LocalStore::durable];
+    for (root, open) in ["", "not yet/there", "other/place"].iter().zip(opens.iter().cycle()) {
+        let root = directory.path().join(root);
+        let store = open(&root);
         assert!(!store.is_remote());
         conformance::writes(&store);
         conformance::reads(&store);
@@ -29,7 +31,7 @@ fn directory_keeps_every_promise() {
 fn first_writer_gets_the_name_without_links() {
     let directory = tempfile::tempdir().expect("a directory");
     let path = directory.path().join("info");
-    let [first, second] = [b"first", b"other"].map(|bytes| beside(&path, bytes).expect("a file beside it"));
+    let [first, second] = [b"first", b"other"].map(|bytes| beside(&path, bytes, false).expect("a file beside it"));
     name_without_links(&first, &path).expect("nothing has the name");
     let error = name_without_links(&second, &path).expect_err("something has it");
     assert_eq!(error.kind(), std::io::ErrorKind::AlreadyExists);
