@@ -15,6 +15,7 @@ mod painters;
 pub mod peer;
 mod sample;
 mod shared_memory;
+mod streams;
 
 use libtest_mimic::Trial;
 
@@ -28,6 +29,7 @@ pub fn trials(place: &Place) -> Vec<Trial> {
     trials.extend(layers::trials(place));
     trials.extend(locks::trials(place));
     trials.extend(painters::trials(place));
+    trials.extend(streams::trials(place));
     #[cfg(feature = "channel")]
     trials.extend(channels::trials(place));
     if place.name == "shm" {
@@ -40,6 +42,7 @@ pub fn trials(place: &Place) -> Vec<Trial> {
 
 pub const ROLES: &[&[(&str, Role)]] = &[
     &[("paint-layer", layers::paint_layer), ("use-default-directory", cloudvolume::use_default_directory)],
+    streams::ROLES,
     #[cfg(feature = "channel")]
     channels::ROLES,
 ];

@@ -86,6 +86,7 @@ pub const TABLE: &[(&[&str], &[&str])] = &[
             "interop::numpy",
             "interop::painters",
             "interop::shared_memory",
+            "interop::streams",
         ],
     ),
     (&["shm", "overlayfs", "user"], &["processes"]),
