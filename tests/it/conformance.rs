@@ -30,6 +30,7 @@ mod races;
 mod recycled;
 mod render;
 mod roles;
+mod stream_kills;
 mod streams;
 
 use libtest_mimic::Trial;
@@ -65,6 +66,7 @@ pub fn trials(place: &Place) -> Vec<Trial> {
         queue_kills::trials,
         queue_senders::trials,
         roles::trials,
+        stream_kills::trials,
         streams::trials,
     ];
     parts.into_iter().flat_map(|trials| trials(place)).collect()
@@ -91,5 +93,6 @@ pub const ROLES: &[&[(&str, Role)]] = &[
     queue_kills::ROLES,
     queue_senders::ROLES,
     roles::ROLES,
+    stream_kills::ROLES,
     streams::ROLES,
 ];

@@ -31,6 +31,7 @@ pub const TABLE: &[(&[&str], &[&str])] = &[
             "conformance::races",
             "conformance::recycled",
             "conformance::render",
+            "conformance::stream_kills",
             "conformance::streams",
             "linux::borrowers",
             "linux::counted",
