@@ -11,6 +11,7 @@ mod locks;
 mod names;
 mod recycle;
 mod render;
+mod streams;
 #[cfg(feature = "channel")]
 mod stress;
 mod tickets;
@@ -32,6 +33,7 @@ pub fn trials(place: &Place) -> Vec<Trial> {
         render::trials,
         #[cfg(feature = "channel")]
         stress::trials,
+        streams::trials,
         tickets::trials,
     ];
     parts.into_iter().flat_map(|part| part(place)).collect()
@@ -48,5 +50,6 @@ pub const ROLES: &[&[(&str, Role)]] = &[
     render::ROLES,
     #[cfg(feature = "channel")]
     stress::ROLES,
+    streams::ROLES,
     tickets::ROLES,
 ];

@@ -56,6 +56,7 @@ pub const TABLE: &[(&[&str], &[&str])] = &[
             "steps::names",
             "steps::recycle",
             "steps::render",
+            "steps::streams",
             "steps::tickets",
         ],
     ),

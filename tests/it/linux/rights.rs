@@ -7,15 +7,21 @@ use std::process::Command;
 use std::time::Duration;
 
 use libtest_mimic::Trial;
+use ndarray::Ix1;
 use ndarray_shm::backend::{Backend, Publish};
+use ndarray_shm::stream::{self, Backpressure, StreamOptions, StreamWriter};
 use ndarray_shm::{Access, CreationMode, Directory, Error, ErrorKind, OpenOptions};
 
+use super::sandbox::unless;
 use crate::support::child::{self, Child, ROLE, Role, say};
 use crate::support::{Name, Place};
 use crate::tests;
 
 pub fn trials(place: &Place) -> Vec<Trial> {
-    place.trials(
+    let is_root = rustix::process::geteuid().is_root();
+    let strangers = place.trials("linux", "rights", tests![reader_of_another_user_keeps_no_writer_out]);
+    let mut trials = unless("only root can be two users", is_root, strangers);
+    trials.extend(place.trials(
         "linux",
         "rights",
         tests![
@@ -24,10 +30,12 @@ pub fn trials(place: &Place) -> Vec<Trial> {
             foreign_files_are_refused_with_owner_and_mode,
             read_locks_delay_the_owner_for_a_limited_time,
         ],
-    )
+    ));
+    trials
 }
 
-pub const ROLES: &[(&str, Role)] = &[("open-as-stranger", open_as_stranger), ("keep-read-locks", keep_read_locks)];
+pub const ROLES: &[(&str, Role)] =
+    &[("open-as-stranger", open_as_stranger), ("keep-read-locks", keep_read_locks), ("lock-a-stream", lock_a_stream)];
 
 fn permissions_are_exact(place: &Place) {
     let name = place.location("permissions");
@@ -181,4 +189,68 @@ fn read_locks_delay_the_owner_for_a_limited_time(place: &Place) {
     );
     assert_eq!(place.hidden_drafts(), 0);
     drop((replaced, renamed, keepers));
+}
+
+/// Reads a stream of another user, and then locks every byte of it that it can.
+fn lock_a_stream(arguments: &[String]) {
+    let (path, name) = arguments[0].rsplit_once("/.ndshm-frames-").unwrap();
+    let options = StreamOptions::new().directory(Directory::new("given", path));
+    let mut reader = options.open::<u8, Ix1>(name).unwrap();
+    let frame = reader.next_wait(Duration::from_secs(60)).unwrap();
+    let cursor = options.open_cursor::<u8, Ix1>(name, "mine", Backpressure::Wait).unwrap_err();
+    let writer = options.resume(true).create::<u8, Ix1>(name, 4, 4).unwrap_err();
+    let denied = |error: &Error| matches!(error.kind, ErrorKind::PermissionDenied { .. });
+    say(format!("{} {} {}", frame.view()[3], denied(&cursor), denied(&writer)));
+    child::hear();
+    drop(frame);
+    let file = std::fs::File::open(&arguments[0]).unwrap();
+    let (base, writer) = (1 << 62, (1 << 62) + 5);
+    read_lock(&file, base, 5);
+    read_lock(&file, writer + 1, i64::MAX - writer - 1);
+    say("locked");
+    child::hear();
+    read_lock(&file, writer, 1); // the last writer has ended
+    say("locked");
+    child::hear();
+}
+
+fn reader_of_another_user_keeps_no_writer_out(place: &Place) {
+    let place = &place.private();
+    let (program, name) = (place.location("program"), place.location("seen"));
+    let options = || StreamOptions::new().directory(place.backend.clone()).permissions(0o644).keep(true);
+    let create = || options().resume(true).create::<u8, Ix1>(name.location(), 4, 4);
+    let add = |writer: &mut StreamWriter<u8, Ix1>| {
+        let mut frame = writer.frame()?;
+        frame.view_mut().fill(7);
+        frame.commit()
+    };
+    let mut writer = create().unwrap();
+    add(&mut writer).unwrap();
+    let path = place.backend.path().join(format!(".ndshm-frames-{}", name.as_str())).display().to_string();
+    let mut stranger = as_stranger(place, &program, "lock-a-stream", &[&path]);
+    stranger.expect("7 true true");
+    for _ in 0..9 {
+        add(&mut writer).unwrap();
+    }
+    let place_of = (&place.backend, name.location());
+    assert_eq!(stream::inspect(place_of.0, place_of.1).unwrap().holders, [stranger.id()], "it holds the first frame");
+    stranger.tell("lock");
+    stranger.expect("locked");
+    let held = add(&mut writer).unwrap_err();
+    assert!(matches!(held.kind, ErrorKind::SlotsHeld { slots: 4, .. }), "{held}");
+    // What excludes writers is in the keeper, which the stranger cannot open.
+    assert!(matches!(create().unwrap_err().kind, ErrorKind::HasWriter));
+    drop(writer);
+    stranger.tell("lock");
+    stranger.expect("locked");
+    let mut next = create().unwrap();
+    assert_eq!((next.epoch(), next.head()), (2, 10));
+    assert!(matches!(add(&mut next).unwrap_err().kind, ErrorKind::SlotsHeld { .. }));
+    let reader = options().open::<u8, Ix1>(name.location()).unwrap();
+    assert_eq!(reader.has_writer().unwrap(), None, "a lock of the stranger hides it");
+    stranger.kill();
+    assert_eq!(add(&mut next).unwrap(), 11);
+    drop(next);
+    assert!(stream::unlink(place_of.0, place_of.1).unwrap());
+    assert_eq!(place.everything(), [program.as_str()]);
 }
