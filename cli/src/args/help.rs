@@ -360,7 +360,8 @@ An axis of length 1 is no side of the picture where another is left, nor is one 
 ",
     layout!(),
     " The array is
-only read, and only while no process writes to it. Missing chunks of an unfinished renderbuffer are shown as 0.
+only read, and only while no process writes to it. Missing chunks of an unfinished renderbuffer are shown as 0. A stream is
+drawn with --live: a frame is held while its plane is copied, and its writer never waits.
 
 Fields of --json:
   location, dtype, shape  the array

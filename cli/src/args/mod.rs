@@ -50,7 +50,7 @@ pub(crate) enum Command {
     Info(InfoArgs),
     /// Show, write or remove the description of a plain array
     Describe(DescribeArgs),
-    /// Show a plane of an array as a picture, in a PNG file or in the terminal
+    /// Show a plane of an array as a picture, in a PNG file or in the terminal; with --live the frames of a stream
     View(ViewArgs),
     /// Write an array into a .npy file
     Export(ExportArgs),
@@ -243,9 +243,10 @@ pub(crate) struct DescribeArgs {
 
 /// Arguments of `ndshm view`.
 #[derive(Debug, Args)]
+#[expect(clippy::struct_excessive_bools, reason = "a command line is made of switches")]
 #[command(after_help = help::CODES, after_long_help = help::VIEW)]
 pub(crate) struct ViewArgs {
-    /// Name of an array or of an unfinished renderbuffer
+    /// Name of an array or of an unfinished renderbuffer; with --live of a stream
     #[arg(value_name = "NAME", value_parser = words::name_of_array)]
     pub(crate) location: Location,
     /// Index at which to cut an axis, by name or number: z=10 or 2=10 [default: the middle]
@@ -271,6 +272,9 @@ pub(crate) struct ViewArgs {
     /// Show only every Nth element of both axes [default: 1; in the terminal, the smallest N that fits]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) every: Option<u16>,
+    /// Draw the newest frame of the stream with this name, at most 10 times a second, until it ends or Ctrl-C
+    #[arg(long, conflicts_with_all = ["out", "dtype", "shape", "order", "share"])]
+    pub(crate) live: bool,
     /// Write a PNG file; - is standard output
     #[arg(long, short, value_name = "FILE")]
     pub(crate) out: Option<PathBuf>,

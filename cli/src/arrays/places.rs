@@ -128,7 +128,10 @@ impl Search {
             |entry: &DirectoryEntry| entry.kind == EntryKind::Frames && entry.location().as_ref() == Some(location);
         if !wanted.contains(&EntryKind::Frames) && self.places.iter().any(|(_, entries)| entries.iter().any(is_stream))
         {
-            return format!("there is only a stream of that name: `ndshm info --stream {location}` shows it");
+            return format!(
+                "there is only a stream of that name: `ndshm info --stream {location}` describes it, and `ndshm view --live {location}` \
+                 draws its frames"
+            );
         }
         let has_it = |place: &&Directory| {
             let entries = place.list().unwrap_or_default();

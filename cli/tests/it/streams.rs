@@ -206,3 +206,36 @@ fn damaged_stream_is_shown_and_unlinked() {
     assert_eq!(text(&scene, &["unlink", "--stream", "damaged"]), "unlinked damaged\n");
     assert_eq!(scene.files(), [""; 0]);
 }
+
+#[test]
+fn newest_frames_are_drawn_until_the_stream_ends() {
+    let scene = Scene::new();
+    let missing = run(&mut scene.ndshm(["view", "--live", "camera", "--columns", "6"])).expect_code(3);
+    assert!(missing.err.contains("nothing is called `camera`"), "{missing:?}");
+    let camera = Holder::start_camera(&scene.emulated(), "camera");
+    let no_terminal = run(&mut scene.ndshm(["view", "--live", "camera"])).expect_code(2);
+    assert!(no_terminal.err.contains("--columns"), "{no_terminal:?}");
+    let mut viewer = scene.ndshm(["view", "--live", "camera", "--columns", "6", "--range", "0:65535"]);
+    let mut viewer = viewer.stdout(std::process::Stdio::piped()).spawn().expect("started");
+    let mut lines = std::io::BufRead::lines(std::io::BufReader::new(viewer.stdout.take().expect("piped")));
+    let mut line = || lines.next().expect("a line").expect("text");
+    let (begin, mut last) = (std::time::Instant::now(), 0);
+    for _ in 0..4 {
+        // Four rows of six elements, two rows in a line.
+        let picture = [line(), line()];
+        assert!(picture.iter().all(|line| line.matches('▀').count() == 6), "{picture:?}");
+        let text = line();
+        let number = text.strip_prefix("camera: frame ").and_then(|text| text.split_once(';')).expect("a number").0;
+        let number: u64 = number.parse().expect("a number");
+        assert!(number > last && text.ends_with("black is 0, white 65535"), "{text}");
+        last = number;
+    }
+    assert!(begin.elapsed().as_millis() >= 290, "at most ten a second");
+    camera.let_go();
+    while lines.next().is_some() {}
+    assert!(viewer.wait().expect("ended").success());
+    let camera = Holder::start_camera(&scene.emulated(), "camera");
+    let array = run(&mut scene.ndshm(["view", "camera", "--columns", "6"])).expect_code(3);
+    assert!(array.err.contains("there is only a stream of that name"), "{array:?}");
+    camera.let_go();
+}

@@ -1,5 +1,6 @@
-//! `ndshm view`: a picture of a plane of an array, in a PNG file or in the terminal.
+//! `ndshm view`: a picture of a plane of an array, in a PNG file or in the terminal; of a stream, one after another.
 
+mod live;
 mod picture;
 mod plane;
 
@@ -64,7 +65,8 @@ pub(crate) fn run(args: &ViewArgs, out: &mut dyn Write) -> Result<Exit, Failure>
         (None, Some(columns)) => Some((usize::from(columns), usize::MAX)),
         (None, None) if args.json || !io::stdout().is_terminal() => {
             // If there is no such array, that error comes first.
-            Search::new(args.layout.backend)?.find(&args.location, &WANTED)?;
+            let wanted = if args.live { &[EntryKind::Frames][..] } else { &WANTED };
+            Search::new(args.layout.backend)?.find(&args.location, wanted)?;
             let message = "standard output is not a terminal, so the picture cannot be drawn";
             return Err(Failure::new(Exit::Usage, message)
                 .advice("write a file with --out FILE.png, or draw anyway with --columns N"));
@@ -74,21 +76,16 @@ pub(crate) fn run(args: &ViewArgs, out: &mut dyn Write) -> Result<Exit, Failure>
             Some((usize::from(columns), usize::from(lines).saturating_sub(OTHER_LINES).max(1)))
         }
     };
+    if args.live {
+        return live::run(args, columns.unwrap_or_default(), out);
+    }
     refuse_other_pictures(args.out.as_deref())?;
     let array = Described::find(&args.location, &args.layout, &WANTED)?;
     let mut cuts = args.slice.clone();
     cuts.extend(args.channel.map(|index| crate::args::words::AxisCut { axis: "c".to_owned(), index }));
     let words = array.notes.axis_words(array.shape.len());
     let section = Section::choose(&array.shape, array.order, words, args.axes.as_deref(), &cuts)?;
-    let (right, down) = section.lengths(&array.shape);
-    let every = match (args.every, columns) {
-        (Some(every), _) => usize::from(every),
-        (None, Some((columns, lines))) => {
-            let fits = down.div_ceil(lines.saturating_mul(PIXELS_OF_A_LINE));
-            right.div_ceil(columns.max(1)).max(fits).max(1)
-        }
-        (None, None) => 1,
-    };
+    let every = step(args, section.lengths(&array.shape), columns);
     let plane = Plane::read(&array, &section, every, &args.share)?;
     let (picture, range) = if args.labels {
         (Picture::colours(&plane), None)
@@ -133,6 +130,19 @@ pub(crate) fn run(args: &ViewArgs, out: &mut dyn Write) -> Result<Exit, Failure>
         viewed.write(&section, out)?;
     }
     Ok(Exit::Done)
+}
+
+/// Returns how many elements of an axis there are for a pixel: in the terminal, of so many columns and lines, the
+/// picture fits.
+fn step(args: &ViewArgs, (right, down): (usize, usize), columns: Option<(usize, usize)>) -> usize {
+    match (args.every, columns) {
+        (Some(every), _) => usize::from(every),
+        (None, Some((columns, lines))) => {
+            let fits = down.div_ceil(lines.saturating_mul(PIXELS_OF_A_LINE));
+            right.div_ceil(columns.max(1)).max(fits).max(1)
+        }
+        (None, None) => 1,
+    }
 }
 
 /// Fails if the name of the file is that of a picture of another format.

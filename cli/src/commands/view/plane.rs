@@ -186,17 +186,7 @@ impl Plane {
         step: usize,
         share: &SharedWith,
     ) -> Result<Self, Failure> {
-        let (right, down) = section.lengths(&array.shape);
-        let (width, height) = (right.div_ceil(step), down.div_ceil(step));
-        let elements = width.checked_mul(height).filter(|elements| *elements <= MOST_ELEMENTS);
-        let Some(elements) = elements else {
-            let message = format!("a picture of {width} x {height} is too large");
-            return Err(
-                Failure::new(Exit::Usage, message).advice("give --every 8 to show only every 8th element of both axes")
-            );
-        };
-        let mut plane = Self { dtype: T::DTYPE, width, height, bytes: vec![0; elements * size_of::<T>()] };
-        let whole: Vec<Range<usize>> = array.shape.iter().map(|length| 0..*length).collect();
+        let mut plane = Self::black::<T>(&array.shape, section, step)?;
         if array.kind == ArrayKind::Partial {
             let options = RenderOptions::new().directory(array.backend.clone()).shared_with(share.clone());
             let buffer = options.open::<T, IxDyn>(&array.location)?;
@@ -212,12 +202,31 @@ impl Plane {
                 }
             }
         } else {
-            array.read::<T, _>(|view| {
-                plane.put(view, &whole, section, step);
-                Ok(())
-            })?;
+            plane = array.read::<T, _>(|view| Self::of(view, section, step))?;
         }
         Ok(plane)
+    }
+
+    /// Copies every `step`-th element of both axes of a whole array or frame.
+    pub(crate) fn of<T: Element>(view: ArrayViewD<'_, T>, section: &Section, step: usize) -> Result<Self, Failure> {
+        let mut plane = Self::black::<T>(view.shape(), section, step)?;
+        let whole: Vec<Range<usize>> = view.shape().iter().map(|length| 0..*length).collect();
+        plane.put(view, &whole, section, step);
+        Ok(plane)
+    }
+
+    /// Returns a plane of zeros.
+    fn black<T: Element>(shape: &[usize], section: &Section, step: usize) -> Result<Self, Failure> {
+        let (right, down) = section.lengths(shape);
+        let (width, height) = (right.div_ceil(step), down.div_ceil(step));
+        let elements = width.checked_mul(height).filter(|elements| *elements <= MOST_ELEMENTS);
+        let Some(elements) = elements else {
+            let message = format!("a picture of {width} x {height} is too large");
+            return Err(
+                Failure::new(Exit::Usage, message).advice("give --every 8 to show only every 8th element of both axes")
+            );
+        };
+        Ok(Self { dtype: T::DTYPE, width, height, bytes: vec![0; elements * size_of::<T>()] })
     }
 
     /// Copies the elements of the plane that lie in a region of the array.
