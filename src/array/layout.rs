@@ -4,7 +4,7 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::str::FromStr;
 
-use ndarray::{Array, ArrayRef, Dimension, IxDyn, Shape, ShapeBuilder};
+use ndarray::{Array, ArrayRef, ArrayView, ArrayViewMut, Dimension, IxDyn, Shape, ShapeBuilder};
 
 use super::{DType, Element, NAMELESS};
 use crate::error::{Error, ErrorKind, Result};
@@ -162,6 +162,18 @@ impl<T: Element, D: Dimension> Layout<T, D> {
     /// Returns the size of all elements in bytes.
     pub fn bytes(&self) -> u64 {
         (self.len * size_of::<T>()) as u64
+    }
+
+    /// Returns a view of elements in private memory, of which there are enough.
+    pub(crate) fn view_of<'a>(&self, elements: &'a [T]) -> ArrayView<'a, T, D> {
+        let view = ArrayView::from_shape(self.shape_with_order(), &elements[..self.len()]);
+        view.unwrap_or_else(|error| unreachable!("the layout was checked: {error}"))
+    }
+
+    /// As [`view_of`](Self::view_of), for writing.
+    pub(crate) fn view_of_mut<'a>(&self, elements: &'a mut [T]) -> ArrayViewMut<'a, T, D> {
+        let view = ArrayViewMut::from_shape(self.shape_with_order(), &mut elements[..self.len()]);
+        view.unwrap_or_else(|error| unreachable!("the layout was checked: {error}"))
     }
 }
 

@@ -193,10 +193,12 @@ fn different(wanted: &StreamGeometry, frames: &FramesFile) -> Error {
         let text = |geometry: &StreamGeometry| format!("{:?} in order {}", geometry.shape, geometry.order);
         return ErrorKind::ShapeMismatch { expected: text(wanted), found: text(found) }.at(location);
     }
-    let (setting, value) = if found.slots == wanted.slots {
-        ("the values beside the elements", format!("{:?}", wanted.fields))
-    } else {
+    let (setting, value) = if found.slots != wanted.slots {
         ("the number of slots", wanted.slots.to_string())
+    } else if found.is_copied != wanted.is_copied {
+        ("whether frames are copied", wanted.is_copied.to_string())
+    } else {
+        ("the values beside the elements", format!("{:?}", wanted.fields))
     };
     let mut error =
         Error::setting(setting, value, "that of the stream that is taken over (or ask for it to be replaced)");

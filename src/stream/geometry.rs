@@ -10,7 +10,8 @@
 //! order               1   'C' or 'F'
 //! axes                1   at most 32
 //! zero                2
-//! meta fields         4   their number, at most 30
+//! meta fields         2   their number, at most 30
+//! copied              2   1 if readers copy frames, 0 if they hold them
 //! slots               8   their number
 //! keeper             16   the random number of the keeper that the stream belongs to
 //! shape               8   for each axis
@@ -50,6 +51,8 @@ pub(super) struct StreamGeometry {
     pub(super) shape: Vec<usize>,
     pub(super) slots: usize,
     pub(super) fields: Vec<MetaField>,
+    /// Whether readers copy frames instead of holding them. Then elements are words too.
+    pub(super) is_copied: bool,
     /// The random number of the keeper.
     pub(super) keeper: u128,
 }
@@ -96,9 +99,19 @@ impl StreamGeometry {
         self.stride()?.checked_mul(self.slots as u64)?.checked_add(self.elements(0))
     }
 
-    /// Returns where the words end, which no view of elements covers.
-    pub(super) fn words(&self) -> u64 {
+    /// Returns where entries and ring end.
+    fn entries(&self) -> u64 {
         self.place(0) + 8 * self.slots as u64
+    }
+
+    /// Returns where the words end, which no view of elements covers. The geometry was checked.
+    pub(super) fn words(&self) -> u64 {
+        if self.is_copied { self.length().unwrap_or(0) } else { self.entries() }
+    }
+
+    /// Returns the words of one frame. The geometry was checked.
+    pub(super) fn frame_words(&self) -> usize {
+        self.frame_bytes().map_or(0, |bytes| usize::try_from(bytes.div_ceil(8)).unwrap_or(usize::MAX))
     }
 
     /// Returns where a slot's number is; its epoch and its times follow.
@@ -118,13 +131,14 @@ impl StreamGeometry {
 
     /// Returns where a slot's elements begin. The geometry was checked.
     pub(super) fn elements(&self, slot: usize) -> u64 {
-        self.words().next_multiple_of(PAGE) + self.stride().unwrap_or(0) * slot as u64
+        self.entries().next_multiple_of(PAGE) + self.stride().unwrap_or(0) * slot as u64
     }
 
     /// Encodes the trailer, footer included.
     pub(super) fn to_trailer(&self, payload: u64, id: u128) -> Vec<u8> {
         let mut bytes = fields::head(DTYPE, self.dtype, self.order, self.shape.len());
-        bytes.extend(u32::try_from(self.fields.len()).unwrap_or(u32::MAX).to_le_bytes());
+        bytes.extend(u16::try_from(self.fields.len()).unwrap_or(u16::MAX).to_le_bytes());
+        bytes.extend(u16::from(self.is_copied).to_le_bytes());
         bytes.extend((self.slots as u64).to_le_bytes());
         bytes.extend(self.keeper.to_le_bytes());
         bytes.extend(fields::lengths(&self.shape));
@@ -142,7 +156,12 @@ impl StreamGeometry {
         let mut fields = Fields(bytes);
         let length = |number: u64| usize::try_from(number).map_err(|_| format!("a length is {number}"));
         let (dtype, order, axes) = fields.head::<DTYPE>()?;
-        let count = u32::from_le_bytes(fields.take()?) as usize;
+        let count = usize::from(u16::from_le_bytes(fields.take()?));
+        let is_copied = match u16::from_le_bytes(fields.take()?) {
+            0 => false,
+            1 => true,
+            other => return Err(format!("{other} is no way to read frames")),
+        };
         let slots = length(fields.number()?)?;
         let keeper = u128::from_le_bytes(fields.take()?);
         let shape = (0..axes).map(|_| length(fields.number()?)).collect::<Result<Vec<_>, _>>()?;
@@ -153,7 +172,7 @@ impl StreamGeometry {
         if !fields.0.is_empty() {
             return Err(format!("{} bytes too many", fields.0.len()));
         }
-        let found = Self { dtype, order, shape, slots, fields: meta, keeper };
+        let found = Self { dtype, order, shape, slots, fields: meta, is_copied, keeper };
         if !(FEWEST_SLOTS..=MOST_SLOTS).contains(&slots) || found.length() != Some(payload) {
             return Err(format!("{slots} slots of its shape do not make {payload} bytes"));
         }
@@ -167,7 +186,8 @@ mod tests {
 
     fn sample(shape: &[usize], slots: usize) -> StreamGeometry {
         let fields = vec![MetaField::new("gain", DType::F64, 1, 0).expect("a field")];
-        StreamGeometry { dtype: DType::U16, order: Order::C, shape: shape.to_vec(), slots, fields, keeper: 7 }
+        let (dtype, order, is_copied) = (DType::U16, Order::C, slots == 7);
+        StreamGeometry { dtype, order, shape: shape.to_vec(), slots, fields, is_copied, keeper: 7 }
     }
 
     #[test]
@@ -191,6 +211,9 @@ mod tests {
         assert!(StreamGeometry::meta(4) + super::super::meta::MOST_BYTES as u64 <= geometry.place(0));
         assert_eq!((geometry.place(4) + 8, geometry.elements(0) % PAGE), (geometry.words(), 0));
         assert!(geometry.words() <= geometry.elements(0));
+        let copied = StreamGeometry { is_copied: true, ..geometry.clone() };
+        assert_eq!((copied.elements(0), Some(copied.words())), (geometry.elements(0), geometry.length()));
+        assert!(copied.elements(4) + 8 * copied.frame_words() as u64 <= copied.words());
         assert_eq!(geometry.length(), Some(geometry.elements(5)));
         assert_eq!((geometry.place(5), geometry.place(7)), (geometry.place(0), geometry.place(2)));
     }

@@ -29,6 +29,8 @@ pub struct StreamInspection {
     pub order: Order,
     /// Number of slots.
     pub slots: usize,
+    /// Whether readers copy frames instead of holding them.
+    pub copied: bool,
     /// The values that each frame has beside its elements.
     pub meta: Vec<MetaField>,
     /// Number of the newest frame; 0 before the first.
@@ -126,6 +128,7 @@ pub fn inspect(backend: &Directory, location: &Location) -> Result<StreamInspect
         shape: geometry.shape,
         order: geometry.order,
         slots: geometry.slots,
+        copied: geometry.is_copied,
         meta: geometry.fields,
     })
 }

@@ -1,4 +1,5 @@
 //! The mapped bytes of a stream's files: words that processes share as atomics, and pointers to the elements of a slot.
+//! If frames are copied, elements are words too, and there are no pointers to them.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 use std::time::Duration;
@@ -10,6 +11,9 @@ use crate::array::{Element, Layout};
 use crate::backend::Access;
 use crate::os;
 use crate::segment::Mapped;
+
+/// How many words of a frame are copied between two points at which an exploring program can interrupt.
+const WORDS_PER_POINT: usize = 64;
 
 /// A mapped file of a stream. Its words are before `words`, elements only behind.
 #[derive(Debug)]
@@ -77,6 +81,26 @@ impl StreamMemory {
             let mut word = [0; 8];
             word[..chunk.len()].copy_from_slice(chunk);
             self.word(at).store(u64::from_le_bytes(word), Ordering::Relaxed);
+        }
+    }
+
+    /// Copies words out, each for itself: meanwhile another process may store them.
+    pub(super) fn copy_words_out(&self, at: u64, words: &mut [u64]) {
+        for (index, word) in words.iter_mut().enumerate() {
+            if index % WORDS_PER_POINT == 0 {
+                os::point(false);
+            }
+            *word = self.word(at + 8 * index as u64).load(Ordering::Relaxed);
+        }
+    }
+
+    /// Copies words in, each for itself: meanwhile other processes may load them. The mapping is for writing.
+    pub(super) fn copy_words_in(&self, at: u64, words: &[u64]) {
+        for (index, word) in words.iter().enumerate() {
+            if index % WORDS_PER_POINT == 0 {
+                os::point(true);
+            }
+            self.word(at + 8 * index as u64).store(*word, Ordering::Relaxed);
         }
     }
 

@@ -40,13 +40,14 @@ pub struct StreamOptions {
     draft: DraftOptions,
     there: IfThere,
     keep: bool,
+    copied: bool,
     meta: Vec<(String, DType, usize)>,
 }
 
 impl Default for StreamOptions {
     fn default() -> Self {
         let there = IfThere { resume: false, replace: false };
-        Self { backend: None, draft: DraftOptions::default(), there, keep: false, meta: Vec::new() }
+        Self { backend: None, draft: DraftOptions::default(), there, keep: false, copied: false, meta: Vec::new() }
     }
 }
 
@@ -83,7 +84,8 @@ impl StreamOptions {
     /// [kept](Self::keep). Numbers go on, and [`Frame::epoch`](super::Frame::epoch) grows. If there is none, it is
     /// created.
     ///
-    /// Element type, shape, order, number of slots and values beside the elements must be those of the stream, unless
+    /// Element type, shape, order, number of slots, values beside the elements, and whether frames are
+    /// [copied](Self::copied), must be those of the stream, unless
     /// [`replace`](Self::replace) is chosen too. Its permissions and pages stay.
     pub fn resume(mut self, resume: bool) -> Self {
         self.there.resume = resume;
@@ -102,6 +104,14 @@ impl StreamOptions {
     /// [`unlink`]: super::unlink
     pub fn keep(mut self, keep: bool) -> Self {
         self.keep = keep;
+        self
+    }
+
+    /// Lets readers copy frames instead of holding them. It is for small frames, up to about 4 KiB: neither writer nor
+    /// reader takes a lock, which would last longer than the copy. A [`Frame`](super::Frame) is a copy then, and holds no
+    /// slot.
+    pub fn copied(mut self, copied: bool) -> Self {
+        self.copied = copied;
         self
     }
 
@@ -145,6 +155,7 @@ impl StreamOptions {
             shape: layout.shape().to_vec(),
             slots,
             fields: self.fields()?,
+            is_copied: self.copied,
             keeper: 0,
         };
         geometry.check(home.location.as_str())?;

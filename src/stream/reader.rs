@@ -10,7 +10,7 @@ use ndarray::{ArrayView, Dimension};
 use super::cursors::{self, Backpressure};
 use super::files::{FramesFile, KeeperFile};
 use super::geometry::StreamGeometry;
-use super::memory::StreamState;
+use super::memory::{StreamMemory, StreamState};
 use super::meta::{self, MetaField};
 use super::options::StreamOptions;
 use super::slots::{Locked, ReadSlots};
@@ -233,7 +233,7 @@ impl<T: Element, D: Dimension> StreamReader<T, D> {
             return Ok(None);
         }
         Ok(match self.lock(number, LOOKING)? {
-            Locked::Slot(slot) => Some(self.frame(number, slot)),
+            Locked::Slot(slot) => self.frame(number, slot),
             Locked::Gone | Locked::Busy => None,
         })
     }
@@ -249,9 +249,12 @@ impl<T: Element, D: Dimension> StreamReader<T, D> {
         }
     }
 
-    fn frame(&self, number: u64, slot: usize) -> Frame<T, D> {
+    /// Returns the frame of a slot that was locked. `None`: it was to be copied, and was overwritten meanwhile.
+    fn frame(&self, number: u64, slot: usize) -> Option<Frame<T, D>> {
+        let frames = self.frames();
+        let copy = if frames.geometry.is_copied { Some(Box::new(FrameCopy::of(frames, slot, number)?)) } else { None };
         let generation = AtomicU64::new(os::fork_generation());
-        Frame { slots: Arc::clone(&self.slots), layout: self.layout.copied(), slot, number, generation }
+        Some(Frame { slots: Arc::clone(&self.slots), layout: self.layout.copied(), slot, number, generation, copy })
     }
 
     /// Looks for a frame once. Waits at most `patience` for one that is locked.
@@ -265,18 +268,18 @@ impl<T: Element, D: Dimension> StreamReader<T, D> {
                 WhichFrame::Latest => head.max(oldest)..=head,
             };
             let found = numbers.find_map(|number| match self.lock(number, patience.max(LOOKING)) {
-                Ok(Locked::Slot(slot)) => Some(Ok(Some((number, slot)))),
+                Ok(Locked::Slot(slot)) => self.frame(number, slot).map(|frame| Ok(Some(frame))),
                 Ok(Locked::Busy) if self.is_cursor => Some(Ok(None)),
                 Ok(Locked::Gone | Locked::Busy) => None,
                 Err(error) => Some(Err(error)),
             });
             if let Some(found) = found.transpose()? {
-                let Some((number, slot)) = found else { return Ok(None) };
+                let Some(frame) = found else { return Ok(None) };
                 if which == WhichFrame::Next && self.last > 0 {
-                    self.lost += number - self.last - 1;
+                    self.lost += frame.number - self.last - 1;
                 }
-                self.last = number;
-                return Ok(Some(self.frame(number, slot)));
+                self.last = frame.number;
+                return Ok(Some(frame));
             }
             // The frames were overwritten while this looked for them: later ones are there.
             if self.frames().head() == head {
@@ -367,6 +370,32 @@ pub struct Frame<T: Element, D: Dimension> {
     number: u64,
     /// The fork generation of the process that holds it. It guards no other data, so Relaxed suffices.
     generation: AtomicU64,
+    /// The frame itself, if it was copied. Then it holds no slot.
+    copy: Option<Box<FrameCopy>>,
+}
+
+/// What a slot had when it was copied.
+struct FrameCopy {
+    elements: Vec<u64>,
+    stamp: Stamp,
+    meta: [u8; meta::MOST_BYTES],
+}
+
+impl FrameCopy {
+    /// Copies the frame of a slot. `None`: the slot was given another frame meanwhile.
+    fn of(frames: &FramesFile, slot: usize, number: u64) -> Option<Self> {
+        let mut copy = Self {
+            elements: vec![0; frames.geometry.frame_words()],
+            stamp: Stamp::of(frames, slot),
+            meta: [0; meta::MOST_BYTES],
+        };
+        frames.memory.copy_words_out(frames.geometry.elements(slot), &mut copy.elements);
+        frames.memory.copy_out(StreamGeometry::meta(slot), &mut copy.meta);
+        // The writer clears the number, fences, and then stores words. So if one of these was among those that were
+        // loaded above, this sees that the number has gone.
+        StreamMemory::fence();
+        (frames.number(slot) == number).then_some(copy)
+    }
 }
 
 impl<T: Element, D: Dimension> Frame<T, D> {
@@ -383,6 +412,9 @@ impl<T: Element, D: Dimension> Frame<T, D> {
     /// [`Unlinked`](ErrorKind::Unlinked): the parent has given the frame up, and it was overwritten, or the stream has
     /// lost its name before this child had opened it and before its writer had ended it. Otherwise those of opening it.
     pub fn hold(&self) -> Result<()> {
+        if self.copy.is_some() {
+            return Ok(());
+        }
         let (here, holder) = (os::fork_generation(), self.generation.load(Ordering::Relaxed));
         if holder == here {
             return Ok(());
@@ -417,6 +449,9 @@ impl<T: Element, D: Dimension> Frame<T, D> {
     /// In a forked child that inherited the frame, where [`hold`](Self::hold) fails.
     #[allow(unsafe_code)]
     pub fn view(&self) -> ArrayView<'_, T, D> {
+        if let Some(copy) = &self.copy {
+            return self.layout.view_of(bytemuck::cast_slice(&copy.elements));
+        }
         if let Err(error) = self.hold() {
             panic!("the frame was inherited by a fork, and is not there any more: {error}");
         }
@@ -430,7 +465,7 @@ impl<T: Element, D: Dimension> Frame<T, D> {
     }
 
     fn stamp(&self) -> Stamp {
-        Stamp::of(&self.slots.frames, self.slot)
+        self.copy.as_ref().map_or_else(|| Stamp::of(&self.slots.frames, self.slot), |copy| copy.stamp)
     }
 
     /// Returns which writer of the stream has written it: 1 is the first, and each [takeover](StreamOptions::resume)
@@ -462,6 +497,9 @@ impl<T: Element, D: Dimension> Frame<T, D> {
 
     /// Returns the bytes of the values beside the elements, as [`meta_fields`](StreamReader::meta_fields) divide them.
     pub fn meta_bytes(&self) -> [u8; meta::MOST_BYTES] {
+        if let Some(copy) = &self.copy {
+            return copy.meta;
+        }
         let (frames, mut bytes) = (&self.slots.frames, [0; meta::MOST_BYTES]);
         frames.memory.copy_out(StreamGeometry::meta(self.slot), &mut bytes);
         bytes
@@ -471,7 +509,7 @@ impl<T: Element, D: Dimension> Frame<T, D> {
 impl<T: Element, D: Dimension> Drop for Frame<T, D> {
     fn drop(&mut self) {
         // Of an inherited frame that this process has not held, the parent has the lock.
-        if *self.generation.get_mut() == os::fork_generation() {
+        if self.copy.is_none() && *self.generation.get_mut() == os::fork_generation() {
             self.slots.release(self.slot);
         }
     }
@@ -635,7 +673,7 @@ fn first_held<T: Element, D: Dimension>(
     index: u64,
     mut acknowledged: u64,
 ) -> Result<u64> {
-    super::memory::StreamMemory::fence();
+    StreamMemory::fence();
     let mut backoff = Backoff::new(OPENING);
     loop {
         let head = reader.frames().head();
@@ -650,7 +688,7 @@ fn first_held<T: Element, D: Dimension>(
             Locked::Gone => {
                 acknowledged = reader.frames().head();
                 cursors::acknowledge(keeper, index, acknowledged);
-                super::memory::StreamMemory::fence();
+                StreamMemory::fence();
             }
             Locked::Busy => {}
         }

@@ -72,9 +72,10 @@ impl ReadSlots {
         own.value.as_mut().map_or_else(|| Err(missing()), act)
     }
 
-    /// Locks the slot of a frame for reading.
+    /// Locks the slot of a frame for reading. Of a stream whose frames are copied it locks nothing.
     pub(super) fn lock(&self, number: u64) -> Result<Locked> {
         match self.frames.slot_of(number) {
+            Some(slot) if self.frames.geometry.is_copied => Ok(Locked::Slot(slot)),
             Some(slot) => self.lock_slot(slot, number),
             None => Ok(Locked::Gone),
         }
@@ -106,6 +107,9 @@ impl ReadSlots {
 
     /// Gives up a frame of this process.
     pub(super) fn release(&self, slot: usize) {
+        if self.frames.geometry.is_copied {
+            return;
+        }
         // If it fails, the lock ends with the reader.
         let _ = self.with(|own| {
             own.held[slot] = own.held[slot].saturating_sub(1);
@@ -118,6 +122,9 @@ impl ReadSlots {
 
     /// Returns how many slots this process holds.
     pub(super) fn held(&self) -> Result<usize> {
+        if self.frames.geometry.is_copied {
+            return Ok(0);
+        }
         self.with(|own| Ok(own.held.iter().filter(|held| **held > 0).count()))
     }
 

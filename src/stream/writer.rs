@@ -4,6 +4,10 @@
 //! number, the ring's word and the head, then wake. A reader that sees a number gets its lock at the first attempt. A
 //! writer that is killed between any two steps leaves a slot without a number, or a head that the next writer repairs
 //! from the slots.
+//!
+//! If frames are copied, nothing is locked: a frame is written to private memory, and copied to its slot by words while
+//! the slot has no number. A reader copies it by words, and looks at the number again: a frame that was overwritten
+//! meanwhile is gone.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -70,6 +74,8 @@ pub struct StreamWriter<T: Element, D: Dimension> {
     epoch: u64,
     keep: bool,
     has_ended: bool,
+    /// If frames are copied, the elements of the last one that was written, or of the next.
+    own: Vec<u64>,
 }
 
 impl<T: Element, D: Dimension> StreamWriter<T, D> {
@@ -105,7 +111,8 @@ impl<T: Element, D: Dimension> StreamWriter<T, D> {
         frames.memory.store(StreamGeometry::EPOCH, epoch);
         frames.memory.set_state(StreamState::Open);
         frames.memory.ring();
-        Self { begun, layout, oldest, head, epoch, keep, has_ended: false }
+        let own = if frames.geometry.is_copied { vec![0; frames.geometry.frame_words()] } else { Vec::new() };
+        Self { begun, layout, oldest, head, epoch, keep, has_ended: false, own }
     }
 
     fn frames(&self) -> &FramesFile {
@@ -170,7 +177,7 @@ impl<T: Element, D: Dimension> StreamWriter<T, D> {
     /// - [`Unsupported`](ErrorKind::Unsupported): this process was forked from the writer's.
     pub fn frame(&mut self) -> Result<NewFrame<'_, T, D>> {
         match self.next_slot()? {
-            Some(slot) => Ok(NewFrame { writer: self, slot, is_locked: true }),
+            Some(slot) => Ok(NewFrame::new(self, slot)),
             None => Err(self.slots_held()?),
         }
     }
@@ -194,10 +201,11 @@ impl<T: Element, D: Dimension> StreamWriter<T, D> {
                 return Err(self.slots_held()?);
             }
         };
-        Ok(NewFrame { writer: self, slot, is_locked: true })
+        Ok(NewFrame::new(self, slot))
     }
 
-    /// Locks the slot with the oldest frame that may be overwritten, and takes its number away.
+    /// Locks the slot with the oldest frame that may be overwritten, and takes its number away. If frames are copied, it
+    /// locks nothing.
     fn next_slot(&mut self) -> Result<Option<usize>> {
         self.refuse_forked_child()?;
         let (frames, locks) = (self.frames(), self.locks());
@@ -216,24 +224,27 @@ impl<T: Element, D: Dimension> StreamWriter<T, D> {
             if number > 0 && (number == self.head || cursors::hold(keeper, number, home)?) {
                 continue;
             }
-            if !locks.try_lock(LockKind::Exclusive, slot_lock(slot), home)? {
+            let is_copied = frames.geometry.is_copied;
+            if is_copied {
+                // A new cursor sees that the frame is gone, or is seen below.
+                frames.memory.store(StreamGeometry::entry(slot), 0);
+            } else if !locks.try_lock(LockKind::Exclusive, slot_lock(slot), home)? {
                 continue;
             }
             os::step("stream: slot locked for writing");
             // Looked at again under the lock: see cursors.rs.
             StreamMemory::fence();
-            match if number > 0 { cursors::hold(keeper, number, home) } else { Ok(false) } {
-                Ok(false) => chosen = Some((number, slot)),
-                Ok(true) => {
-                    locks.unlock(slot_lock(slot), home)?;
-                    continue;
-                }
-                Err(error) => {
-                    locks.unlock(slot_lock(slot), home)?;
-                    return Err(error);
-                }
+            let is_held = if number > 0 { cursors::hold(keeper, number, home) } else { Ok(false) };
+            if matches!(is_held, Ok(false)) {
+                chosen = Some((number, slot));
+                break;
             }
-            break;
+            if is_copied {
+                frames.memory.store(StreamGeometry::entry(slot), number); // its elements have not changed
+            } else {
+                locks.unlock(slot_lock(slot), home)?;
+            }
+            is_held?;
         }
         let Some((number, slot)) = chosen else { return Ok(None) };
         frames.memory.store(StreamGeometry::entry(slot), 0);
@@ -331,7 +342,12 @@ pub struct NewFrame<'a, T: Element, D: Dimension> {
     is_locked: bool,
 }
 
-impl<T: Element, D: Dimension> NewFrame<'_, T, D> {
+impl<'a, T: Element, D: Dimension> NewFrame<'a, T, D> {
+    fn new(writer: &'a mut StreamWriter<T, D>, slot: usize) -> Self {
+        let is_locked = !writer.frames().geometry.is_copied;
+        Self { writer, slot, is_locked }
+    }
+
     /// Returns the number that the frame will have.
     pub fn number(&self) -> u64 {
         self.writer.head.saturating_add(1)
@@ -340,6 +356,9 @@ impl<T: Element, D: Dimension> NewFrame<'_, T, D> {
     /// Returns the elements.
     #[allow(unsafe_code)]
     pub fn view_mut(&mut self) -> ArrayViewMut<'_, T, D> {
+        if self.writer.frames().geometry.is_copied {
+            return self.writer.layout.view_of_mut(bytemuck::cast_slice_mut(&mut self.writer.own));
+        }
         let frames = self.writer.frames();
         let raw = frames.memory.elements_mut(&frames.geometry, self.slot, &self.writer.layout);
         // SAFETY: the elements lie in the writer's mapping, which is for writing and lives as long as this borrow. The
@@ -394,8 +413,12 @@ impl<T: Element, D: Dimension> NewFrame<'_, T, D> {
         memory.store(entry + EPOCH, self.writer.epoch);
         memory.store(entry + SINCE_BOOT, os::since_boot().map_or(0, nanoseconds));
         memory.store(entry + WALL, SystemTime::UNIX_EPOCH.elapsed().map_or(0, nanoseconds));
-        self.writer.locks().unlock(slot_lock(slot), &frames.home)?;
-        self.is_locked = false;
+        if self.is_locked {
+            self.writer.locks().unlock(slot_lock(slot), &frames.home)?;
+            self.is_locked = false;
+        } else {
+            memory.copy_words_in(frames.geometry.elements(slot), &self.writer.own);
+        }
         os::step("stream: slot unlocked");
         let frames = self.writer.frames();
         frames.memory.store(entry, number);

@@ -5,6 +5,7 @@
 
 mod arena;
 mod arrays;
+mod copied_streams;
 mod counted;
 mod counted_races;
 mod counters;
@@ -66,6 +67,7 @@ pub fn trials(place: &Place) -> Vec<Trial> {
         queue_kills::trials,
         queue_senders::trials,
         roles::trials,
+        copied_streams::trials,
         stream_kills::trials,
         streams::trials,
     ];
@@ -93,6 +95,7 @@ pub const ROLES: &[&[(&str, Role)]] = &[
     queue_kills::ROLES,
     queue_senders::ROLES,
     roles::ROLES,
+    copied_streams::ROLES,
     stream_kills::ROLES,
     streams::ROLES,
 ];

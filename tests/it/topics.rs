@@ -15,6 +15,7 @@ pub const TABLE: &[(&[&str], &[&str])] = &[
         EVERYWHERE,
         &[
             "conformance::arrays",
+            "conformance::copied_streams",
             "conformance::counted",
             "conformance::counted_races",
             "conformance::crashes",

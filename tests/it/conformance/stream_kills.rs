@@ -20,7 +20,11 @@ use crate::support::random::random;
 use crate::tests;
 
 pub fn trials(place: &Place) -> Vec<Trial> {
-    place.trials("conformance", "stream_kills", tests![killed_processes_tear_and_lose_nothing])
+    place.trials(
+        "conformance",
+        "stream_kills",
+        tests![killed_processes_tear_and_lose_nothing, killed_processes_of_a_copied_stream_neither],
+    )
 }
 
 pub const ROLES: &[(&str, Role)] = &[("storm-write", write), ("storm-read", read), ("storm-record", record)];
@@ -31,6 +35,8 @@ const LENGTH: usize = 3000;
 const SLOTS: usize = 12;
 /// How long a process waits for others before the test fails.
 const PATIENCE: Duration = Duration::from_secs(60);
+/// What a writer is told if frames are to be copied.
+const COPIED: &str = "copied";
 /// What the readers do. The recorder is another role.
 const READERS: [&str; 5] = ["next", "slow", "late", "latest", "hold"];
 
@@ -62,7 +68,7 @@ fn report(line: &str) {
 
 /// A child that writes frames until it hears something, and then ends the stream.
 fn write(arguments: &[String]) {
-    let options = options().resume(true).meta("copy", ndarray_shm::DType::U64, 1);
+    let options = options().resume(true).copied(arguments[1] == COPIED).meta("copy", ndarray_shm::DType::U64, 1);
     let mut writer: StreamWriter<u64, Ix1> = options.create(&arguments[0], LENGTH, SLOTS).unwrap();
     say("writing");
     hear();
@@ -166,8 +172,16 @@ impl Player {
 }
 
 fn killed_processes_tear_and_lose_nothing(place: &Place) {
-    let name = place.location("storm");
-    let mut players = vec![Player::start(place, name.as_str(), "storm-write", "")];
+    storm(place, "held");
+}
+
+fn killed_processes_of_a_copied_stream_neither(place: &Place) {
+    storm(place, COPIED);
+}
+
+fn storm(place: &Place, kind: &'static str) {
+    let name = place.location(kind);
+    let mut players = vec![Player::start(place, name.as_str(), "storm-write", kind)];
     players.push(Player::start(place, name.as_str(), "storm-record", ""));
     players.extend(READERS.map(|how| Player::start(place, name.as_str(), "storm-read", how)));
     players[0].child.tell("go");
@@ -210,7 +224,7 @@ fn killed_processes_tear_and_lose_nothing(place: &Place) {
         enter(lines);
     }
     println!(
-        "{}: {} killed, {head} frames by {} writers; the last readers checked {frames}",
+        "{}, {kind}: {} killed, {head} frames by {} writers; the last readers checked {frames}",
         place.name,
         kills(),
         found.epoch
