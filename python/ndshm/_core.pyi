@@ -385,6 +385,7 @@ def create_stream(
     resume: bool = False,
     replace: bool = False,
     keep: bool = False,
+    copied: bool = False,
     sparse: bool = False,
     permissions: int = 0o600,
 ) -> RawWriter: ...

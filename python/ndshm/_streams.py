@@ -631,7 +631,7 @@ class StreamCursorInspection(NamedTuple):
 class StreamInspection(NamedTuple):
     """What a stream is, and which processes use it. `Stream.inspect` returns it.
 
-    `meta` has dtype and number of the values beside the elements, by their names. `frames` is how many frames are there, `epoch` how many
+    `copied` says whether readers copy frames instead of holding them. `meta` has dtype and number of the values beside the elements, by their names. `frames` is how many frames are there, `epoch` how many
     writers there were. `has_writer` says whether the writer lives, None if the kernel does not tell. `has_ended` says whether the last writer has
     ended the stream. `rate` is in frames per second, of those that are there; None if they are fewer than two. `held` is how many slots readers
     hold, or the writer is writing, and `holders` the numbers of those readers' processes, as far as they are known. `cursors` is None if this
@@ -642,6 +642,7 @@ class StreamInspection(NamedTuple):
     shape: tuple[int, ...]
     order: str
     slots: int
+    copied: bool
     meta: dict[str, tuple[str, int]]
     head: int
     frames: int
@@ -689,6 +690,7 @@ class Stream:
         resume: bool = False,
         replace: bool = False,
         keep: bool = False,
+        copied: bool = False,
         sparse: bool = False,
         permissions: int = 0o600,
     ) -> StreamWriter[Scalar]: ...
@@ -705,6 +707,7 @@ class Stream:
         resume: bool = False,
         replace: bool = False,
         keep: bool = False,
+        copied: bool = False,
         sparse: bool = False,
         permissions: int = 0o600,
     ) -> StreamWriter: ...
@@ -720,6 +723,7 @@ class Stream:
         resume: bool = False,
         replace: bool = False,
         keep: bool = False,
+        copied: bool = False,
         sparse: bool = False,
         permissions: int = 0o600,
     ) -> StreamWriter:
@@ -744,6 +748,9 @@ class Stream:
             Replace a stream of this name that has no writer. Its readers get `Unlinked`.
         keep
             Keep name and frames when the writer ends the stream, for readers that come later. `unlink` removes them.
+        copied
+            Readers copy frames instead of holding them. It is for small frames, up to about 4 KiB: neither side takes a lock, and no frame that is kept
+            takes a slot from the writer.
         sparse
             Reserve no memory: a process that writes when none is left is killed.
         permissions
@@ -774,6 +781,7 @@ class Stream:
                 resume=resume,
                 replace=replace,
                 keep=keep,
+                copied=copied,
                 sparse=sparse,
                 permissions=bits,
             )

@@ -433,7 +433,7 @@ impl RawNewFrame {
 /// Creates a stream, or takes one over.
 #[pyfunction]
 #[pyo3(signature = (
-    name, lengths, dtype, order, slots, meta, *, resume=false, replace=false, keep=false, sparse=false, permissions=0o600
+    name, lengths, dtype, order, slots, meta, *, resume=false, replace=false, keep=false, copied=false, sparse=false, permissions=0o600
 ))]
 #[allow(clippy::too_many_arguments, clippy::needless_pass_by_value, clippy::fn_params_excessive_bools)] // Python gives them by name
 pub(crate) fn create_stream(
@@ -447,14 +447,20 @@ pub(crate) fn create_stream(
     resume: bool,
     replace: bool,
     keep: bool,
+    copied: bool,
     sparse: bool,
     permissions: u32,
 ) -> PyResult<RawWriter> {
     let parse = |dtype: &str| ElementType::parse(dtype).map_err(|error| exception(py, &error));
     let shape = Shape { element: parse(dtype)?, lengths: lengths_of(py, lengths)?, order: order_of(order)? };
     let pages = if sparse { Pages::Sparse } else { Pages::Auto };
-    let mut options =
-        StreamOptions::new().resume(resume).replace(replace).keep(keep).pages(pages).permissions(permissions);
+    let mut options = StreamOptions::new()
+        .resume(resume)
+        .replace(replace)
+        .keep(keep)
+        .copied(copied)
+        .pages(pages)
+        .permissions(permissions);
     for (name, dtype, count) in meta {
         options = options.meta(name, parse(&dtype)?.dtype, count);
     }
@@ -512,6 +518,7 @@ pub(crate) fn inspect_stream(py: Python<'_>, name: Name) -> PyResult<Bound<'_, P
     facts.set_item("shape", PyTuple::new(py, found.shape)?)?;
     facts.set_item("order", name_of_order(found.order))?;
     facts.set_item("slots", found.slots)?;
+    facts.set_item("copied", found.copied)?;
     facts.set_item("meta", fields_of(&found.meta))?;
     facts.set_item("head", found.head)?;
     facts.set_item("frames", found.frames)?;

@@ -1090,6 +1090,42 @@ def test_pickled_reader_keeps_its_options(name: str) -> None:
 # Inspecting
 
 
+def test_copied_frames_hold_nothing(name: str) -> None:
+    with Stream.create(name, (3, 5), "f4", 3, copied=True, order="F", meta={"gain": ("f8", 2)}) as out:
+        cam = Stream.open(name, latest=False)
+        frames, arrays = [], []
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            for number in range(1, 21):
+                assert out.send(np.full((3, 5), number, "f4"), gain=(number, 0.5)) == number
+                frames.append(cam.next(timeout=0))
+                arrays.append(frames[-1].x)
+        assert cam.held == 0 and Stream.inspect(name).copied and Stream.inspect(name).held == 0
+    for number, (frame, x) in enumerate(zip(frames, arrays, strict=True), 1):
+        assert (x == number).all() and not x.flags.writeable and x.flags.f_contiguous and frame.meta == {"gain": (number, 0.5)}
+    assert in_child(lambda: [int(x[0, 0]) for x in arrays[:3]]) == [1, 2, 3]
+    with Stream.create(name, 4, "u1", 3) as out:
+        assert not Stream.inspect(name).copied
+
+
+def test_copied_frames_arrive_whole_from_another_process(name: str) -> None:
+    program = """
+        import sys, ndshm
+        with ndshm.Stream.create(sys.argv[1], 500, "uint64", 3, copied=True) as out:
+            print(flush=True)
+            while out.head < 20_000:
+                with out.frame() as frame:
+                    frame.x[:] = frame.number
+    """
+    with subprocess.Popen([sys.executable, "-c", textwrap.dedent(program), name], stdout=subprocess.PIPE, text=True) as writer:
+        assert writer.stdout is not None and writer.stdout.readline() == "\n"
+        count = 0
+        for frame in Stream.open(name, timeout=60):
+            assert (frame.x == frame.number).all()
+            count += 1
+    assert writer.returncode == 0 and count > 1
+
+
 def test_inspection_says_what_a_stream_is(name: str) -> None:
     with other(name, meta={"exposure": "float64", "stage": ("int32", 3)}) as writer:
         writer.write(*range(6))

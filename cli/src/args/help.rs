@@ -262,6 +262,7 @@ Fields of counted:
 Fields of stream:
   dtype, shape, order        of a frame, as above
   slots, frames              number of slots, and of frames that are there
+  copied                     whether readers copy frames instead of holding them
   head                       number of the newest frame, 0 before the first
   rate                       frames per second of those that are there, or null if they are fewer than two
   epoch                      number of writers so far

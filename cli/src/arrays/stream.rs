@@ -16,6 +16,8 @@ pub(crate) struct StreamReport {
     /// "C" or "F".
     pub(crate) order: String,
     pub(crate) slots: usize,
+    /// Whether readers copy frames instead of holding them.
+    pub(crate) copied: bool,
     /// Number of the newest frame; 0 before the first.
     pub(crate) head: u64,
     /// How many frames are there.
@@ -80,6 +82,7 @@ impl StreamReport {
             shape: found.shape,
             order: found.order.to_string(),
             slots: found.slots,
+            copied: found.copied,
             head: found.head,
             frames: found.frames,
             rate: found.rate,
@@ -124,6 +127,7 @@ impl StreamReport {
         };
         let rate = self.rate.map_or_else(|| "unknown".to_owned(), |rate| format!("{rate:.1} frames per second"));
         let held = match (self.held, self.held_by.as_slice()) {
+            _ if self.copied => "none: readers copy frames".to_owned(),
             (0, _) => "none".to_owned(),
             (held, []) => format!("{held} of {}", self.slots),
             (held, by) => {
@@ -212,6 +216,7 @@ mod tests {
             shape: vec![4, 6],
             order: "C".to_owned(),
             slots: 8,
+            copied: false,
             head: 7,
             frames: 7,
             rate: Some(29.97),

@@ -38,6 +38,7 @@ fn stream_is_one_line_of_the_list() {
         ("shape", json!([4, 6])),
         ("order", json!("C")),
         ("slots", json!(8)),
+        ("copied", json!(false)),
         ("frames", json!(3)),
         ("head", json!(3)),
         ("epoch", json!(1)),

@@ -12,7 +12,11 @@ use crate::support::{Name, backend_of_child};
 use crate::tests;
 
 pub fn trials(place: &Place) -> Vec<Trial> {
-    place.trials("interop", "streams", tests![python_holds_frames, python_sees_the_end_of_a_writer])
+    place.trials(
+        "interop",
+        "streams",
+        tests![python_holds_frames, python_copies_frames, python_sees_the_end_of_a_writer],
+    )
 }
 
 pub const ROLES: &[(&str, Role)] = &[("stream-writer", write_until_killed)];
@@ -76,6 +80,24 @@ fn python_holds_frames(place: &Place) {
     python.expect("wait 42", "None");
     python.expect("facts", "42 1 False");
     python.expect("sums", &format!("{} {}", 35 * 39, 35 * 40));
+    python.finish();
+}
+
+fn python_copies_frames(place: &Place) {
+    let name = place.location("copied");
+    let mut writer = options(place).copied(true).create::<u16, Ix2>(name.location(), (5, 7).f(), 4).unwrap();
+    let mut python = attached(place, &name);
+    for value in 1..40 {
+        fill(&mut writer, value).unwrap();
+        if value < 4 {
+            python.expect(format!("hold {value}"), &(35 * value).to_string());
+        }
+    }
+    python.expect("sums", "35 70 105");
+    python.expect("hold 35", "gone");
+    python.expect("hold 39", &(35 * 39).to_string());
+    assert_eq!(inspect(&place.backend, name.location()).unwrap().held, 0);
+    python.expect("drop", "done");
     python.finish();
 }
 
