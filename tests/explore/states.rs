@@ -251,6 +251,15 @@ fn stream_of(world: &World, slots: usize) -> Has {
     Has { writer: Some(writer), ..Has::default() }
 }
 
+/// The same, with frames that readers copy.
+fn copied_stream(world: &World) -> Has {
+    let mut writer = options(world).copied(true).create::<u8, _>(NAME, LENGTH, SLOTS).expect("a free name");
+    let mut frame = writer.frame().expect("a free slot");
+    frame.view_mut().fill(b's');
+    frame.commit().expect("it is this process's");
+    Has { writer: Some(writer), ..Has::default() }
+}
+
 /// A stream of a process that has died.
 fn dead_stream(world: &World) -> Has {
     in_dead_child(|| std::mem::forget(stream(world)));
@@ -384,6 +393,18 @@ static STATES: &[State] = &[
         Other::Prepares(&[Kind::Stream, Kind::Frame], with_frame),
     )),
     of_streams(state("stream and cursor", &[Kind::Writer], stream, Other::Prepares(&[Kind::Cursor], with_cursor))),
+    of_streams(state(
+        "copied stream and reader",
+        &[Kind::Writer],
+        copied_stream,
+        Other::Prepares(&[Kind::Stream], with_reader),
+    )),
+    of_streams(state(
+        "copied stream and cursor",
+        &[Kind::Writer],
+        copied_stream,
+        Other::Prepares(&[Kind::Cursor], with_cursor),
+    )),
     of_streams(state(
         "stream, inherited",
         &[Kind::Writer, Kind::Stream, Kind::Frame],

@@ -494,6 +494,9 @@ impl<'a> Stage<'a> {
             Mark::Hold { at, changes } => {
                 let tracee = &self.actors[index].tracee;
                 let place = mapping_at(tracee.pid, at).map_or((0, 0), |mapping| (mapping.file, mapping.page_of(at)));
+                if place.0 == 0 {
+                    return; // a copy in memory of its own
+                }
                 let meets = self.actors.iter().position(|other| {
                     other.holds.is_some_and(|(its_place, its_changes)| its_place == place && (changes || its_changes))
                 });
