@@ -14,7 +14,7 @@ use ndarray_shm::{
 use nix::sys::wait::waitpid;
 use nix::unistd::{ForkResult, fork};
 
-use crate::operations::streams::{CURSOR, SLOTS, options};
+use crate::operations::streams::{CURSOR, SLOTS, commit, options};
 use crate::operations::{Kind, LENGTH, NAME};
 use crate::world::World;
 
@@ -247,7 +247,7 @@ fn stream_of(world: &World, slots: usize) -> Has {
     let mut writer = options(world).create::<u8, _>(NAME, LENGTH, slots).expect("a free name");
     let mut frame = writer.frame().expect("a free slot");
     frame.view_mut().fill(b's');
-    frame.commit().expect("it is this process's");
+    commit(frame).expect("it is this process's");
     Has { writer: Some(writer), ..Has::default() }
 }
 
@@ -256,7 +256,7 @@ fn copied_stream(world: &World) -> Has {
     let mut writer = options(world).copied(true).create::<u8, _>(NAME, LENGTH, SLOTS).expect("a free name");
     let mut frame = writer.frame().expect("a free slot");
     frame.view_mut().fill(b's');
-    frame.commit().expect("it is this process's");
+    commit(frame).expect("it is this process's");
     Has { writer: Some(writer), ..Has::default() }
 }
 
@@ -277,7 +277,7 @@ fn kept_stream(world: &World) -> Has {
     let mut writer = options(world).keep(true).create::<u8, _>(NAME, LENGTH, SLOTS).expect("a free name");
     let mut frame = writer.frame().expect("a free slot");
     frame.view_mut().fill(b'k');
-    frame.commit().expect("it is this process's");
+    commit(frame).expect("it is this process's");
     Has::default()
 }
 

@@ -1,8 +1,8 @@
 //! Operations on a stream with three slots, and on its cursor.
 
 use ndarray_shm::ndarray::Ix1;
-use ndarray_shm::stream::{self, Backpressure, Frame, StreamCursor, StreamOptions};
-use ndarray_shm::{Location, Result, StreamReader, StreamWriter};
+use ndarray_shm::stream::{self, Backpressure, Frame, NewFrame, StreamCursor, StreamOptions};
+use ndarray_shm::{DType, Location, Result, StreamReader, StreamWriter};
 
 use super::{Kind, LENGTH, NAME, Operation, contents, operation, tell, tell_value, then};
 use crate::world::{World, alter, hold, kind, let_go, report, see};
@@ -11,7 +11,14 @@ pub const SLOTS: usize = 3;
 pub const CURSOR: &str = "disk";
 
 pub fn options(world: &World) -> StreamOptions {
-    StreamOptions::new().directory(world.directory.clone())
+    StreamOptions::new().directory(world.directory.clone()).meta("number", DType::U64, 1)
+}
+
+/// Writes its number beside the elements of a frame, and makes it the newest one.
+pub fn commit(mut frame: NewFrame<'_, u8, Ix1>) -> Result<u64> {
+    let number = frame.number();
+    frame.set_meta("number", &[number])?;
+    frame.commit()
 }
 
 fn at() -> Location {
@@ -28,7 +35,7 @@ fn write(writer: &mut StreamWriter<u8, Ix1>, world: &World) {
             alter();
             frame.view_mut().fill(world.letter);
             let_go();
-            tell("commit", frame.commit());
+            tell("commit", commit(frame));
         }
         Err(error) => report(format!("frame: {}", kind(&error))),
     }
@@ -41,7 +48,9 @@ fn look(frame: &Frame<u8, Ix1>) {
     let found = contents(&frame.view()).to_string();
     see();
     let again = contents(&frame.view()).to_string();
-    report(format!("frame: {found}{}", if again == found { "" } else { " and another value" }));
+    let is_of_its_number = frame.meta::<u64>("number").is_ok_and(|number| number == [frame.number()]);
+    let changed = if again == found { "" } else { " and another value" };
+    report(format!("frame: {found}{changed}{}", if is_of_its_number { "" } else { " of another number" }));
     let_go();
 }
 
@@ -72,6 +81,9 @@ fn read_on(cursor: &mut StreamCursor<u8, Ix1>) {
     match cursor.next() {
         Ok(Some(frame)) => {
             look(&frame);
+            if frame.number() != cursor.acknowledged() + 1 {
+                report("after a gap");
+            }
             then();
             tell("acknowledge", cursor.acknowledge(frame.number()));
         }
