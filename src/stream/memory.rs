@@ -84,23 +84,37 @@ impl StreamMemory {
         }
     }
 
+    /// Returns words that follow each other.
+    #[allow(unsafe_code)]
+    #[allow(clippy::cast_ptr_alignment)] // checked in `pointer`
+    fn words(&self, at: u64, count: usize) -> &[AtomicU64] {
+        assert!(
+            at % 8 == 0 && count as u64 <= self.words.saturating_sub(at) / 8,
+            "{count} words at {at} of {}",
+            self.words
+        );
+        if count == 0 {
+            return &[];
+        }
+        // SAFETY: as in `word`, for each of them: all of their bytes are before the end of the words.
+        unsafe { std::slice::from_raw_parts(self.pointer(at, 8).cast(), count) }
+    }
+
     /// Copies words out, each for itself: meanwhile another process may store them.
     pub(super) fn copy_words_out(&self, at: u64, words: &mut [u64]) {
-        for (index, word) in words.iter_mut().enumerate() {
-            if index % WORDS_PER_POINT == 0 {
-                os::point(false);
-            }
-            *word = self.word(at + 8 * index as u64).load(Ordering::Relaxed);
+        let shared = self.words(at, words.len());
+        for (words, shared) in words.chunks_mut(WORDS_PER_POINT).zip(shared.chunks(WORDS_PER_POINT)) {
+            os::point(false);
+            words.iter_mut().zip(shared).for_each(|(word, shared)| *word = shared.load(Ordering::Relaxed));
         }
     }
 
     /// Copies words in, each for itself: meanwhile other processes may load them. The mapping is for writing.
     pub(super) fn copy_words_in(&self, at: u64, words: &[u64]) {
-        for (index, word) in words.iter().enumerate() {
-            if index % WORDS_PER_POINT == 0 {
-                os::point(true);
-            }
-            self.word(at + 8 * index as u64).store(*word, Ordering::Relaxed);
+        let shared = self.words(at, words.len());
+        for (words, shared) in words.chunks(WORDS_PER_POINT).zip(shared.chunks(WORDS_PER_POINT)) {
+            os::point(true);
+            words.iter().zip(shared).for_each(|(word, shared)| shared.store(*word, Ordering::Relaxed));
         }
     }
 
