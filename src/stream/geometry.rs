@@ -124,6 +124,11 @@ impl StreamGeometry {
         Self::entry(slot) + META_AT
     }
 
+    /// Returns how many bytes the values beside the elements have. Those behind them are zeros.
+    pub(super) fn meta_bytes(&self) -> usize {
+        self.fields.iter().map(MetaField::end).max().unwrap_or(0)
+    }
+
     /// Returns where the ring has the slot of frame `number`.
     pub(super) fn place(&self, number: u64) -> u64 {
         Self::entry(self.slots) + 8 * (number % self.slots as u64)

@@ -252,7 +252,7 @@ impl<T: Element, D: Dimension> StreamReader<T, D> {
     /// Returns the frame of a slot that was locked. `None`: it was to be copied, and was overwritten meanwhile.
     fn frame(&self, number: u64, slot: usize) -> Option<Frame<T, D>> {
         let frames = self.frames();
-        let copy = if frames.geometry.is_copied { Some(Box::new(FrameCopy::of(frames, slot, number)?)) } else { None };
+        let copy = if frames.geometry.is_copied { Some(FrameCopy::of(frames, slot, number)?) } else { None };
         let generation = AtomicU64::new(os::fork_generation());
         Some(Frame { slots: Arc::clone(&self.slots), layout: self.layout.copied(), slot, number, generation, copy })
     }
@@ -371,14 +371,15 @@ pub struct Frame<T: Element, D: Dimension> {
     /// The fork generation of the process that holds it. It guards no other data, so Relaxed suffices.
     generation: AtomicU64,
     /// The frame itself, if it was copied. Then it holds no slot.
-    copy: Option<Box<FrameCopy>>,
+    copy: Option<FrameCopy>,
 }
 
 /// What a slot had when it was copied.
 struct FrameCopy {
     elements: Vec<u64>,
     stamp: Stamp,
-    meta: [u8; meta::MOST_BYTES],
+    /// The values beside the elements, without the zeros behind them.
+    meta: Vec<u8>,
 }
 
 impl FrameCopy {
@@ -387,7 +388,7 @@ impl FrameCopy {
         let mut copy = Self {
             elements: vec![0; frames.geometry.frame_words()],
             stamp: Stamp::of(frames, slot),
-            meta: [0; meta::MOST_BYTES],
+            meta: vec![0; frames.geometry.meta_bytes()],
         };
         frames.memory.copy_words_out(frames.geometry.elements(slot), &mut copy.elements);
         frames.memory.copy_out(StreamGeometry::meta(slot), &mut copy.meta);
@@ -497,11 +498,12 @@ impl<T: Element, D: Dimension> Frame<T, D> {
 
     /// Returns the bytes of the values beside the elements, as [`meta_fields`](StreamReader::meta_fields) divide them.
     pub fn meta_bytes(&self) -> [u8; meta::MOST_BYTES] {
-        if let Some(copy) = &self.copy {
-            return copy.meta;
+        let (geometry, mut bytes) = (&self.slots.frames.geometry, [0; meta::MOST_BYTES]);
+        let used = &mut bytes[..geometry.meta_bytes()];
+        match &self.copy {
+            Some(copy) => used.copy_from_slice(&copy.meta),
+            None => self.slots.frames.memory.copy_out(StreamGeometry::meta(self.slot), used),
         }
-        let (frames, mut bytes) = (&self.slots.frames, [0; meta::MOST_BYTES]);
-        frames.memory.copy_out(StreamGeometry::meta(self.slot), &mut bytes);
         bytes
     }
 }

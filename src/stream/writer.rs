@@ -247,11 +247,13 @@ impl<T: Element, D: Dimension> StreamWriter<T, D> {
             is_held?;
         }
         let Some((number, slot)) = chosen else { return Ok(None) };
-        frames.memory.store(StreamGeometry::entry(slot), 0);
         // No element is changed before the number is gone: a killed writer would leave a torn frame under a number.
-        StreamMemory::fence();
+        if !frames.geometry.is_copied {
+            frames.memory.store(StreamGeometry::entry(slot), 0);
+            StreamMemory::fence();
+        }
         os::step("stream: number cleared");
-        frames.memory.copy_in(StreamGeometry::meta(slot), &[0; meta::MOST_BYTES]);
+        frames.memory.copy_in(StreamGeometry::meta(slot), &[0; meta::MOST_BYTES][..frames.geometry.meta_bytes()]);
         self.oldest.remove(&(number, slot));
         self.oldest.insert((0, slot));
         Ok(Some(slot))
@@ -389,14 +391,14 @@ impl<'a, T: Element, D: Dimension> NewFrame<'a, T, D> {
     /// Returns the bytes of the values beside the elements, as [`meta_fields`](StreamWriter::meta_fields) divide them.
     pub fn meta_bytes(&self) -> [u8; meta::MOST_BYTES] {
         let (frames, mut bytes) = (self.writer.frames(), [0; meta::MOST_BYTES]);
-        frames.memory.copy_out(StreamGeometry::meta(self.slot), &mut bytes);
+        frames.memory.copy_out(StreamGeometry::meta(self.slot), &mut bytes[..frames.geometry.meta_bytes()]);
         bytes
     }
 
-    /// Sets the bytes of the values beside the elements.
+    /// Sets the bytes of the values beside the elements. Those that belong to no field are left out.
     pub fn set_meta_bytes(&mut self, bytes: &[u8; meta::MOST_BYTES]) {
         let frames = self.writer.frames();
-        frames.memory.copy_in(StreamGeometry::meta(self.slot), bytes);
+        frames.memory.copy_in(StreamGeometry::meta(self.slot), &bytes[..frames.geometry.meta_bytes()]);
     }
 
     /// Lets readers see the frame. Returns its number.
@@ -422,7 +424,11 @@ impl<'a, T: Element, D: Dimension> NewFrame<'a, T, D> {
         os::step("stream: slot unlocked");
         let frames = self.writer.frames();
         frames.memory.store(entry, number);
-        frames.memory.store(frames.geometry.place(number), slot as u64);
+        // In most rounds the slots come in the same order. A word that is not stored stays in the readers' caches.
+        let place = frames.geometry.place(number);
+        if frames.memory.load(place) != slot as u64 {
+            frames.memory.store(place, slot as u64);
+        }
         frames.memory.store(StreamGeometry::HEAD, number);
         os::step("stream: head stored");
         frames.memory.ring();
