@@ -101,12 +101,13 @@ impl StreamMemory {
     }
 
     /// Copies words out, each for itself: meanwhile another process may store them.
-    pub(super) fn copy_words_out(&self, at: u64, words: &mut [u64]) {
-        let shared = self.words(at, words.len());
-        for (words, shared) in words.chunks_mut(WORDS_PER_POINT).zip(shared.chunks(WORDS_PER_POINT)) {
+    pub(super) fn copy_words_out(&self, at: u64, count: usize) -> Vec<u64> {
+        let mut words = Vec::with_capacity(count);
+        for shared in self.words(at, count).chunks(WORDS_PER_POINT) {
             os::point(false);
-            words.iter_mut().zip(shared).for_each(|(word, shared)| *word = shared.load(Ordering::Relaxed));
+            words.extend(shared.iter().map(|shared| shared.load(Ordering::Relaxed)));
         }
+        words
     }
 
     /// Copies words in, each for itself: meanwhile other processes may load them. The mapping is for writing.

@@ -385,12 +385,9 @@ struct FrameCopy {
 impl FrameCopy {
     /// Copies the frame of a slot. `None`: the slot was given another frame meanwhile.
     fn of(frames: &FramesFile, slot: usize, number: u64) -> Option<Self> {
-        let mut copy = Self {
-            elements: vec![0; frames.geometry.frame_words()],
-            stamp: Stamp::of(frames, slot),
-            meta: vec![0; frames.geometry.meta_bytes()],
-        };
-        frames.memory.copy_words_out(frames.geometry.elements(slot), &mut copy.elements);
+        let stamp = Stamp::of(frames, slot);
+        let elements = frames.memory.copy_words_out(frames.geometry.elements(slot), frames.geometry.frame_words());
+        let mut copy = Self { elements, stamp, meta: vec![0; frames.geometry.meta_bytes()] };
         frames.memory.copy_out(StreamGeometry::meta(slot), &mut copy.meta);
         // The writer clears the number, fences, and then stores words. So if one of these was among those that were
         // loaded above, this sees that the number has gone.
