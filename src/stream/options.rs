@@ -108,8 +108,8 @@ impl StreamOptions {
     }
 
     /// Lets readers copy frames instead of holding them. It is for small frames, up to about 4 KiB: neither writer nor
-    /// reader takes a lock, which would last longer than the copy. A [`Frame`](super::Frame) is a copy then, and holds no
-    /// slot.
+    /// reader takes a lock, which would last longer than the copy. A [`Frame`](super::Frame) is a copy then, and holds
+    /// no slot.
     pub fn copied(mut self, copied: bool) -> Self {
         self.copied = copied;
         self

@@ -72,7 +72,7 @@ impl ReadSlots {
         own.value.as_mut().map_or_else(|| Err(missing()), act)
     }
 
-    /// Locks the slot of a frame for reading. Of a stream whose frames are copied it locks nothing.
+    /// Locks the slot of a frame for reading. Of a stream with copied frames it locks nothing.
     pub(super) fn lock(&self, number: u64) -> Result<Locked> {
         match self.frames.slot_of(number) {
             Some(slot) if self.frames.geometry.is_copied => Ok(Locked::Slot(slot)),

@@ -204,8 +204,8 @@ impl<T: Element, D: Dimension> StreamWriter<T, D> {
         Ok(NewFrame::new(self, slot))
     }
 
-    /// Locks the slot with the oldest frame that may be overwritten, and takes its number away. If frames are copied, it
-    /// locks nothing.
+    /// Locks the slot with the oldest frame that may be overwritten, and takes its number away. If frames are copied,
+    /// it locks nothing.
     fn next_slot(&mut self) -> Result<Option<usize>> {
         self.refuse_forked_child()?;
         let (frames, locks) = (self.frames(), self.locks());

@@ -1,4 +1,4 @@
-//! Streams whose frames are copied: no reader holds a slot, and no frame is torn although nothing is locked.
+//! Streams with copied frames: no reader holds a slot, and no frame is torn although nothing is locked.
 
 use std::time::Duration;
 

@@ -1,5 +1,5 @@
-//! `ndshm view --live`: the newest frame of a stream in the terminal, again and again. It holds a frame for as long as a
-//! plane of it is copied.
+//! `ndshm view --live`: the newest frame of a stream in the terminal, again and again. It holds a frame for as long as
+//! a plane of it is copied.
 
 use std::io::{self, IsTerminal as _, Write};
 use std::time::{Duration, Instant};
