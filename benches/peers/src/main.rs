@@ -10,6 +10,10 @@
 //! bench-peers many CASE BYTES COUNT            keep as many segments at once as possible
 //! bench-peers arena ours BYTES COUNT           very many arrays at once, in two processes
 //! bench-peers round-trip CASE WAY BYTES COUNT  send an array to another process and back; WAY: one-cpu, two-cpus, polling
+//! bench-peers stream-latency CASE WAY READERS BYTES COUNT     frames to several processes
+//! bench-peers stream-rate CASE WAY READERS BYTES MILLISECONDS frames as fast as possible
+//! bench-peers stream-idle CASE MILLISECONDS                   a reader that waits
+//! bench-peers stream-writer CASE KIND READERS COUNT           a frame, for its writer; KIND: holding, waiting
 //! ```
 
 mod arena;
@@ -19,6 +23,7 @@ mod peers;
 mod recycled;
 mod round_trip;
 mod segments;
+mod streams;
 
 use std::io::{BufRead, Write};
 
@@ -60,6 +65,14 @@ fn run(words: &[&str]) -> Failable<()> {
         ["arena-reader", name, count] => arena::read(name, count.parse()?),
         ["round-trip", case, way, bytes, count] => round_trip::ask(case, way, bytes.parse()?, count.parse()?),
         ["round-trip-answer", case, way, bytes, address] => round_trip::answer(case, way, bytes.parse()?, address),
+        ["stream-latency", case, way, readers, bytes, count] => streams::latency(case, way, readers, bytes, count),
+        ["stream-rate", case, way, readers, bytes, time] => streams::rate(case, way, readers, bytes, time),
+        ["stream-idle", case, time] => streams::idle(case, time),
+        ["stream-reader", case, way, index, readers, bytes, address] => {
+            streams::read(case, way, index, readers, bytes, address)
+        }
+        ["stream-writer", case, kind, readers, count] => streams::cost(case, kind, readers, count),
+        ["stream-crowd", case, kind, address] => streams::stay(case, kind, address),
         _ => Err("see the first lines of main.rs".into()),
     }
 }

@@ -40,20 +40,40 @@ mod iceoryx {
             Ok(Self { node: NodeBuilder::new().config(&config).create::<ipc::Service>()? })
         }
 
-        fn service(&self, name: &str) -> Failable<Service> {
+        /// Opens or creates a service with so many subscribers, which may be so many samples late.
+        fn service(&self, name: &str, subscribers: usize, late: usize) -> Failable<Service> {
             let service = self.node.service_builder(&ServiceName::new(name)?).publish_subscribe::<[u8]>();
-            let service = service.max_publishers(1).max_subscribers(1).subscriber_max_buffer_size(1).history_size(0);
-            Ok(service.subscriber_max_borrowed_samples(1).open_or_create()?)
+            let service = service.max_publishers(1).max_subscribers(subscribers).subscriber_max_buffer_size(late);
+            Ok(service.history_size(0).subscriber_max_borrowed_samples(1).open_or_create()?)
         }
 
         pub fn publisher(&self, name: &str, bytes: usize) -> Failable<Publisher<ipc::Service, [u8], ()>> {
-            let service = self.service(name)?;
+            self.publisher_to(name, bytes, 1, 1)
+        }
+
+        pub fn publisher_to(
+            &self,
+            name: &str,
+            bytes: usize,
+            subscribers: usize,
+            late: usize,
+        ) -> Failable<Publisher<ipc::Service, [u8], ()>> {
+            let service = self.service(name, subscribers, late)?;
             let publisher = service.publisher_builder().initial_max_slice_len(bytes);
             Ok(publisher.allocation_strategy(AllocationStrategy::Static).max_loaned_samples(1).create()?)
         }
 
         pub fn subscriber(&self, name: &str) -> Failable<Subscriber<ipc::Service, [u8], ()>> {
-            Ok(self.service(name)?.subscriber_builder().create()?)
+            self.subscriber_among(name, 1, 1)
+        }
+
+        pub fn subscriber_among(
+            &self,
+            name: &str,
+            subscribers: usize,
+            late: usize,
+        ) -> Failable<Subscriber<ipc::Service, [u8], ()>> {
+            Ok(self.service(name, subscribers, late)?.subscriber_builder().create()?)
         }
 
         pub fn notifier(&self, name: &str) -> Failable<Notifier<ipc::Service>> {
