@@ -4,7 +4,7 @@ import math
 from html import escape
 
 WIDTH = 760
-COLOURS = ["#c2410c", "#1d4ed8", "#15803d", "#7e22ce", "#64748b", "#b45309"]
+COLOURS = ["#c2410c", "#1d4ed8", "#15803d", "#7e22ce", "#64748b", "#b45309", "#0e7490"]
 ROLES = {"ours": "#c2410c", "other": "#fdba74", "yardstick": "#94a3b8", "peer": "#60a5fa"}
 
 
@@ -93,7 +93,16 @@ def short(value, binary):
 
 def lines(title, x_name, unit, xs, series):
     """Draws one line for each series of {label, points}, on logarithmic axes. A point may be None."""
-    height, left, right, top = 380, 70, WIDTH - 20, 60
+    left, right, places = 70, WIDTH - 20, []
+    at, row = left, 0
+    for one in series:
+        width = 34 + 7 * len(one["label"])
+        if at + width > right and at > left:
+            at, row = left, row + 1
+        places.append((at, 32 + 16 * row))
+        at += width
+    top = 60 + 16 * row
+    height = 320 + top
     bottom = height - 50
     points = [point for one in series for point in one["points"] if point]
     low, high = decades(min(points), max(points))[0], decades(min(points), max(points))[-1]
@@ -112,13 +121,11 @@ def lines(title, x_name, unit, xs, series):
         parts.append(f'<path d="M{x_of(value):.1f} {top}V{bottom}" class="grid"/>')
         parts.append(text(x_of(value), bottom + 18, short(value, "size" in x_name), "middle"))
     parts.append(text((left + right) / 2, height - 10, x_name, "middle"))
-    at = left
-    for colour, one in zip(COLOURS, series):
+    for colour, one, (at, row) in zip(COLOURS, series, places):
         known = [(x_of(x), y_of(y)) for x, y in zip(xs, one["points"]) if y]
         path = "L".join(f"{x:.1f} {y:.1f}" for x, y in known)
         parts.append(f'<path d="M{path}" fill="none" stroke="{colour}" stroke-width="2"/>')
         parts += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}"/>' for x, y in known]
-        parts.append(f'<rect x="{at}" y="32" width="10" height="10" fill="{colour}"/>')
-        parts.append(text(at + 14, 42, one["label"]))
-        at += 34 + 7 * len(one["label"])
+        parts.append(f'<rect x="{at}" y="{row}" width="10" height="10" fill="{colour}"/>')
+        parts.append(text(at + 14, row + 10, one["label"]))
     return svg(height, title, parts)

@@ -31,11 +31,16 @@ def number(value):
 
 
 class Topic:
-    """How a topic is shown: its title, its unit, and whether more or less is better."""
+    """How a topic is shown: its title, its unit, and whether more or less is better.
 
-    def __init__(self, title, unit, more, convert, key="seconds", source="", extra=()):
+    Groups of a topic with an axis become the columns of one table, if their names differ only in the last part. The overview has
+    those in `chosen`.
+    """
+
+    def __init__(self, title, unit, more, convert, key="seconds", source="", extra=(), axis="", chosen=()):
         self.title, self.unit, self.more, self.convert = title, unit, more, convert
         self.key, self.source, self.extra = key, source, extra
+        self.axis, self.chosen = axis, chosen
 
     def value(self, row):
         return self.convert(row[self.key]) if self.key in row else None
@@ -71,6 +76,8 @@ def topics(results):
         ("descriptors", lambda row: number(row["descriptors"])),
         ("mappings", lambda row: number(row["mappings"])),
     )
+    rates = (("read, frames/s", lambda row: number(row["read"])),)
+    wakes = (("wake-ups/s", lambda row: number(row["wakes"])),)
     reads = (("read again, GB/s", lambda row: number(gbps(row["warm"]))),)
     known = {
         "fill": Topic(f"Create {size} and fill it by copying, cold", "GB/s", True, gbps),
@@ -81,6 +88,12 @@ def topics(results):
         "arena": Topic("Make very many arrays of 1 KiB and keep them", "us each", False, micro, extra=whole),
         "small": Topic("Create, fill, publish and drop 4 KiB", "us", False, micro),
         "round-trip": Topic("1 MiB to another process and back, not copied", "us", False, micro, extra=latencies),
+        "stream-latency": Topic(
+            "A frame from its writer to its readers", "us", False, micro, axis="size of a frame in bytes", chosen=("64 B", "1 MiB")
+        ),
+        "stream-rate": Topic("1080p frames of u16, copied by the writer", "frames/s", True, lambda each: 1 / each, extra=rates),
+        "stream-idle": Topic("Processor time of a waiting reader", "ms/s", False, lambda share: share * 1e3, extra=wakes),
+        "stream-writer": Topic("A frame of 64 bytes, for its writer", "us", False, micro, axis="readers"),
     }
     return {name: topic for name, topic in known.items() if (topic.source or name) in results["topics"]}
 
@@ -88,7 +101,7 @@ def topics(results):
 def table(lines):
     """Returns a Markdown table with aligned columns, numbers to the right."""
     widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
-    numeric = [all(re.fullmatch(r"[\d.,% ]*", line[column]) for line in lines[1:]) for column in range(len(widths))]
+    numeric = [all(re.fullmatch(r"[-\d.,%() ]*", line[column]) for line in lines[1:]) for column in range(len(widths))]
 
     def show(line):
         cells = (cell.rjust(width) if right else cell.ljust(width) for cell, width, right in zip(line, widths, numeric))
@@ -117,10 +130,68 @@ def group_table(topic, rows):
     return table(lines)
 
 
+def charts(results, name):
+    """Returns the groups of a topic with an axis: by title, the rows of each column."""
+    found = {}
+    for group, rows in results["topics"][name].items():
+        title, column = group.rsplit(", ", 1)
+        found.setdefault(title, {})[column] = divided(rows)
+    return found
+
+
+def divided(rows):
+    """Adds to rows what is known of one from its parts."""
+    parts = [row["seconds"] for row in rows if row["role"] == "part" and "seconds" in row]
+    whole = next((row for row in rows if row["role"] == "ours" and "frame" in row), None)
+    if not parts or not whole:
+        return rows
+    more = {
+        "of it `frame()`": whole["frame"],
+        "of it `commit()`": whole["seconds"] - whole["frame"],
+        "without the calls above": whole["seconds"] - sum(parts),
+    }
+    added = [whole | {"label": label, "role": "other", "seconds": seconds} for label, seconds in more.items()]
+    return [rows[0], *added[:2], *rows[1:], added[2]]
+
+
+def axis_table(topic, columns):
+    """Returns a table with a column for each group, and a plot's series."""
+    names = list(dict.fromkeys(row["label"] for rows in columns.values() for row in rows))
+    lines, series = [["", *columns, "steal"]], []
+    for name in names:
+        cells, points, steal, role = [], [], [], ""
+        for rows in columns.values():
+            row = next((row for row in rows if row["label"] == name), {"missing": ""})
+            value = topic.value(row)
+            points.append(value if value and value > 0 else None)
+            if value is None:
+                cells.append(f"missing: {row['missing'][:40]}" if row["missing"] else "")
+                continue
+            tail = f" ({number(topic.convert(row['p99']))})" if "p99" in row and topic.chosen else ""
+            cells.append(f"{number(value)}{tail}")
+            steal.append(row["steal"])
+            role = row["role"]
+        label = f"**{name}**" if role == "ours" else name
+        lines.append([label, *cells, f"{sum(steal) / len(steal):.1%}" if steal else ""])
+        series.append({"label": name, "points": points})
+    return table(lines), series
+
+
+def place(column):
+    """Returns the number that the name of a column says."""
+    value, unit = column.split()
+    return float(value) * {"KiB": 1 << 10, "MiB": 1 << 20}.get(unit, 1)
+
+
 def shown(results, name):
     """Returns a title and a table for each group of a topic."""
     topic = topics(results)[name]
     parts = []
+    if topic.axis:
+        tail = ", median (99 %)" if topic.chosen else ""
+        for title, columns in charts(results, name).items():
+            parts.append((f"{topic.title}, {title}; {topic.unit}{tail}", axis_table(topic, columns)[0]))
+        return parts
     for group, rows in results["topics"][topic.source or name].items():
         if topic.source:
             rows = [row for row in rows if topic.key in row]
@@ -139,6 +210,8 @@ def overview(results):
     lines = [["", "best peer", "ndarray-shm", "times better", "limit", "of the limit"]]
     for name, topic in topics(results).items():
         for group, rows in results["topics"][topic.source or name].items():
+            if topic.axis and group.rsplit(", ", 1)[1] not in topic.chosen:
+                continue
             own, _ = topic.best(rows, "ours")
             peer, best = topic.best(rows, "peer")
             limit, _ = topic.best(rows, "yardstick")
@@ -205,14 +278,37 @@ def costs(cost):
         yield name, chart, table(lines)
 
 
+def axis_parts(results, name, topic, plots):
+    """Draws the plots of a topic with an axis. Yields the text."""
+    for title, columns in charts(results, name).items():
+        body, series = axis_table(topic, columns)
+        file = "-".join(re.findall(r"\w+", f"{name} {title}")) + ".svg"
+        whole = f"{topic.title}, {title}"
+        drawn = [one for one in series if any(one["points"])]
+        (plots / file).write_text(plot.lines(whole, topic.axis, topic.unit, [*map(place, columns)], drawn))
+        tail = ", median (99 %)" if topic.chosen else ""
+        yield f"![{whole}](performance/{file})\n\n{whole}; {topic.unit}{tail}:\n\n{body}"
+
+
+# The topics without which there is no overview.
+WHOLE = ("fill", "attach", "recycle", "many", "arena", "small", "round-trip")
+
+
 def document(results, cost):
     """Writes the plots, and the text between the markers of docs/performance.md."""
     plots = DOCS / "performance"
     plots.mkdir(exist_ok=True)
-    lines = overview(results)
-    pictures(lines)
-    parts = {"overview": table(lines).strip(), "machine": heading(results)}
+    parts = {}  # what was not measured stays
+    if all(name in results["topics"] for name in WHOLE):
+        lines = overview(results)
+        pictures(lines)
+        parts = {"overview": table(lines).strip(), "machine": heading(results)}
+    if any(name.startswith("stream-") for name in results["topics"]):
+        parts["stream-machine"] = heading(results)
     for name, topic in topics(results).items():
+        if topic.axis:
+            parts[name] = "\n\n".join(axis_parts(results, name, topic, plots))
+            continue
         body = "\n\n".join(f"{title}:\n\n{body}" for title, body in shown(results, name))
         bars = []
         for group, rows in results["topics"][topic.source or name].items():

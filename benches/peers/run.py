@@ -25,13 +25,16 @@ HERE = Path(__file__).parent
 GIB = 1 << 30
 PYTHON_PEERS = ["numpy", "torch", "cloud-volume", "SharedArray"]
 RUST_PEERS = ["shared_memory", "memmap2", "ipc-channel", "iceoryx2", "rustix"]
+# Those that pass streams.
+STREAMING = {"numpy", "memmap2", "iceoryx2", "rustix"}
 
 
 class Worker:
     """A process that answers lines with lines of JSON."""
 
     def __init__(self, options, row):
-        program = [options.python, HERE / "peers.py"] if row.python else [options.program]
+        script = "streams.py" if row.words[0].startswith("stream-") else "peers.py"
+        program = [options.python, HERE / script] if row.python else [options.program]
         pin = ["taskset", "-c", row.cpus] if row.cpus else []
         self.complaints = tempfile.TemporaryFile("w+")
         limit = (row.descriptors, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
@@ -162,13 +165,15 @@ def machine(options):
 
 
 def versions(options):
-    """Returns the version of every peer, or None if it is not installed."""
+    """Returns the version of every peer that the topics need, or None if it is not installed."""
+    only_streams = options.topics and all(topic.startswith("stream-") for topic in options.topics)
+    python, rust = ([name for name in names if not only_streams or name in STREAMING] for names in (PYTHON_PEERS, RUST_PEERS))
     script = "import importlib.metadata as m, json, sys\nfound = {}\nfor name in sys.argv[1:]:\n"
     script += "    try: found[name] = m.version(name)\n    except m.PackageNotFoundError: found[name] = None\n"
     script += "print(json.dumps(found | {'Python': sys.version.split()[0]}))"
-    found = json.loads(subprocess.check_output([options.python, "-c", script, *PYTHON_PEERS], text=True))
+    found = json.loads(subprocess.check_output([options.python, "-c", script, *python], text=True))
     lock = (HERE / "Cargo.lock").read_text().split("[[package]]")
-    for name in RUST_PEERS:
+    for name in rust:
         lines = [part.split('version = "')[1].split('"')[0] for part in lock if f'name = "{name}"\n' in part]
         found[name] = None if name in options.missing else max(lines, default=None)
     return found
@@ -185,8 +190,10 @@ def main():
     parser.add_argument("--python", required=True, help=argparse.SUPPRESS)
     parser.add_argument("--missing", default="", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if unknown := set(options.topics) - set(TOPICS):
+    families = {topic: [name for name in TOPICS if name == topic or name.startswith(f"{topic}-")] for topic in options.topics}
+    if unknown := [topic for topic, names in families.items() if not names]:
         parser.error(f"no such topic: {', '.join(unknown)}")
+    options.topics = [name for names in families.values() for name in names]
     options.bytes = (options.mib or (64 if options.quick else 1024)) * MIB
     options.missing = options.missing.split()
     repetitions = options.repetitions or (3 if options.quick else 7)

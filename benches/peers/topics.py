@@ -143,6 +143,92 @@ def round_trip(options):
     }
 
 
+SIZES = (64, 4 << 10, 64 << 10, MIB, 1080 * 1920 * 3)
+SHORT_SIZES = ("64 B", "4 KiB", "64 KiB", "1 MiB", "5.9 MiB")
+PYTHON_STREAMS = {
+    "ours-python": "ndarray-shm, in Python",
+    "flagged-ring": "vLLM's way, in Python, spinning",
+    "told-ring": "shrimPy's way, in Python",
+    "queues": "multiprocessing.Queue, in Python",
+}
+RING = "a bare ring with sequence numbers"
+
+
+def counted(readers):
+    return f"{readers} reader{'s' if readers > 1 else ''}"
+
+
+def stream_case(name, topic, *words, label="", role="", **how):
+    role = role or {"ours": "ours", "ours-python": "other", "ring": "yardstick"}.get(name, "peer")
+    row = Row(label or PYTHON_STREAMS.get(name) or LABELS.get(name) or RING, role, [topic, name, *map(str, words)], **how)
+    row.python = name in PYTHON_STREAMS
+    return row
+
+
+def stream_latency(options):
+    """Frames from one writer to 1 and 4 readers, which look at all of each."""
+    ways = {"polling": "polling, on two CPUs", "two-cpus": "waiting, on two CPUs", "one-cpu": "waiting, all on one CPU"}
+    python = {"polling": ["ours-python", "flagged-ring"]}
+
+    def rows(way, readers, size):
+        count = max(100, min(500, (200 << 20) // size // readers)) // (5 if options.quick else 1)
+        for name in ("ring", "ours", "iceoryx2", *python.get(way, ["ours-python", "told-ring", "queues"])):
+            # Pickling megabytes takes so long that fewer are enough.
+            frames = count // 5 if name == "queues" and size >= MIB else count
+            label = ", events" if name == "iceoryx2" and way != "polling" else ""
+            yield stream_case(name, "stream-latency", way, readers, size, frames, label=label and LABELS[name] + label)
+
+    return {
+        f"{title}, {counted(readers)}, {short}": list(rows(way, readers, size))
+        for way, title in ways.items()
+        for readers in (1, 4)
+        for size, short in zip(SIZES, SHORT_SIZES)
+    }
+
+
+def stream_rate(options):
+    """Frames of 1080 x 1920 u16 as fast as the writer copies them from warm memory; the reader reads a word in each page."""
+    size, time = 1080 * 1920 * 2, 100 if options.quick else 1000
+
+    def rows(way):
+        for name in ("ring", "ours", "iceoryx2"):
+            label = ", events" if name == "iceoryx2" and way != "polling" else ""
+            yield stream_case(name, "stream-rate", way, 1, size, time, label=label and LABELS[name] + label)
+
+    return {"its reader polls": list(rows("polling")), "its reader waits": list(rows("two-cpus"))}
+
+
+def stream_idle(options):
+    """A reader that waits for a frame that does not come."""
+    time = 500 if options.quick else 3000
+    names = ("ring", "ours", "iceoryx2", *PYTHON_STREAMS)
+    return {"": [stream_case(name, "stream-idle", time) for name in names]}
+
+
+def stream_writer(options):
+    """A frame of 64 bytes, for the writer of very many readers, and its parts."""
+    parts = {
+        "calls-lock": "fcntl(2), lock and unlock a slot",
+        "calls-refused": "fcntl(2), the lock that the readers refuse",
+        "calls-wake": "futex(2), wake",
+    }
+
+    def rows(kind, readers):
+        count = (2000 if kind == "holding" else 200) // (5 if options.quick else 1)
+        # Very many processes that are idle are not quite idle.
+        how = {"fresh": readers > 1}
+        yield stream_case("ours", "stream-writer", kind, readers, count, **how)
+        for name, label in parts.items():
+            if kind == "holding" or name != "calls-refused":
+                yield stream_case(name, "stream-writer", kind, readers, count, label=label, role="part", **how)
+
+    names = {"holding": "each reader holds a frame", "waiting": "each reader waits"}
+    crowds = (1, 64, 256, 300)
+    return {
+        f"{title}, {counted(readers)}": list(rows(kind, readers)) for kind, title in names.items() for readers in crowds
+    }
+
+
 TOPICS = {
     "fill": fill,
     "attach": attach,
@@ -151,4 +237,8 @@ TOPICS = {
     "arena": arena,
     "small": small,
     "round-trip": round_trip,
+    "stream-latency": stream_latency,
+    "stream-rate": stream_rate,
+    "stream-idle": stream_idle,
+    "stream-writer": stream_writer,
 }
