@@ -25,6 +25,9 @@ use crate::{Failable, fresh_name};
 /// A reader looks at the clock after so many attempts, and gives up when its writer is gone.
 const ATTEMPTS: u64 = 1 << 20;
 
+/// Frames before the measured ones: other cases have used the caches in between.
+const WARMING: u64 = 2 * ways::SLOTS as u64;
+
 /// How a case is measured, as its words say.
 #[derive(Clone)]
 struct Case<'a> {
@@ -161,7 +164,7 @@ impl<'a> Stage<'a> {
     /// Sends `count` frames, each after all readers have read the one before. Returns the latencies.
     fn latencies(&mut self, count: u64) -> Failable<Vec<f64>> {
         self.begin(&format!("latency {count}"))?;
-        for sent in 1..=count {
+        for sent in 1..=WARMING + count {
             self.rest();
             self.send()?;
             for reader in 0..self.case.readers {
@@ -241,7 +244,7 @@ pub fn read(name: &str, way: &str, index: &str, readers: &str, bytes: &str, addr
 fn latencies(side: &mut dyn Reading, case: &Case, board: &Board, index: usize, count: u64) -> Failable<Value> {
     let mut found = Vec::new();
     board.ready(index).store(1, Ordering::Release);
-    for done in 1..=count {
+    for done in 1..=WARMING + count {
         let mut attempts = 0;
         let seen = loop {
             let seen =
@@ -256,7 +259,9 @@ fn latencies(side: &mut dyn Reading, case: &Case, board: &Board, index: usize, c
             // Readers that share a CPU let one another run.
             if case.readers > 1 { std::thread::yield_now() } else { std::hint::spin_loop() }
         };
-        found.push(seen.latency);
+        if done > WARMING {
+            found.push(seen.latency);
+        }
         board.done(index).store(done, Ordering::Release);
     }
     Ok(json!({"nanoseconds": found}))
