@@ -111,11 +111,17 @@ def table(lines):
     return "\n".join([show(lines[0]), f"|{'|'.join(ruler)}|", *map(show, lines[1:])])
 
 
+def disturbed(rows):
+    """Returns how much of the CPUs the host and other programs had meanwhile."""
+    shares = ([row[key] for row in rows if key in row] for key in ("steal", "others"))
+    return [f"{sum(each) / len(each):.1%}" if each else "" for each in shares]
+
+
 def group_table(topic, rows):
     yardstick, _ = topic.best(rows, "yardstick")
     peer, _ = topic.best(rows, "peer")
     head = ["", topic.unit, *(["of the yardstick"] if yardstick else []), *(["times the best peer"] if peer else [])]
-    lines = [[*head, *(name for name, _ in topic.extra), "steal"]]
+    lines = [[*head, *(name for name, _ in topic.extra), "steal", "others"]]
     for row in rows:
         value = topic.value(row)
         if value is None:
@@ -126,7 +132,7 @@ def group_table(topic, rows):
         if peer:
             compared.append(f"{topic.times(value, peer):.2f}" if row["role"] != "yardstick" else "")
         extra = [show(row) for _, show in topic.extra]
-        lines.append([label, number(value), *compared, *extra, f"{row['steal']:.1%}"])
+        lines.append([label, number(value), *compared, *extra, *disturbed([row])])
     return table(lines)
 
 
@@ -157,9 +163,9 @@ def divided(rows):
 def axis_table(topic, columns):
     """Returns a table with a column for each group, and a plot's series."""
     names = list(dict.fromkeys(row["label"] for rows in columns.values() for row in rows))
-    lines, series = [["", *columns, "steal"]], []
+    lines, series = [["", *columns, "steal", "others"]], []
     for name in names:
-        cells, points, steal, role = [], [], [], ""
+        cells, points, known, role = [], [], [], ""
         for rows in columns.values():
             row = next((row for row in rows if row["label"] == name), {"missing": ""})
             value = topic.value(row)
@@ -169,10 +175,10 @@ def axis_table(topic, columns):
                 continue
             tail = f" ({number(topic.convert(row['p99']))})" if "p99" in row and topic.chosen else ""
             cells.append(f"{number(value)}{tail}")
-            steal.append(row["steal"])
+            known.append(row)
             role = row["role"]
         label = f"**{name}**" if role == "ours" else name
-        lines.append([label, *cells, f"{sum(steal) / len(steal):.1%}" if steal else ""])
+        lines.append([label, *cells, *disturbed(known)])
         series.append({"label": name, "points": points})
     return table(lines), series
 

@@ -34,6 +34,7 @@ class Row:
     descriptors: int = 0
     samples: list = field(default_factory=list)
     steal: list = field(default_factory=list)
+    others: list = field(default_factory=list)
     missing: str = ""
 
 
