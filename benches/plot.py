@@ -4,7 +4,7 @@ import math
 from html import escape
 
 WIDTH = 760
-COLOURS = ["#c2410c", "#1d4ed8", "#15803d", "#7e22ce", "#64748b", "#b45309", "#0e7490"]
+COLOURS = ["#c2410c", "#1d4ed8", "#15803d", "#7e22ce", "#64748b", "#0e7490", "#b45309"]
 ROLES = {"ours": "#c2410c", "other": "#fdba74", "yardstick": "#94a3b8", "peer": "#60a5fa"}
 
 
@@ -93,7 +93,7 @@ def short(value, binary):
 
 def lines(title, x_name, unit, xs, series):
     """Draws one line for each series of {label, points}, on logarithmic axes. A point may be None."""
-    left, right, places = 70, WIDTH - 20, []
+    left, right, places = 70, WIDTH - 30, []
     at, row = left, 0
     for one in series:
         width = 34 + 7 * len(one["label"])

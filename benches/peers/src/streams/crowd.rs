@@ -1,5 +1,5 @@
-//! What a frame of 64 bytes costs the writer of very many readers, each in a process of its own, and its parts: the lock
-//! of a slot, the refused attempt to lock the slot that the readers hold, and the wake.
+//! What a frame of 64 bytes costs the writer of very many readers, each in a process of its own, and its parts: the
+//! lock of a slot, the refused attempt to lock the slot that the readers hold, and the wake.
 //!
 //! The bare calls are measured with as many processes that hold locks on a file, or sleep on a word.
 

@@ -1,5 +1,5 @@
-//! Frames from one writer to several readers: how late they are, how many there are in a second, and what a reader costs
-//! that waits. `crowd.rs` measures what a frame costs the writer of very many readers.
+//! Frames from one writer to several readers: how late they are, how many there are in a second, and what a reader
+//! costs that waits. `crowd.rs` measures what a frame costs the writer of very many readers.
 //!
 //! The writer's process starts those of its readers. A reader answers lines of input, as every case does, and is idle
 //! between them.

@@ -1,5 +1,5 @@
-//! The yardstick: a ring of slots with sequence numbers over a bare mapping, as programs write it by hand. A reader looks
-//! at a slot in place and finds out afterwards whether it was overwritten meanwhile. It holds nothing.
+//! The yardstick: a ring of slots with sequence numbers over a bare mapping, as programs write it by hand. A reader
+//! looks at a slot in place and finds out afterwards whether it was overwritten meanwhile. It holds nothing.
 
 use std::fs::File;
 use std::path::PathBuf;
@@ -92,8 +92,8 @@ impl Writing for Ring {
         let number = words.head().load(Ordering::Relaxed) + 1;
         words.number(number).store(0, Ordering::Relaxed);
         fence(Ordering::Release);
-        // SAFETY: the slot lies in the mapping, and there is one writer. A reader that looks at it meanwhile races with it
-        // and discards what it saw: such rings rely on that, and this library does not.
+        // SAFETY: the slot lies in the mapping, and there is one writer. A reader that looks at it meanwhile races with
+        // it and discards what it saw: such rings rely on that, and this library does not.
         fill(unsafe { &mut *words.frame(number) }, source, head);
         words.number(number).store(number, Ordering::Release);
         words.head().store(number, Ordering::Release);
