@@ -201,7 +201,7 @@ def stream_rate(options):
 
 def stream_idle(options):
     """A reader that waits for a frame that does not come."""
-    time = 500 if options.quick else 3000
+    time = 500 if options.quick else 2000
     names = ("ring", "ours", "iceoryx2", *PYTHON_STREAMS)
     return {"": [stream_case(name, "stream-idle", time) for name in names]}
 
@@ -215,7 +215,7 @@ def stream_writer(options):
     }
 
     def rows(kind, readers):
-        count = (2000 if kind == "holding" else 200) // (5 if options.quick else 1)
+        count = (2000 if kind == "holding" else 100) // (5 if options.quick else 1)
         # Very many processes that are idle are not quite idle.
         how = {"fresh": readers > 1}
         yield stream_case("ours", "stream-writer", kind, readers, count, **how)
