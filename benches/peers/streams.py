@@ -32,7 +32,7 @@ class Ours:
         import ndshm
 
         self.name = fresh_name()
-        self.writer = ndshm.Stream.create(self.name, (size,), "uint8", slots=SLOTS)
+        self.writer = ndshm.Stream.create(self.name, (size,), "uint8", slots=SLOTS, copied=size <= 4096)
 
     def __getstate__(self):
         return self.name

@@ -7,6 +7,7 @@ use std::hint::black_box;
 use std::time::{Duration, Instant};
 
 use ndarray::Ix1;
+use ndarray_shm::stream::StreamOptions;
 use ndarray_shm::{ErrorKind, StreamReader, StreamWriter};
 
 use super::board::now;
@@ -15,6 +16,9 @@ use crate::Failable;
 
 /// How many frames each way keeps.
 pub const SLOTS: usize = 8;
+
+/// Frames of at most so many bytes are copied by this crate's readers, as its guide advises.
+const COPIED: usize = 4096;
 
 /// The writing side of a way.
 pub trait Writing {
@@ -73,7 +77,7 @@ pub fn fill(frame: &mut [u8], source: &[u8], head: [u64; 2]) {
 
 pub fn writer(case: &str, address: &str, bytes: usize, readers: usize, waits: bool) -> Failable<Box<dyn Writing>> {
     Ok(match case {
-        "ours" => Box::new(StreamWriter::<u8, Ix1>::create(address, bytes, SLOTS)?),
+        "ours" => Box::new(StreamOptions::new().copied(bytes <= COPIED).create::<u8, Ix1>(address, bytes, SLOTS)?),
         "ring" => Box::new(Ring::create(address, bytes, waits)?),
         #[cfg(feature = "iceoryx2")]
         "iceoryx2" => Box::new(iceoryx::Writer::new(address, bytes, readers, waits)?),
