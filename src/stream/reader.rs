@@ -33,7 +33,8 @@ const LOOKING: Duration = Duration::from_millis(1);
 /// How long a reader or a cursor searches for the stream of a name that is just being replaced.
 const OPENING: Duration = Duration::from_secs(10);
 
-/// A reader of a stream: sees frames without copying them, and never delays the writer.
+/// A reader of a stream: sees frames without copying them, unless the stream was created with
+/// [`copied`](StreamOptions::copied), and never delays the writer.
 ///
 /// The file is mapped read-only. A frame is held as long as its [`Frame`] lives, and is not overwritten meanwhile, even
 /// if the writer dies or the name goes. A reader that is too slow misses frames, and is told how many

@@ -80,6 +80,9 @@ pub struct Recording {
     values: Vec<(Range<usize>, GrowingArray)>,
     frames_per_chunk: u64,
     pending: u64,
+    /// Number of the last frame that was added.
+    newest: u64,
+    /// Number of the last frame that was stored.
     last: u64,
 }
 
@@ -181,6 +184,7 @@ impl Recording {
             values,
             frames_per_chunk,
             pending: 0,
+            newest: 0,
             last: 0,
         };
         let rows = recording.frames.rows();
@@ -245,6 +249,7 @@ impl Recording {
         for (range, array) in &mut self.values {
             array.push(|bytes| bytes.extend_from_slice(&meta[range.clone()]));
         }
+        self.newest = frame.number();
         self.pending += 1;
         (self.frames() + self.pending).is_multiple_of(self.frames_per_chunk)
     }
@@ -255,16 +260,16 @@ impl Recording {
     /// # Errors
     ///
     /// [`Store`](Error::Store): the disk is full, for example. The recording goes on with the last frame that was
-    /// stored before when it is opened again.
+    /// stored before when it is opened again, or with all of them if this is called again and succeeds.
     pub fn store(&mut self) -> Result<u64> {
         if self.pending == 0 {
             return Ok(self.last);
         }
         let rows = self.frames.rows() + self.pending;
         self.arrays().try_for_each(|array| array.store_rows(rows))?;
-        self.arrays().try_for_each(GrowingArray::show)?;
+        self.arrays().try_for_each(|array| array.show(rows))?;
         self.pending = 0;
-        self.last = self.numbers(rows - 1..rows)?.first().copied().unwrap_or(0);
+        self.last = self.newest;
         Ok(self.last)
     }
 
@@ -372,11 +377,16 @@ impl Recorded {
         zarr::read_rows(&*self.frames, frames.start as u64..frames.end as u64)
     }
 
-    /// Returns the bytes of a named value in frames, native endian, one frame after the other.
+    /// Returns the bytes of a named value in frames, native endian, one frame after the other. `number` is its place in
+    /// [`values`](Self::values).
     ///
     /// # Errors
     ///
     /// Those of [`read`](Self::read).
+    ///
+    /// # Panics
+    ///
+    /// There are fewer values.
     pub fn read_value(&self, number: usize, frames: Range<usize>) -> Result<Vec<u8>> {
         let (source, rows) = (&*self.values[number].1, frames.start as u64..frames.end as u64);
         with_element!(source.meta().dtype, T => {
@@ -402,4 +412,54 @@ fn is_file_name(name: &str) -> bool {
 
 fn nanoseconds(time: std::time::Duration) -> i64 {
     i64::try_from(time.as_nanos()).unwrap_or(i64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use ndarray_shm::stream::{Backpressure, StreamOptions, StreamWriter};
+
+    use super::*;
+
+    #[test]
+    fn failed_store_loses_no_frame_and_may_be_repeated() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let (shared, place) = (directory.path().join("shared"), directory.path().join("out.zarr"));
+        fs::create_dir(&shared).expect("a directory");
+        let options = StreamOptions::new().directory(ndarray_shm::Directory::new("emulated", &shared));
+        let mut writer: StreamWriter<u16, IxDyn> = options.create("camera", IxDyn(&[4]), 8).expect("a stream");
+        let mut cursor = options.open_cursor::<u16, IxDyn>("camera", "disk", Backpressure::Wait).expect("a cursor");
+        let mut recording = Recording::open(&place, &cursor, &RecordingOptions::default()).expect("a new one");
+        // A directory in the place of a document: writing it fails.
+        let in_the_way = ["number/zarr.json", "frames/zarr.json", "frames/c.0.0", "number/c.0", ""];
+        let mut stored = 0;
+        for (turn, name) in in_the_way.iter().cycle().take(20).enumerate() {
+            for _ in 0..=turn % 3 {
+                let mut frame = writer.frame().expect("a slot");
+                let number = frame.number();
+                frame.view_mut().fill(u16::try_from(number).expect("small"));
+                frame.commit().expect("committed");
+                recording.push(&cursor.next().expect("it was committed").expect("a frame"));
+                stored = number;
+            }
+            let (path, aside) = (place.join(name), place.join("aside"));
+            if !name.is_empty() && path.is_file() {
+                fs::rename(&path, &aside).expect("moved");
+                fs::create_dir_all(path.join("not empty")).expect("made");
+                // Later chunks have other names.
+                let failed = recording.store().map_err(|error| error.to_string());
+                assert!(failed.is_err() || name.contains("/c.0"), "{name}: {failed:?}");
+                fs::remove_dir_all(&path).expect("removed");
+                fs::rename(&aside, &path).expect("moved back");
+            }
+            cursor.acknowledge(recording.store().expect("stored")).expect("it was returned");
+            assert_eq!((recording.last(), recording.frames(), recording.pending()), (stored, stored, 0));
+            let found = Recorded::open(&place).expect("a recording");
+            let rows = usize::try_from(stored).expect("small");
+            let expected = (1..=stored).flat_map(|number| [u16::try_from(number).expect("small"); 4]);
+            assert_eq!(found.read::<u16>(0..rows).expect("read"), expected.collect::<Vec<u16>>());
+            assert_eq!(recording.missing().expect("read"), []);
+        }
+    }
 }

@@ -26,8 +26,10 @@ pub(crate) struct GrowingArray {
     name: String,
     /// Rows that readers see.
     rows: u64,
-    /// Elements of the rows from the last whole chunk on, those that readers do not see yet included.
+    /// Elements of the rows behind the stored whole chunks, those that readers do not see yet included.
     tail: Vec<u8>,
+    /// The first row in `tail`, with which a chunk begins.
+    tail_begin: u64,
     /// Bytes of a row.
     row: usize,
     rows_per_chunk: u64,
@@ -50,7 +52,16 @@ impl GrowingArray {
         });
         let row =
             row.ok_or_else(|| Error::new_volume(&name, "a row has more bytes than there is memory".to_owned()))?;
-        let mut array = Self { store, json, name, rows: 0, tail: Vec::new(), row, rows_per_chunk: new.chunk_shape[0] };
+        let mut array = Self {
+            store,
+            json,
+            name,
+            rows: 0,
+            tail: Vec::new(),
+            tail_begin: 0,
+            row,
+            rows_per_chunk: new.chunk_shape[0],
+        };
         match array.store.get(V3)? {
             None => array.put_document()?,
             Some(found) => {
@@ -82,7 +93,8 @@ impl GrowingArray {
 
     /// Makes ready for rows behind this one. The rows from there on are forgotten when the next ones are stored.
     pub(crate) fn go_on(&mut self, rows: u64) -> Result<()> {
-        self.tail = self.read(rows - rows % self.rows_per_chunk..rows)?;
+        self.tail_begin = rows - rows % self.rows_per_chunk;
+        self.tail = self.read(self.tail_begin..rows)?;
         self.rows = rows;
         Ok(())
     }
@@ -93,29 +105,32 @@ impl GrowingArray {
         debug_assert_eq!(self.tail.len() % self.row.max(1), 0, "a whole row");
     }
 
-    /// Stores the chunks of all rows. Readers do not see them before [`show`](Self::show).
+    /// Stores the chunks of all rows, of which there are so many. Readers do not see them before [`show`](Self::show).
+    /// After an error it may be called again.
     pub(crate) fn store_rows(&mut self, rows: u64) -> Result<()> {
-        let first = self.rows - self.rows % self.rows_per_chunk;
+        let first = self.tail_begin;
         let array = self.array(rows)?;
         let from = Rows { first, row: self.row, bytes: &self.tail };
-        let mut whole = 0;
+        let mut whole = first;
         for start in (first..rows).step_by(usize::try_from(self.rows_per_chunk).unwrap_or(usize::MAX)) {
             let end = (start + self.rows_per_chunk).min(rows);
             let region = region(&array.meta.shape, start..end);
             array.store(&region, array.encode(&region, &from)?)?;
             if end == start + self.rows_per_chunk {
-                whole = usize::try_from(end - first).unwrap_or(usize::MAX);
+                whole = end;
             }
         }
-        self.tail.drain(..whole * self.row);
-        self.rows = rows;
+        self.tail.drain(..usize::try_from(whole - first).map_or(0, |whole| whole * self.row));
+        self.tail_begin = whole;
         Ok(())
     }
 
-    /// Lets readers see all rows that were stored.
-    pub(crate) fn show(&mut self) -> Result<()> {
-        self.json["shape"][0] = self.rows.into();
-        self.put_document()
+    /// Lets readers see so many rows, which were stored.
+    pub(crate) fn show(&mut self, rows: u64) -> Result<()> {
+        self.json["shape"][0] = rows.into();
+        self.put_document()?;
+        self.rows = rows;
+        Ok(())
     }
 
     fn put_document(&self) -> Result<()> {
