@@ -166,6 +166,17 @@ pub enum ErrorKind {
         /// The shape found.
         found: String,
     },
+    /// A cache of this name has another size.
+    #[error(
+        "the cache has room for {found} bytes, and {asked} were asked for (open it without a size, or remove it and make a \
+         new one)"
+    )]
+    CacheSize {
+        /// Bytes that were asked for.
+        asked: u64,
+        /// Bytes that fit.
+        found: u64,
+    },
     /// A renderbuffer of this name is painted for another purpose.
     #[error("{}", other_work(*state, what, expected, found))]
     Mismatch {
@@ -436,6 +447,7 @@ impl ErrorKind {
             | Self::DTypeMismatch { .. }
             | Self::ShapeMismatch { .. }
             | Self::Mismatch { .. }
+            | Self::CacheSize { .. }
             | Self::NotCounted
             | Self::Message { .. }
             | Self::Protocol { .. }

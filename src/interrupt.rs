@@ -96,8 +96,22 @@ pub(crate) fn has_ended() -> bool {
     current().is_some_and(|current| current.has_ended.get())
 }
 
-/// Returns whether a call that waits may go on waiting. Asks the callback at most ten times a second.
-pub(crate) fn goes_on() -> bool {
+/// Returns whether a call that waits may go on waiting. Asks the callback of [`interruptible`] at most ten times a
+/// second.
+///
+/// For crates that build on this one and have long calls of their own: such a call asks between its steps, and ends
+/// with an error when this returns `false`. Without a callback of this thread it returns `true`.
+///
+/// # Examples
+///
+/// ```
+/// use ndarray_shm::backend::{goes_on, interruptible};
+///
+/// let sum = |numbers: &[u64]| numbers.iter().try_fold(0, |sum, number| goes_on().then_some(sum + number));
+/// assert_eq!(sum(&[1, 2, 3]), Some(6));
+/// assert_eq!(interruptible(|| true, || sum(&[1, 2, 3])), Some(6));
+/// ```
+pub fn goes_on() -> bool {
     ask(ASK)
 }
 

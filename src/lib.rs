@@ -26,6 +26,7 @@
 //! | fill one array after another, without paying for new memory each time | [`Pool`] |
 //! | let many threads and processes paint one array at once, and survive their deaths | [`RenderBuffer`] |
 //! | send frame after frame to any number of readers | [`StreamWriter`], [`StreamReader`]; [`stream::StreamCursor`] to miss none |
+//! | make a costly chunk once per machine, for all processes | [`cache::ChunkCache`] |
 //! | share an array that describes itself and is removed with its last handle | [`RefcountedArray`] |
 //! | send it to another process | [`counted::Handle`]; `counted::Channel`, with the feature `channel` |
 //! | share thousands or millions of arrays, in one mapping | [`Arena`] |
@@ -85,6 +86,7 @@ pub mod arena;
 pub mod array;
 pub mod backend;
 mod backoff;
+pub mod cache;
 pub mod counted;
 mod error;
 mod interrupt;

@@ -148,18 +148,28 @@ impl Description {
 
     /// Returns the text of the extended attribute.
     pub(crate) fn to_text(&self) -> String {
-        let mut text = head(self.dtype, &self.shape, self.order, self.bytes);
+        head(self.dtype, &self.shape, self.order, self.bytes) + &self.note_lines()
+    }
+
+    /// Returns the lines of the notes.
+    pub(crate) fn note_lines(&self) -> String {
+        let mut lines = String::new();
         for (key, note) in &self.notes {
-            let _ = writeln!(text, "{key} {note}"); // writing to a string never fails
+            let _ = writeln!(lines, "{key} {note}"); // writing to a string never fails
         }
-        text
+        lines
+    }
+
+    /// Returns the same description with the notes of these lines. `None`: they are no notes.
+    pub(crate) fn with_note_lines(self, lines: &str) -> Option<Self> {
+        let notes = notes_of(lines).map(|(key, note)| (key.to_owned(), note.to_owned()));
+        are_notes(lines).then(|| Self { notes: notes.collect(), ..self })
     }
 
     /// Parses such a text. Returns `None` if it is not a description, has another version, or contradicts itself.
     pub(crate) fn parse(text: &[u8]) -> Option<Self> {
         let (dtype, shape, order, bytes, rest) = parse_head(text)?;
-        let notes = notes_of(rest).map(|(key, note)| (key.to_owned(), note.to_owned())).collect();
-        Some(Self { dtype, shape, order, bytes, notes })
+        Self { dtype, shape, order, bytes, notes: Vec::new() }.with_note_lines(rest)
     }
 }
 

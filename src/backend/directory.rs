@@ -1,6 +1,7 @@
 //! The handle by which programs choose where arrays live.
 
 use std::fs::File;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -143,6 +144,10 @@ unsafe impl Backend for Directory {
 
     fn reserve(&self, file: &File) -> Result<()> {
         self.0.reserve(file)
+    }
+
+    fn reserve_part(&self, file: &File, part: Range<u64>) -> Result<()> {
+        self.0.reserve_part(file, part)
     }
 
     fn reserve_draft(&self, draft: &DraftFile, pages: Pages) -> Result<()> {

@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -376,6 +377,18 @@ unsafe impl Backend for Files {
         self.fill_holes(file, None)
     }
 
+    fn reserve_part(&self, file: &File, part: Range<u64>) -> Result<()> {
+        let needed = part.end.saturating_sub(part.start);
+        self.check_room(needed)?;
+        os::reserve_part(file, part).map_err(|error| match error.kind() {
+            io::ErrorKind::Unsupported => {
+                let what = "reserving room for a part of a file on this file system".into();
+                ErrorKind::Unsupported { what }.at(self.path.display())
+            }
+            _ => self.out_of_room("reserve room", needed, error),
+        })
+    }
+
     fn reserve_draft(&self, draft: &DraftFile, pages: Pages) -> Result<()> {
         self.fill_holes(draft.file(), Some(pages))
     }
@@ -455,6 +468,7 @@ unsafe impl Backend for Files {
                 Some((Companion::Ledger, _)) => EntryKind::Ledger,
                 Some((Companion::Frames, _)) => EntryKind::Frames,
                 Some((Companion::Keeper, _)) => EntryKind::Keeper,
+                Some((Companion::Cache, _)) => EntryKind::Cache,
                 None if name.starts_with(RESERVED_PREFIX) => EntryKind::Draft,
                 None => EntryKind::Array,
             };

@@ -88,8 +88,7 @@ impl Location {
     pub(crate) fn companion(&self, kind: Companion) -> Result<Self> {
         let name = format!("{}{}", kind.prefix(), self.0);
         if name.len() > LONGEST {
-            let reason =
-                "the name of a renderbuffer or a stream may have 241 bytes, because its files are named after it";
+            let reason = "the name of a renderbuffer, a stream or a cache may have 241 bytes, because its files are named after it";
             return Err(ErrorKind::InvalidLocation { reason }.at(&self.0));
         }
         Ok(Self(name.into()))
@@ -115,10 +114,12 @@ pub(crate) enum Companion {
     Frames,
     /// The keeper of a stream: its writer's lock and its cursors.
     Keeper,
+    /// A cache of chunks.
+    Cache,
 }
 
 impl Companion {
-    const ALL: [Self; 4] = [Self::Partial, Self::Ledger, Self::Frames, Self::Keeper];
+    const ALL: [Self; 5] = [Self::Partial, Self::Ledger, Self::Frames, Self::Keeper, Self::Cache];
 
     const fn prefix(self) -> &'static str {
         match self {
@@ -126,6 +127,7 @@ impl Companion {
             Self::Ledger => ".ndshm-ledger-",
             Self::Frames => ".ndshm-frames-",
             Self::Keeper => ".ndshm-keeper-",
+            Self::Cache => ".ndshm-cache-",
         }
     }
 }

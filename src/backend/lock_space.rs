@@ -73,3 +73,19 @@ pub(crate) const ALL_CELLS: LockRange = LockRange { start: BASE + 4096, length: 
 pub(crate) fn cell(index: usize) -> LockRange {
     LockRange { start: ALL_CELLS.start + index as u64, length: 1 }
 }
+
+/// Returns the bytes of the slots of a chunk in a cache: read-locked to read it, write-locked to fill them.
+pub(crate) fn cache_slots(first: u64, count: u64) -> LockRange {
+    LockRange { start: ALL_CELLS.start + first, length: count }
+}
+
+/// Bits of a slot's number in a cache, and of a key's byte.
+const CACHE_BITS: u32 = 41;
+
+/// Returns the byte that a process write-locks to fill the chunk of a key, or to ask whether it is up to date. Keys may
+/// share a byte.
+#[allow(clippy::cast_possible_truncation)] // the lower bits
+pub(crate) fn cache_key(key: u128) -> LockRange {
+    let byte = key as u64 & ((1 << CACHE_BITS) - 1);
+    LockRange { start: ALL_CELLS.start + (1 << CACHE_BITS) + byte, length: 1 }
+}

@@ -37,6 +37,7 @@ mod turn;
 use std::fmt;
 use std::fs::File;
 use std::io;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
@@ -53,9 +54,24 @@ pub(crate) use self::selection::{chosen_variable, found_elsewhere, remembered};
 pub use self::selection::{default_directory, set_emulate_shm};
 pub(crate) use self::turn::Turn;
 use crate::error::{Error, Result};
-pub use crate::interrupt::interruptible;
+pub use crate::interrupt::{goes_on, interruptible};
 use crate::os;
 pub use crate::os::FileId;
+
+/// Returns how many bytes of memory this process could allocate now: what the machine has free or can reclaim, with
+/// swap, and at most what the process's control groups have left. `None` if the system does not report it.
+///
+/// The number is old when it returns. It tells what surely does not fit.
+///
+/// # Examples
+///
+/// ```
+/// let fits = |bytes: u64| ndarray_shm::backend::available_memory().is_none_or(|available| bytes <= available);
+/// assert!(fits(1));
+/// ```
+pub fn available_memory() -> Option<u64> {
+    os::available_memory().map(|room| room.bytes)
+}
 
 /// A place for segments.
 ///
@@ -95,6 +111,18 @@ pub unsafe trait Backend: fmt::Debug + Send + Sync {
     /// [`NoSpace`](crate::ErrorKind::NoSpace); [`Unsupported`](crate::ErrorKind::Unsupported) where the file system
     /// cannot allocate ahead and other processes may be writing.
     fn reserve(&self, file: &File) -> Result<()>;
+
+    /// Allocates a part of a file that may have holes. Bytes already written stay.
+    ///
+    /// The default allocates all of it.
+    ///
+    /// # Errors
+    ///
+    /// As [`reserve`](Self::reserve).
+    fn reserve_part(&self, file: &File, part: Range<u64>) -> Result<()> {
+        let _ = part;
+        self.reserve(file)
+    }
 
     /// Allocates every byte of a draft that was made sparse. Bytes already written stay.
     ///
@@ -332,6 +360,8 @@ pub enum EntryKind {
     Frames,
     /// The keeper of a stream: its writer's lock and its cursors.
     Keeper,
+    /// A cache of chunks.
+    Cache,
     /// A draft that could not be nameless, or one that a killed creator left.
     Draft,
 }

@@ -171,7 +171,7 @@ impl Reclaim {
                 EntryKind::Ledger => self.ledger(backend, &entry).map(|gone| gone.then_some(RemovedKind::Ledger)),
                 EntryKind::Frames => self.frames(backend, &entry).map(|gone| gone.then_some(RemovedKind::Frames)),
                 EntryKind::Keeper => self.keeper(backend, &entry).map(|gone| gone.then_some(RemovedKind::Keeper)),
-                EntryKind::Array | EntryKind::Draft => Ok(None),
+                EntryKind::Array | EntryKind::Draft | EntryKind::Cache => Ok(None),
             };
             match done {
                 Ok(Some(kind)) => {
@@ -204,7 +204,9 @@ impl Reclaim {
                 return Ok(Some(match kind {
                     Kind::Arena => RemovedKind::Arena,
                     Kind::Counters => RemovedKind::Counters,
-                    Kind::Counted | Kind::Ledger | Kind::Frames | Kind::Keeper => RemovedKind::CountedArray,
+                    Kind::Counted | Kind::Ledger | Kind::Frames | Kind::Keeper | Kind::Cache => {
+                        RemovedKind::CountedArray
+                    }
                 }));
             }
             Verdict::Gone => {}

@@ -24,6 +24,7 @@ pub fn one_error_of_each_kind() -> Vec<Error> {
         ErrorKind::Changed,
         ErrorKind::DTypeMismatch { expected: "<f4".into(), found: "<u2".into() },
         ErrorKind::ShapeMismatch { expected: "[3]".into(), found: "[4]".into() },
+        ErrorKind::CacheSize { asked: 1 << 34, found: 1 << 33 },
         ErrorKind::Mismatch { what: "shape", expected: "[3]".into(), found: "[4]".into(), state: OtherWork::Idle },
         ErrorKind::Trailer { reason: "the checksum is wrong".into() },
         ErrorKind::NotCounted,

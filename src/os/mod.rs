@@ -16,6 +16,7 @@
 //! | `set_attribute`, `attribute`, `remove_attribute` | an extended attribute of a file, where the file system has any |
 //! | `facts` | identity, links, length, owner, group, mode of an open file |
 //! | `reserve` | allocates room now, for a new file before it has its length: afterwards no access fails for lack of room |
+//! | `reserve_part`, `free_part` | allocates or frees room for a part of a file that may have holes, where the system can |
 //! | `has_holes` | whether pages of a file lack room, where the system tells |
 //! | `Mapping` | bytes of a file in memory, where huge pages fit; how many of them are on huge pages |
 //! | `HugeWindows` | the parts of a file that could each be a huge page, and can be put onto one |

@@ -14,6 +14,9 @@ use crate::backoff::Backoff;
 /// How long a thread waits for other threads that look something up here.
 pub(crate) const MOMENT: Duration = Duration::from_millis(1);
 
+/// How often a thread tries before it sleeps: for about as long as two system calls take.
+const SPINS: u32 = 100;
+
 /// A value of each process, forked children included, with one lock for each of eight generations of forks. A
 /// descendant has no value if its lock was held when an ancestor eight generations before it forked.
 #[derive(Debug)]
@@ -38,11 +41,15 @@ impl<T> PerProcess<T> {
     #[allow(clippy::cast_possible_truncation)] // the remainder is small
     fn lock_of(&self, generation: u64, patience: Duration) -> Option<MutexGuard<'_, Generation<T>>> {
         let own = &self.0[(generation % self.0.len() as u64) as usize];
-        let mut backoff = Backoff::new(patience);
+        let (mut spins, mut backoff) = (0..SPINS, Backoff::new(patience));
         loop {
             let mut slot = match own.try_lock() {
                 Ok(slot) => slot,
                 Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+                Err(TryLockError::WouldBlock) if spins.next().is_some() => {
+                    std::hint::spin_loop();
+                    continue;
+                }
                 Err(TryLockError::WouldBlock) if backoff.pause() => continue,
                 Err(TryLockError::WouldBlock) => return None,
             };

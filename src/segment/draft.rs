@@ -51,6 +51,25 @@ impl DraftSegment {
         Ok(Self { mapped, file, backend, options, reach: Reachability::Own, after_use: AfterUse::Freed })
     }
 
+    /// Makes a file of `payload` zeros that ends with a trailer.
+    pub(crate) fn with_trailer(home: &Home, payload: u64, trailer: &[u8], options: DraftOptions) -> Result<Self> {
+        let length = payload.saturating_add(trailer.len() as u64);
+        let draft = Self::new(home.backend.clone(), length, options).map_err(|error| error.about(&home.location))?;
+        let written = os::write_all_at(draft.file().file(), trailer, payload);
+        written.map_err(|error| Error::os("write the end of", &home.location, error))?;
+        Ok(draft)
+    }
+
+    /// Maps the file through a description of its own, without a lease. `name` is for messages.
+    pub(crate) fn map_again(&self, name: &Location) -> Result<Mapped> {
+        let failed = |error| Error::os("open again by descriptor", name, error);
+        let again = os::reopen(self.file.file(), true).map_err(failed)?;
+        let facts = os::facts(&again).map_err(failed)?;
+        let home = Home { backend: self.backend.clone(), location: name.clone() };
+        // The draft has its memory already, or is to have none.
+        Mapped::unreserved(&again, &facts, &home, Access::ReadWrite)
+    }
+
     /// Makes a draft of memory that was published before. It has no public name, but processes may still be attached.
     pub(super) fn of_used(mapped: Mapped, file: DraftFile, backend: Directory, options: DraftOptions) -> Self {
         Self { mapped, file, backend, options, reach: Reachability::Earlier, after_use: AfterUse::Recycled }

@@ -5,12 +5,12 @@
 //!      0     8  magic, "\x89NDSHM\r\n"
 //!      8     2  layout version, 2
 //!     10     2  kind: 1 = counted array, 2 = ledger of a renderbuffer, 3 = arena, 4 = counters, 5 = frames of a stream, 6 = keeper
-//!               of a stream (7 and above: reserved)
+//!               of a stream, 7 = cache of chunks (8 and above: reserved)
 //!     12     4  length of the trailer: from the end of the payload to the end of the file, this footer included
 //!     16     8  length of the payload
 //!     24    16  random id
 //!     40    16  zero
-//!     56     4  CRC-32 of those bytes before the footer that never change: the trailer of a ledger or of a stream's files; of the others file, name and record
+//!     56     4  CRC-32 of those bytes before the footer that never change: the trailer of a ledger, of a stream's files or of a cache; of the others file, name and record
 //!     60     4  CRC-32 of the 60 bytes before
 //! ```
 //!
@@ -54,6 +54,8 @@ pub(crate) enum Kind {
     Frames = 5,
     /// The writer's lock and the cursors of a stream.
     Keeper = 6,
+    /// Chunks under keys.
+    Cache = 7,
 }
 
 /// The last 64 bytes of a file, as they were read.

@@ -11,6 +11,7 @@ mod draft;
 pub(crate) mod footer;
 mod home;
 mod joint;
+mod lock_file;
 pub(crate) mod locks;
 mod mapping;
 mod open_file;
@@ -20,6 +21,7 @@ mod recycle;
 mod renumber;
 mod room;
 pub(crate) mod trailer;
+mod words;
 
 use std::fs::File;
 
@@ -30,14 +32,16 @@ pub(crate) use self::description::{FoundDescription, LONGEST_DESCRIPTION, descri
 pub(crate) use self::draft::{AfterUse, DraftSegment};
 pub(crate) use self::home::{Home, has_name, pin};
 pub(crate) use self::joint::Mark;
+pub(crate) use self::lock_file::LockFile;
 use self::locks::{Hold, Token, Wait};
 use self::mapping::{fill_holes, map, map_length};
-pub(crate) use self::open_file::{is_attached, is_leased, read_footer};
+pub(crate) use self::open_file::{is_attached, is_leased, read_footer, read_trailer};
 use self::open_file::{is_named, look, refuse_bookkeeping, unlinked};
 pub(crate) use self::plain::Expect;
 pub(crate) use self::reclaim::{Tickets, Verdict, reclaim_if_orphaned, reclaim_unused};
 pub(crate) use self::recycle::{is_possible as can_recycle, recycle};
-pub(crate) use self::room::set_make_room;
+pub(crate) use self::room::{set_make_room, with_room};
+pub(crate) use self::words::SharedWords;
 use crate::backend::lock_space::{ALL_CELLS, LEASE};
 use crate::backend::{Access, Backend, Directory, IntoLocation, Location, PageUse, Turn};
 use crate::error::{Error, ErrorKind, Result};

@@ -5,7 +5,7 @@ use std::fmt;
 use std::fs::File;
 
 use super::Home;
-use super::footer::{FOOTER, Kind, RawFooter};
+use super::footer::{FOOTER, Footer, Kind, RawFooter};
 use crate::backend::lock_space::{COUNTED, LEASE};
 use crate::backend::{Access, Backend, Directory, Location};
 use crate::error::{Error, ErrorKind, Result};
@@ -31,6 +31,31 @@ pub(crate) fn read_footer(file: &File, length: u64, at: &Location) -> Result<Opt
     let mut tail = [0; FOOTER];
     os::read_exact_at(file, &mut tail, start).map_err(|error| Error::os("read the end of", at, error))?;
     Ok(RawFooter::of(&tail))
+}
+
+/// Reads the trailer of a file with bookkeeping that never changes, and checks its two checksums. It has at most
+/// `longest` bytes, the footer included, which is not among those that are returned.
+pub(crate) fn read_trailer(
+    file: &File,
+    length: u64,
+    kind: Kind,
+    longest: usize,
+    at: &Location,
+) -> Result<(Footer, Vec<u8>)> {
+    let invalid = |reason| ErrorKind::Trailer { reason }.at(at);
+    let raw = read_footer(file, length, at)?;
+    let raw = raw.ok_or_else(|| invalid("it is shorter than a footer".into()))?;
+    let footer = raw.validate(kind, length).map_err(invalid)?;
+    if footer.trailer as usize > longest {
+        let found = footer.trailer;
+        return Err(invalid(format!("the trailer has {found} bytes, but may have at most {longest}")));
+    }
+    let mut trailer = vec![0; footer.trailer as usize - FOOTER];
+    os::read_exact_at(file, &mut trailer, footer.payload).map_err(|error| Error::os("read the end of", at, error))?;
+    if !raw.covers(&trailer) {
+        return Err(invalid("the trailer's checksum is wrong".into()));
+    }
+    Ok((footer, trailer))
 }
 
 /// Returns the metadata of an open file.

@@ -31,7 +31,7 @@ pub(crate) fn set_make_room(make_room: impl Fn(&Directory, u64) -> bool + Send +
 }
 
 /// Calls `allocate`, and again as long as there is no room and this process can make some.
-pub(super) fn with_room<R>(backend: &Directory, allocate: impl Fn() -> Result<R>) -> Result<R> {
+pub(crate) fn with_room<R>(backend: &Directory, allocate: impl Fn() -> Result<R>) -> Result<R> {
     let mut tries = 0..TRIES;
     loop {
         match allocate() {

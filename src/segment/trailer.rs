@@ -115,6 +115,7 @@ impl Trailer {
             Kind::Counters => "it is a file of counters (open it as Counters)",
             Kind::Ledger => "it is a ledger",
             Kind::Frames | Kind::Keeper => "it belongs to a stream",
+            Kind::Cache => "it is a cache of chunks",
         };
         Err(ErrorKind::Reserved { reason }.at(name))
     }

@@ -12,16 +12,17 @@
 use std::time::Duration;
 
 use super::cursors;
-use super::files::{FramesFile, KeeperFile, LockFile, keeper_id, read_geometry};
+use super::files::{FramesFile, KeeperFile, keeper_id, read_geometry};
 use super::geometry::StreamGeometry;
-use super::memory::StreamState;
+use super::memory::{StreamState, StreamWords};
+use crate::array::Description;
 use crate::backend::lock_space::{NAME, WRITER};
 use crate::backend::{Access, Alone, Companion, DraftOptions, Publish, lock_name};
 use crate::backoff::Backoff;
 use crate::error::{Error, ErrorKind, Result};
 use crate::interrupt;
 use crate::os::{self, LockKind};
-use crate::segment::{Home, has_name, pin};
+use crate::segment::{Home, LockFile, has_name, pin};
 
 /// How long a process waits for another one that begins or ends a stream of the same name.
 const WAIT: Duration = Duration::from_secs(10);
@@ -185,18 +186,21 @@ fn is_alike(found: &StreamGeometry, wanted: &StreamGeometry) -> bool {
 /// Returns the error for frames of another kind than those of the stream that is there.
 fn different(wanted: &StreamGeometry, frames: &FramesFile) -> Error {
     let (found, location) = (&frames.geometry, &frames.home.location);
-    if found.dtype != wanted.dtype {
-        let (expected, found) = (wanted.dtype.to_string(), found.dtype.to_string());
+    let (theirs, ours) = (&found.description, &wanted.description);
+    if theirs.dtype() != ours.dtype() {
+        let (expected, found) = (ours.dtype().to_string(), theirs.dtype().to_string());
         return ErrorKind::DTypeMismatch { expected, found }.at(location);
     }
-    if (&found.shape, found.order) != (&wanted.shape, wanted.order) {
-        let text = |geometry: &StreamGeometry| format!("{:?} in order {}", geometry.shape, geometry.order);
-        return ErrorKind::ShapeMismatch { expected: text(wanted), found: text(found) }.at(location);
+    if (theirs.shape(), theirs.order()) != (ours.shape(), ours.order()) {
+        let text = |frame: &Description| format!("{:?} in order {}", frame.shape(), frame.order());
+        return ErrorKind::ShapeMismatch { expected: text(ours), found: text(theirs) }.at(location);
     }
     let (setting, value) = if found.slots != wanted.slots {
         ("the number of slots", wanted.slots.to_string())
     } else if found.is_copied != wanted.is_copied {
         ("whether frames are copied", wanted.is_copied.to_string())
+    } else if found.fields == wanted.fields {
+        ("the notes", format!("{:?}", ours.notes().collect::<Vec<_>>()))
     } else {
         ("the values beside the elements", format!("{:?}", wanted.fields))
     };

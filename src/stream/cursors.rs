@@ -13,14 +13,15 @@
 //! The byte CURSORS is write-locked to add or remove one, CURSOR n by the process that reads with cursor n. So the
 //! kernel says whether it lives.
 //!
-//! A new cursor and the writer meet like this: the cursor stores its entry, then takes the lock of its first frame. The
-//! writer takes the lock of the frame that it wants to overwrite, then loads the entries. At least one of them sees the
-//! other.
+//! A new cursor and the writer meet like this: the cursor stores in its entry that it holds all frames after the head,
+//! fences, and loads the head again. If that has not changed, no frame that it holds was there before its fence. The
+//! writer fences for each frame, and never overwrites the newest one. So before it can overwrite a frame that the
+//! cursor holds, it has passed a fence after that of the cursor, and sees the entry.
 
 use std::time::Duration;
 
 use super::files::{KEEPER, KeeperFile};
-use super::memory::StreamMemory;
+use super::memory::{StreamMemory, StreamWords};
 use crate::backend::lock_space::{CURSORS, cursor};
 use crate::backoff::Backoff;
 use crate::error::{Error, ErrorKind, Result};
@@ -86,7 +87,7 @@ fn place(index: u64) -> u64 {
 }
 
 /// Returns the indices of entries that may be in use.
-fn used(memory: &StreamMemory) -> std::ops::Range<u64> {
+fn used(memory: &impl StreamWords) -> std::ops::Range<u64> {
     0..memory.load(USED).min(MOST)
 }
 
@@ -133,14 +134,19 @@ fn while_alone<R>(keeper: &KeeperFile, home: &Home, act: impl FnOnce() -> Result
     done
 }
 
-/// Returns whether a cursor keeps frame `number` from being overwritten.
-pub(super) fn hold(keeper: &KeeperFile, number: u64, home: &Home) -> Result<bool> {
-    for index in used(&keeper.memory) {
-        let policy = Backpressure::of_word(keeper.memory.load(place(index) + POLICY));
-        if policy.is_none_or(|policy| policy == Backpressure::Overwrite) || keeper.memory.load(place(index)) >= number {
+/// Returns whether a cursor keeps frame `number` from being overwritten. `is_read` says whether a process reads with
+/// it.
+pub(super) fn hold<E>(
+    memory: &impl StreamWords,
+    number: u64,
+    is_read: impl Fn(u64) -> Result<bool, E>,
+) -> Result<bool, E> {
+    for index in used(memory) {
+        let policy = Backpressure::of_word(memory.load(place(index) + POLICY));
+        if policy.is_none_or(|policy| policy == Backpressure::Overwrite) || memory.load(place(index)) >= number {
             continue;
         }
-        if policy == Some(Backpressure::Wait) || is_read(keeper, index, home)? {
+        if policy == Some(Backpressure::Wait) || is_read(index)? {
             return Ok(true);
         }
     }
@@ -153,8 +159,26 @@ pub(super) fn is_read(keeper: &KeeperFile, index: u64, home: &Home) -> Result<bo
 }
 
 /// Notes that all frames up to `number` may be overwritten.
-pub(super) fn acknowledge(keeper: &KeeperFile, index: u64, number: u64) {
-    keeper.memory.store(place(index), number);
+pub(super) fn acknowledge(memory: &impl StreamWords, index: u64, number: u64) {
+    memory.store(place(index), number);
+}
+
+/// Begins a new cursor with the first frame after the head. Returns the head. `None`: it has changed meanwhile, and the
+/// writer may not have seen the cursor.
+pub(super) fn begin<M: StreamWords>(memory: &M, index: u64, head: impl Fn() -> u64) -> Option<u64> {
+    let newest = head();
+    acknowledge(memory, index, newest);
+    M::fence();
+    (head() == newest).then_some(newest)
+}
+
+/// Adds an entry, with its name already in it.
+pub(super) fn show(memory: &impl StreamWords, index: u64, acknowledged: u64, policy: Backpressure) {
+    memory.store(place(index), acknowledged);
+    memory.store(place(index) + POLICY, policy.to_word());
+    if index >= used(memory).end {
+        memory.store(USED, index + 1);
+    }
 }
 
 /// Finds or adds a cursor and makes this process its reader. Returns its index, and the last number that it has
@@ -185,11 +209,7 @@ pub(super) fn claim(
             if keeper.locks.try_lock(LockKind::Exclusive, cursor(index), home)? {
                 let acknowledged = newest();
                 keeper.memory.copy_in(place(index) + NAME, &padded(name));
-                keeper.memory.store(place(index), acknowledged);
-                keeper.memory.store(place(index) + POLICY, policy.to_word());
-                if index >= used(&keeper.memory).end {
-                    keeper.memory.store(USED, index + 1);
-                }
+                show(&keeper.memory, index, acknowledged, policy);
                 return Ok(Some((index, acknowledged, true)));
             }
         }

@@ -16,6 +16,7 @@
 //! keeper             16   the random number of the keeper that the stream belongs to
 //! shape               8   for each axis
 //! meta fields        40   each: see meta.rs
+//! notes                   lines as in the description of a plain array, up to the footer
 //! footer             64   see segment/footer.rs
 //! ```
 //!
@@ -23,9 +24,10 @@
 //! they are used.
 
 use super::meta::{FIELD, MOST_FIELDS, MetaField};
-use crate::array::{DType, Order};
+use crate::array::Description;
 use crate::counted::fields::{self, Fields, MOST_AXES, check_axes};
 use crate::error::{Error, ErrorKind, Result};
+use crate::segment::LONGEST_DESCRIPTION;
 use crate::segment::footer::{FOOTER, Footer, Kind};
 
 /// Bytes of the header, and what entries and slots are aligned to.
@@ -41,14 +43,13 @@ pub(super) const FEWEST_SLOTS: usize = 3;
 /// Most slots. Their locks fit below the end of the lock space.
 pub(super) const MOST_SLOTS: usize = 1 << 16;
 /// Maximum length of a trailer.
-pub(super) const LONGEST_TRAILER: usize = 40 + 8 * MOST_AXES + FIELD * MOST_FIELDS + FOOTER;
+pub(super) const LONGEST_TRAILER: usize = 40 + 8 * MOST_AXES + FIELD * MOST_FIELDS + LONGEST_DESCRIPTION + FOOTER;
 
 /// What the frames of a stream are, and how many slots they have. Offsets are in bytes from the beginning of the file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct StreamGeometry {
-    pub(super) dtype: DType,
-    pub(super) order: Order,
-    pub(super) shape: Vec<usize>,
+    /// Element type, shape and order of a frame, and notes: names of its axes, a resolution.
+    pub(super) description: Description,
     pub(super) slots: usize,
     pub(super) fields: Vec<MetaField>,
     /// Whether readers copy frames instead of holding them. Then elements are words too.
@@ -71,7 +72,7 @@ impl StreamGeometry {
 
     /// Refuses what no file can hold.
     pub(super) fn check(&self, name: &str) -> Result<()> {
-        check_axes(&self.shape)?;
+        check_axes(self.description.shape())?;
         if !(FEWEST_SLOTS..=MOST_SLOTS).contains(&self.slots) {
             let expected = "from 3 to 65,536: one for the newest frame, one that is being written, and one for each frame that \
                             readers hold";
@@ -79,19 +80,16 @@ impl StreamGeometry {
         }
         match self.length() {
             Some(length) if isize::try_from(length).is_ok() => Ok(()),
-            _ => Err(ErrorKind::TooLarge { shape: self.shape.clone(), item: self.dtype.size() }.at(name)),
+            _ => {
+                let (shape, item) = (self.description.shape().to_vec(), self.description.dtype().size());
+                Err(ErrorKind::TooLarge { shape, item }.at(name))
+            }
         }
-    }
-
-    /// Returns the bytes of one frame. `None`: they do not fit 64 bits.
-    fn frame_bytes(&self) -> Option<u64> {
-        let item = self.dtype.size() as u64;
-        self.shape.iter().try_fold(item, |so_far, length| so_far.checked_mul(*length as u64))
     }
 
     /// Returns the bytes from one slot to the next. `None`: they do not fit 64 bits.
     fn stride(&self) -> Option<u64> {
-        self.frame_bytes()?.max(1).checked_next_multiple_of(PAGE)
+        self.description.bytes().max(1).checked_next_multiple_of(PAGE)
     }
 
     /// Returns the length of the file without its trailer. `None`: it does not fit 64 bits.
@@ -111,7 +109,7 @@ impl StreamGeometry {
 
     /// Returns the words of one frame. The geometry was checked.
     pub(super) fn frame_words(&self) -> usize {
-        self.frame_bytes().map_or(0, |bytes| usize::try_from(bytes.div_ceil(8)).unwrap_or(usize::MAX))
+        usize::try_from(self.description.bytes().div_ceil(8)).unwrap_or(usize::MAX)
     }
 
     /// Returns where a slot's number is; its epoch and its times follow.
@@ -141,13 +139,15 @@ impl StreamGeometry {
 
     /// Encodes the trailer, footer included.
     pub(super) fn to_trailer(&self, payload: u64, id: u128) -> Vec<u8> {
-        let mut bytes = fields::head(DTYPE, self.dtype, self.order, self.shape.len());
+        let (description, shape) = (&self.description, self.description.shape());
+        let mut bytes = fields::head(DTYPE, description.dtype(), description.order(), shape.len());
         bytes.extend(u16::try_from(self.fields.len()).unwrap_or(u16::MAX).to_le_bytes());
         bytes.extend(u16::from(self.is_copied).to_le_bytes());
         bytes.extend((self.slots as u64).to_le_bytes());
         bytes.extend(self.keeper.to_le_bytes());
-        bytes.extend(fields::lengths(&self.shape));
+        bytes.extend(fields::lengths(shape));
         self.fields.iter().for_each(|field| bytes.extend(field.to_bytes()));
+        bytes.extend(description.note_lines().into_bytes());
         Footer::append_to(Kind::Frames, payload, id, &mut bytes);
         bytes
     }
@@ -174,10 +174,10 @@ impl StreamGeometry {
             return Err(format!("it has {count} fields, but may have at most {MOST_FIELDS}"));
         }
         let meta = (0..count).map(|_| MetaField::parse(&fields.take::<FIELD>()?)).collect::<Result<Vec<_>, _>>()?;
-        if !fields.0.is_empty() {
-            return Err(format!("{} bytes too many", fields.0.len()));
-        }
-        let found = Self { dtype, order, shape, slots, fields: meta, is_copied, keeper };
+        let plain = Description::new(dtype, &shape, order).map_err(|_| "its frames fit no memory")?;
+        let notes = std::str::from_utf8(fields.0).ok().filter(|lines| lines.len() <= LONGEST_DESCRIPTION);
+        let description = notes.and_then(|lines| plain.with_note_lines(lines)).ok_or("the notes are malformed")?;
+        let found = Self { description, slots, fields: meta, is_copied, keeper };
         if !(FEWEST_SLOTS..=MOST_SLOTS).contains(&slots) || found.length() != Some(payload) {
             return Err(format!("{slots} slots of its shape do not make {payload} bytes"));
         }
@@ -188,11 +188,13 @@ impl StreamGeometry {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::array::{DType, Order};
 
     fn sample(shape: &[usize], slots: usize) -> StreamGeometry {
         let fields = vec![MetaField::new("gain", DType::F64, 1, 0).expect("a field")];
-        let (dtype, order, is_copied) = (DType::U16, Order::C, slots == 7);
-        StreamGeometry { dtype, order, shape: shape.to_vec(), slots, fields, is_copied, keeper: 7 }
+        let description = Description::new(DType::U16, shape, Order::C).expect("small");
+        let description = if slots == 3 { description } else { description.with_note("axes", "y x").expect("a note") };
+        StreamGeometry { description, slots, fields, is_copied: slots == 7, keeper: 7 }
     }
 
     #[test]
@@ -204,7 +206,8 @@ mod tests {
             let bytes = geometry.to_trailer(payload, 1);
             assert_eq!(StreamGeometry::parse(&bytes[..bytes.len() - FOOTER], payload), Ok(geometry.clone()));
             assert!(StreamGeometry::parse(&bytes[..bytes.len() - FOOTER], payload + 1).is_err());
-            for cut in 0..bytes.len() - FOOTER {
+            let without_notes = bytes.len() - FOOTER - geometry.description.note_lines().len();
+            for cut in (0..bytes.len() - FOOTER).filter(|cut| *cut != without_notes) {
                 assert!(StreamGeometry::parse(&bytes[..cut], payload).is_err(), "cut at {cut}");
             }
         }
@@ -229,7 +232,7 @@ mod tests {
             let error = sample(&[1], slots).check("x").unwrap_err();
             assert!(matches!(error.kind, ErrorKind::InvalidSetting { .. }), "{error}");
         }
-        let error = sample(&[usize::MAX / 4], 3).check("x").unwrap_err();
+        let error = sample(&[isize::MAX as usize / 4], 3).check("x").unwrap_err();
         assert!(matches!(error.kind, ErrorKind::TooLarge { .. }), "{error}");
     }
 }

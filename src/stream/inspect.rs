@@ -4,29 +4,26 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use super::cursors::{self, Backpressure};
-use super::files::{FramesFile, KeeperFile, LockFile};
+use super::files::{FramesFile, KeeperFile};
 use super::geometry::StreamGeometry;
-use super::memory::StreamState;
+use super::memory::{StreamState, StreamWords};
 use super::meta::MetaField;
 use super::slots::holders;
 use super::writer::Stamp;
-use crate::array::{DType, Order};
+use crate::array::Description;
 use crate::backend::lock_space::{WRITER, slot as slot_lock};
 use crate::backend::{Access, Directory, Location};
 use crate::error::{Error, ErrorKind, Result};
 use crate::os::LockKind;
-use crate::segment::Home;
+use crate::segment::{Home, LockFile};
 
 /// What a stream is, and which processes use it: see [`inspect`].
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct StreamInspection {
-    /// Element type of a frame.
-    pub dtype: DType,
-    /// Lengths of a frame's axes.
-    pub shape: Vec<usize>,
-    /// Order of the axes in memory.
-    pub order: Order,
+    /// Element type, shape and order of the frames, and the notes of the stream. Escape their texts before printing:
+    /// any process that may write the stream can have written them.
+    pub description: Description,
     /// Number of slots.
     pub slots: usize,
     /// Whether readers copy frames instead of holding them.
@@ -77,7 +74,7 @@ pub struct CursorInspection {
 /// let mut writer = StreamWriter::<u16, _>::create("inspect-example", (4, 6), 8)?;
 /// writer.frame()?.commit()?;
 /// let found = stream::inspect(&default_directory()?, &"inspect-example".parse()?)?;
-/// assert_eq!((found.shape, found.head, found.has_writer), (vec![4, 6], 1, Some(true)));
+/// assert_eq!((found.description.shape(), found.head, found.has_writer), (&[4, 6][..], 1, Some(true)));
 /// # Ok::<(), ndarray_shm::Error>(())
 /// ```
 ///
@@ -124,9 +121,7 @@ pub fn inspect(backend: &Directory, location: &Location) -> Result<StreamInspect
         held,
         holders: processes.into_iter().collect(),
         cursors,
-        dtype: geometry.dtype,
-        shape: geometry.shape,
-        order: geometry.order,
+        description: geometry.description,
         slots: geometry.slots,
         copied: geometry.is_copied,
         meta: geometry.fields,

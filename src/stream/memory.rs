@@ -10,65 +10,58 @@ use super::geometry::StreamGeometry;
 use crate::array::{Element, Layout};
 use crate::backend::Access;
 use crate::os;
-use crate::segment::Mapped;
+use crate::segment::{Mapped, SharedWords};
 
 /// How many words of a frame are copied between two points at which an exploring program can interrupt.
 const WORDS_PER_POINT: usize = 64;
 
-/// A mapped file of a stream. Its words are before `words`, elements only behind.
-#[derive(Debug)]
-pub(super) struct StreamMemory {
-    mapped: Mapped,
-    words: u64,
+/// A word that processes share. A trait, so that loom can try every interleaving of the protocol with its own words.
+pub(super) trait SharedWord {
+    fn load(&self, order: Ordering) -> u64;
+    fn store(&self, value: u64, order: Ordering);
+    fn fence(order: Ordering);
 }
 
-impl StreamMemory {
-    /// Takes a mapping that begins with `words` bytes of words: all processes access them as atomics or by system calls
-    /// only, because a file with a footer cannot be opened as an array.
-    pub(super) fn new(mapped: Mapped, words: u64) -> Self {
-        assert!(words <= mapped.length() as u64, "the words are mapped");
-        Self { mapped, words }
+impl SharedWord for AtomicU64 {
+    #[inline]
+    fn load(&self, order: Ordering) -> u64 {
+        self.load(order)
     }
 
-    /// Returns the address of `bytes` bytes at an offset, which is a multiple of `bytes`.
-    #[allow(unsafe_code)]
-    fn pointer(&self, at: u64, bytes: u64) -> *mut u8 {
-        assert!(at % bytes == 0 && at + bytes <= self.words, "a word at {at} of {}", self.words);
-        #[allow(clippy::cast_possible_truncation)] // it is mapped
-        let at = at as usize;
-        // SAFETY: the offset is less than the number of mapped bytes.
-        unsafe { self.mapped.pointer().add(at) }
+    #[inline]
+    fn store(&self, value: u64, order: Ordering) {
+        self.store(value, order);
     }
 
-    #[allow(unsafe_code)]
-    #[allow(clippy::cast_ptr_alignment)] // checked in `pointer`
-    fn word(&self, at: u64) -> &AtomicU64 {
-        // SAFETY: the 8 bytes are mapped as long as `self` lives, begin at a multiple of 8 of a page, and are accessed
-        // as atomics only. In a mapping for reading they are only loaded, which the processor does without a write.
-        unsafe { AtomicU64::from_ptr(self.pointer(at, 8).cast()) }
+    #[inline]
+    fn fence(order: Ordering) {
+        fence(order);
     }
+}
 
-    #[allow(unsafe_code)]
-    #[allow(clippy::cast_ptr_alignment)] // checked in `pointer`
-    fn half_word(&self, at: u64) -> &AtomicU32 {
-        // SAFETY: as in `word`, with 4 bytes. No 8-byte access covers them.
-        unsafe { AtomicU32::from_ptr(self.pointer(at, 4).cast()) }
-    }
+/// Words by their offset in bytes, which is a multiple of 8.
+pub(super) trait StreamWords {
+    type Word: SharedWord;
+
+    fn word(&self, at: u64) -> &Self::Word;
+
+    /// Returns words that follow each other.
+    fn words(&self, at: u64, count: usize) -> &[Self::Word];
 
     /// Loads a word with all that was written before it was stored.
-    pub(super) fn load(&self, at: u64) -> u64 {
+    fn load(&self, at: u64) -> u64 {
         os::point(false);
         self.word(at).load(Ordering::Acquire)
     }
 
     /// Stores a word after everything that was written before. The mapping is for writing.
-    pub(super) fn store(&self, at: u64, value: u64) {
+    fn store(&self, at: u64, value: u64) {
         os::point(true);
         self.word(at).store(value, Ordering::Release);
     }
 
     /// Copies words out.
-    pub(super) fn copy_out(&self, at: u64, bytes: &mut [u8]) {
+    fn copy_out(&self, at: u64, bytes: &mut [u8]) {
         for (chunk, at) in bytes.chunks_mut(8).zip((at..).step_by(8)) {
             let word = self.word(at).load(Ordering::Relaxed).to_le_bytes();
             chunk.copy_from_slice(&word[..chunk.len()]);
@@ -76,7 +69,7 @@ impl StreamMemory {
     }
 
     /// Copies words in, and zeros behind the last byte. The mapping is for writing.
-    pub(super) fn copy_in(&self, at: u64, bytes: &[u8]) {
+    fn copy_in(&self, at: u64, bytes: &[u8]) {
         for (chunk, at) in bytes.chunks(8).zip((at..).step_by(8)) {
             let mut word = [0; 8];
             word[..chunk.len()].copy_from_slice(chunk);
@@ -84,24 +77,8 @@ impl StreamMemory {
         }
     }
 
-    /// Returns words that follow each other.
-    #[allow(unsafe_code)]
-    #[allow(clippy::cast_ptr_alignment)] // checked in `pointer`
-    fn words(&self, at: u64, count: usize) -> &[AtomicU64] {
-        assert!(
-            at % 8 == 0 && count as u64 <= self.words.saturating_sub(at) / 8,
-            "{count} words at {at} of {}",
-            self.words
-        );
-        if count == 0 {
-            return &[];
-        }
-        // SAFETY: as in `word`, for each of them: all of their bytes are before the end of the words.
-        unsafe { std::slice::from_raw_parts(self.pointer(at, 8).cast(), count) }
-    }
-
     /// Copies words out, each for itself: meanwhile another process may store them.
-    pub(super) fn copy_words_out(&self, at: u64, count: usize) -> Vec<u64> {
+    fn copy_words_out(&self, at: u64, count: usize) -> Vec<u64> {
         let mut words = Vec::with_capacity(count);
         for shared in self.words(at, count).chunks(WORDS_PER_POINT) {
             os::point(false);
@@ -111,7 +88,7 @@ impl StreamMemory {
     }
 
     /// Copies words in, each for itself: meanwhile other processes may load them. The mapping is for writing.
-    pub(super) fn copy_words_in(&self, at: u64, words: &[u64]) {
+    fn copy_words_in(&self, at: u64, words: &[u64]) {
         let shared = self.words(at, words.len());
         for (words, shared) in words.chunks(WORDS_PER_POINT).zip(shared.chunks(WORDS_PER_POINT)) {
             os::point(true);
@@ -121,8 +98,23 @@ impl StreamMemory {
 
     /// Orders the words that were stored before against those that are loaded after: each of two processes that store
     /// one word and then load the other's sees the other's store, or is seen.
-    pub(super) fn fence() {
-        fence(Ordering::SeqCst);
+    fn fence() {
+        Self::Word::fence(Ordering::SeqCst);
+    }
+}
+
+/// A mapped file of a stream. Elements are behind its words.
+#[derive(Debug)]
+pub(super) struct StreamMemory(SharedWords);
+
+impl StreamMemory {
+    /// Takes a mapping that begins with `words` bytes of words.
+    pub(super) fn new(mapped: Mapped, words: u64) -> Self {
+        Self(SharedWords::new(mapped, words))
+    }
+
+    fn half_word(&self, at: u64) -> &AtomicU32 {
+        self.0.half_word(at)
     }
 
     /// Returns a view of the elements of a slot. Nothing is read. The caller dereferences it only under the slot's
@@ -147,7 +139,7 @@ impl StreamMemory {
         slot: usize,
         layout: &Layout<T, D>,
     ) -> RawArrayViewMut<T, D> {
-        assert!(self.mapped.access() == Access::ReadWrite, "the elements are written to");
+        assert!(self.0.mapped().access() == Access::ReadWrite, "the elements are written to");
         let pointer = self.first_element(geometry, slot, layout);
         // SAFETY: nothing is dereferenced; the pointer is not null, and the layout was checked not to overflow.
         unsafe { RawArrayViewMut::from_shape_ptr(layout.shape_with_order(), pointer) }
@@ -162,14 +154,14 @@ impl StreamMemory {
     ) -> *mut T {
         let at = geometry.elements(slot);
         assert!(
-            slot < geometry.slots && at >= self.words && at + layout.bytes() <= self.mapped.length() as u64,
+            slot < geometry.slots && at >= self.0.end() && at + layout.bytes() <= self.0.mapped().length() as u64,
             "slot {slot} of {}",
             geometry.slots
         );
         #[allow(clippy::cast_possible_truncation)] // it is mapped
         let at = at as usize;
         // SAFETY: the offset is less than the number of mapped bytes.
-        let pointer = unsafe { self.mapped.pointer().add(at) }.cast::<T>();
+        let pointer = unsafe { self.0.mapped().pointer().add(at) }.cast::<T>();
         assert!(pointer.is_aligned(), "slots begin on a page, which every element type divides");
         pointer
     }
@@ -207,6 +199,18 @@ impl StreamMemory {
             2 => StreamState::Replaced,
             _ => StreamState::Open,
         }
+    }
+}
+
+impl StreamWords for StreamMemory {
+    type Word = AtomicU64;
+
+    fn word(&self, at: u64) -> &AtomicU64 {
+        self.0.word(at)
+    }
+
+    fn words(&self, at: u64, count: usize) -> &[AtomicU64] {
+        self.0.words(at, count)
     }
 }
 

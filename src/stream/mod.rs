@@ -43,8 +43,8 @@
 //! has on the stream. A reader that waits holds nothing, and wakes ten times a second to ask whether the writer lives.
 
 // From the lowest to the highest: meta and geometry (arithmetic), memory (words and pointers), files (opening and
-// checking the two files), cursors, slots (locks), begin (in which order the files appear and disappear), writer,
-// reader, options, inspect. docs/layout/stream.md describes bytes and locks to other languages.
+// checking the two files), cursors, slots (locks), waiting, begin (in which order the files appear and disappear),
+// writer, reader, options, inspect. docs/layout/stream.md describes bytes and locks to other languages.
 mod begin;
 mod cursors;
 mod files;
@@ -53,8 +53,10 @@ mod inspect;
 mod memory;
 mod meta;
 mod options;
+mod protocol;
 mod reader;
 mod slots;
+mod waiting;
 mod writer;
 
 pub use self::cursors::Backpressure;

@@ -8,7 +8,7 @@ use super::geometry::StreamGeometry;
 use super::meta::{MOST_FIELDS, MetaField};
 use super::reader::{StreamCursor, StreamReader};
 use super::writer::StreamWriter;
-use crate::array::{DType, Element, Layout};
+use crate::array::{DType, Description, Element, Layout};
 use crate::backend::{Directory, DraftOptions, IntoLocation, Pages};
 use crate::error::{Error, ErrorKind, Result};
 use crate::segment::Home;
@@ -42,12 +42,14 @@ pub struct StreamOptions {
     keep: bool,
     copied: bool,
     meta: Vec<(String, DType, usize)>,
+    notes: Vec<(String, String)>,
 }
 
 impl Default for StreamOptions {
     fn default() -> Self {
         let there = IfThere { resume: false, replace: false };
-        Self { backend: None, draft: DraftOptions::default(), there, keep: false, copied: false, meta: Vec::new() }
+        let draft = DraftOptions::default();
+        Self { backend: None, draft, there, keep: false, copied: false, meta: Vec::new(), notes: Vec::new() }
     }
 }
 
@@ -84,9 +86,9 @@ impl StreamOptions {
     /// [kept](Self::keep). Numbers go on, and [`Frame::epoch`](super::Frame::epoch) grows. If there is none, it is
     /// created.
     ///
-    /// Element type, shape, order, number of slots, values beside the elements, and whether frames are
-    /// [copied](Self::copied), must be those of the stream, unless
-    /// [`replace`](Self::replace) is chosen too. Its permissions and pages stay.
+    /// Element type, shape, order, number of slots, values beside the elements, notes, and whether frames are
+    /// [copied](Self::copied), must be those of the stream, unless [`replace`](Self::replace) is chosen too. Its
+    /// permissions and pages stay.
     pub fn resume(mut self, resume: bool) -> Self {
         self.there.resume = resume;
         self
@@ -122,6 +124,43 @@ impl StreamOptions {
         self
     }
 
+    /// Adds a note to what the stream says about its frames: what the axes are called, how large an element is.
+    /// Readers, recordings and `ndshm view --live` use those of volumes:
+    ///
+    /// ```
+    /// use ndarray_shm::ndarray::Ix2;
+    /// use ndarray_shm::stream::StreamOptions;
+    ///
+    /// let options = StreamOptions::new().note("axes", "y x").note("resolution", "0.65 0.65").note("unit", "um");
+    /// let writer = options.create::<u16, _>("stream-note-example", (4, 6), 8)?;
+    ///
+    /// let reader = StreamOptions::new().open::<u16, Ix2>("stream-note-example")?;
+    /// assert_eq!(reader.description().note("axes"), Some("y x"));
+    /// # Ok::<(), ndarray_shm::Error>(())
+    /// ```
+    ///
+    /// The note `axes` has a different word for each axis, in the order of the shape. Keys and texts are those of
+    /// [`Description::with_note`].
+    pub fn note(mut self, key: &str, text: &str) -> Self {
+        self.notes.push((key.to_owned(), text.to_owned()));
+        self
+    }
+
+    /// Returns the description of frames of this layout.
+    fn description<T: Element, D: Dimension>(&self, layout: &Layout<T, D>) -> Result<Description> {
+        let plain = Description::new(T::DTYPE, layout.shape(), layout.order())?;
+        let noted = self.notes.iter().try_fold(plain, |noted, (key, text)| noted.with_note(key, text))?;
+        if let Some(text) = noted.note("axes") {
+            let words: Vec<&str> = text.split(' ').collect();
+            let is_name = |(at, word): (usize, &&str)| !word.is_empty() && !words[..at].contains(word);
+            if words.len() != layout.shape().len() || !words.iter().enumerate().all(is_name) {
+                let expected = "a different word for each axis, in the order of the shape, with a space between them";
+                return Err(Error::setting("the note `axes`", text, expected));
+            }
+        }
+        Ok(noted)
+    }
+
     fn fields(&self) -> Result<Vec<MetaField>> {
         let mut fields = Vec::<MetaField>::new();
         for (name, dtype, count) in &self.meta {
@@ -150,9 +189,7 @@ impl StreamOptions {
         let home = Home::new(self.backend.as_ref(), location)?;
         let layout = Layout::named(shape, home.location.as_str())?;
         let geometry = StreamGeometry {
-            dtype: T::DTYPE,
-            order: layout.order(),
-            shape: layout.shape().to_vec(),
+            description: self.description(&layout)?,
             slots,
             fields: self.fields()?,
             is_copied: self.copied,

@@ -10,24 +10,20 @@ use ndarray::{ArrayView, Dimension};
 use super::cursors::{self, Backpressure};
 use super::files::{FramesFile, KeeperFile};
 use super::geometry::StreamGeometry;
-use super::memory::{StreamMemory, StreamState};
+use super::memory::{StreamState, StreamWords};
 use super::meta::{self, MetaField};
 use super::options::StreamOptions;
-use super::slots::{Locked, ReadSlots};
+use super::protocol::{Locked, WhichFrame};
+use super::slots::ReadSlots;
 use super::writer::Stamp;
-use crate::array::{Element, Layout};
-use crate::backend::lock_space::WRITER;
+use crate::array::{Description, Element, Layout};
 use crate::backend::{Access, Directory, IntoLocation, Location};
-use crate::backoff::{Backoff, Deadline};
-use crate::error::{ErrorKind, Result};
-use crate::interrupt;
-use crate::os::{self, LockKind};
+use crate::backoff::Backoff;
+use crate::error::{Error, ErrorKind, Result};
+use crate::os;
 use crate::segment::Home;
 
-/// How long a reader sleeps before it asks whether the writer lives. A death wakes no process.
-const SLICE: Duration = Duration::from_millis(100);
-
-/// How long a frame can be locked by a writer that only looks whether it may overwrite it.
+/// How long a frame can be locked by a writer that has not taken its number away yet.
 const LOOKING: Duration = Duration::from_millis(1);
 
 /// How long a reader or a cursor searches for the stream of a name that is just being replaced.
@@ -73,15 +69,6 @@ pub struct StreamReader<T: Element, D: Dimension> {
     is_cursor: bool,
 }
 
-/// The frame that is asked for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum WhichFrame {
-    /// The newest one, if it is newer than the last one that was returned.
-    Latest,
-    /// The oldest one that is newer than the last one that was returned.
-    Next,
-}
-
 impl<T: Element, D: Dimension> StreamReader<T, D> {
     /// Opens a stream for reading.
     ///
@@ -102,7 +89,8 @@ impl<T: Element, D: Dimension> StreamReader<T, D> {
             return Err(ErrorKind::NotFound.at(&home.location));
         };
         let geometry = &frames.geometry;
-        let layout = Layout::described(geometry.dtype, &geometry.shape, geometry.order, home.location.as_str())?;
+        let (found, name) = (&geometry.description, home.location.as_str());
+        let layout = Layout::described(found.dtype(), found.shape(), found.order(), name)?;
         Ok(Self { slots: Arc::new(ReadSlots::new(frames, locks)), layout, last: 0, lost: 0, is_cursor: false })
     }
 
@@ -130,6 +118,12 @@ impl<T: Element, D: Dimension> StreamReader<T, D> {
         self.frames().geometry.slots
     }
 
+    /// Returns element type, shape and order of the frames, with the [notes](StreamOptions::note) of the stream. Escape
+    /// their texts before printing: the writer may be another user's.
+    pub fn description(&self) -> &Description {
+        &self.frames().geometry.description
+    }
+
     /// Returns the values that each frame has beside its elements.
     pub fn meta_fields(&self) -> &[MetaField] {
         &self.frames().geometry.fields
@@ -144,6 +138,17 @@ impl<T: Element, D: Dimension> StreamReader<T, D> {
     /// Returns the number of the newest frame; 0 before the first.
     pub fn head(&self) -> u64 {
         self.frames().head()
+    }
+
+    /// Returns the number of the last frame that was returned; 0 before the first. [`next`](Self::next) returns a later
+    /// one, and a cursor begins with the number that it has acknowledged.
+    pub fn last(&self) -> u64 {
+        self.last
+    }
+
+    /// Returns how many writers the stream has had, the one that writes included.
+    pub fn epoch(&self) -> u64 {
+        self.frames().memory.load(StreamGeometry::EPOCH)
     }
 
     /// Returns how many frames were committed between those that [`next`](Self::next) returned, and missed. Frames that
@@ -168,10 +173,7 @@ impl<T: Element, D: Dimension> StreamReader<T, D> {
     ///
     /// Those of querying the lock.
     pub fn has_writer(&self) -> Result<Option<bool>> {
-        if self.slots.is_locked(LockKind::Shared, WRITER)? {
-            return Ok(Some(true));
-        }
-        Ok((!self.frames().is_unwatched()).then_some(false))
+        self.slots.has_writer()
     }
 
     /// Returns the newest frame, or `None` if it has been returned already, or there is none yet.
@@ -183,7 +185,7 @@ impl<T: Element, D: Dimension> StreamReader<T, D> {
     pub fn latest(&mut self) -> Result<Option<Frame<T, D>>> {
         let frame = self.look(WhichFrame::Latest, Duration::ZERO)?;
         if frame.is_none() {
-            self.refuse_ended()?;
+            self.slots.refuse_ended()?;
         }
         Ok(frame)
     }
@@ -199,7 +201,7 @@ impl<T: Element, D: Dimension> StreamReader<T, D> {
     pub fn next(&mut self) -> Result<Option<Frame<T, D>>> {
         let frame = self.look(WhichFrame::Next, Duration::ZERO)?;
         if frame.is_none() {
-            self.refuse_ended()?;
+            self.slots.refuse_ended()?;
         }
         Ok(frame)
     }
@@ -223,6 +225,66 @@ impl<T: Element, D: Dimension> StreamReader<T, D> {
         self.wait(WhichFrame::Next, limit)
     }
 
+    /// Goes on behind frame `number`, as if it had been the last one that was returned: [`next`](Self::next) returns
+    /// the oldest one behind it that is there, and [`lost`](Self::lost) counts those that are not. 0 begins anew.
+    ///
+    /// Numbers are those of one stream: compare [`id`](Self::id) too if the number is from an earlier run.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidSetting`](ErrorKind::InvalidSetting): the stream has no frame of this number yet.
+    pub fn since(&mut self, number: u64) -> Result<()> {
+        if number > self.head() {
+            let expected = "at most the number of the newest frame";
+            let mut error = Error::setting("the number of a frame", number, expected);
+            error.location = self.location().to_string();
+            return Err(error);
+        }
+        self.last = number;
+        Ok(())
+    }
+
+    /// Waits at most `limit` for a frame with a number greater than `number`, and returns the number of the newest one.
+    /// `Duration::MAX` means without limit.
+    ///
+    /// It takes no frame and holds none. A thread waits with it for an event loop, which then takes the frames itself:
+    /// `number` is that of the [`last`](Self::last) one that the loop took.
+    ///
+    /// # Errors
+    ///
+    /// As [`latest_wait`](Self::latest_wait).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::sync::mpsc;
+    /// use std::time::Duration;
+    ///
+    /// use ndarray_shm::ndarray::Ix1;
+    /// use ndarray_shm::{StreamReader, StreamWriter};
+    ///
+    /// let mut writer = StreamWriter::<u8, _>::create("head-wait-example", 100, 4)?;
+    /// let mut reader = StreamReader::<u8, Ix1>::open("head-wait-example")?;
+    /// let (watch, (news, events)) = (reader.clone(), mpsc::channel());
+    /// std::thread::spawn(move || {
+    ///     let mut number = watch.last();
+    ///     while let Ok(head) = watch.head_wait(number, Duration::MAX) {
+    ///         number = head;
+    ///         if news.send(head).is_err() {
+    ///             break;
+    ///         }
+    ///     }
+    /// });
+    ///
+    /// writer.frame()?.commit()?;
+    /// assert_eq!(events.recv().ok(), Some(1)); // one event of many that the loop waits for
+    /// assert_eq!(reader.next()?.map(|frame| frame.number()), Some(1));
+    /// # Ok::<(), ndarray_shm::Error>(())
+    /// ```
+    pub fn head_wait(&self, number: u64, limit: Duration) -> Result<u64> {
+        self.slots.wait(limit, || Ok(Some(self.head()).filter(|head| *head > number)))
+    }
+
     /// Returns a frame by its number, if it is one of the last that fit the slots and is still there. The next call of
     /// [`next`](Self::next) is not affected.
     ///
@@ -239,7 +301,7 @@ impl<T: Element, D: Dimension> StreamReader<T, D> {
         })
     }
 
-    /// Locks a frame. Waits at most `patience` for a writer that looks whether it may overwrite it.
+    /// Locks a frame. Waits at most `patience` for a writer that is about to overwrite it, or was killed.
     fn lock(&self, number: u64, patience: Duration) -> Result<Locked> {
         let mut backoff = None;
         loop {
@@ -260,84 +322,25 @@ impl<T: Element, D: Dimension> StreamReader<T, D> {
 
     /// Looks for a frame once. Waits at most `patience` for one that is locked.
     fn look(&mut self, which: WhichFrame, patience: Duration) -> Result<Option<Frame<T, D>>> {
-        let slots = self.frames().geometry.slots as u64;
-        loop {
-            let head = self.frames().head();
-            let oldest = self.last.saturating_add(1).max(head.saturating_sub(slots - 1)).max(1);
-            let mut numbers = match which {
-                WhichFrame::Next => oldest..=head,
-                WhichFrame::Latest => head.max(oldest)..=head,
-            };
-            let found = numbers.find_map(|number| match self.lock(number, patience.max(LOOKING)) {
-                Ok(Locked::Slot(slot)) => self.frame(number, slot).map(|frame| Ok(Some(frame))),
-                Ok(Locked::Busy) if self.is_cursor => Some(Ok(None)),
-                Ok(Locked::Gone | Locked::Busy) => None,
-                Err(error) => Some(Err(error)),
-            });
-            if let Some(found) = found.transpose()? {
-                let Some(frame) = found else { return Ok(None) };
-                if which == WhichFrame::Next && self.last > 0 {
-                    self.lost += frame.number - self.last - 1;
-                }
-                self.last = frame.number;
-                return Ok(Some(frame));
-            }
-            // The frames were overwritten while this looked for them: later ones are there.
-            if self.frames().head() == head {
-                return Ok(None);
-            }
+        let take = |number| -> Result<_> {
+            Ok(match self.lock(number, patience.max(LOOKING))? {
+                Locked::Slot(slot) => self.frame(number, slot).map(Some),
+                Locked::Busy if self.is_cursor => Some(None),
+                Locked::Gone | Locked::Busy => None,
+            })
+        };
+        let Some(frame) = self.frames().table().find(which, self.last, take)? else { return Ok(None) };
+        // A cursor has missed the first frames, too: it was there before them.
+        if which == WhichFrame::Next && (self.last > 0 || self.is_cursor) {
+            self.lost += frame.number - self.last - 1;
         }
-    }
-
-    /// Fails if no frame will come.
-    fn refuse_ended(&self) -> Result<()> {
-        match self.frames().memory.state() {
-            StreamState::Open => Ok(()),
-            StreamState::Ended => {
-                let reason = "the stream has ended: its writer will add no frame";
-                Err(ErrorKind::Closed { reason }.at(self.location()))
-            }
-            StreamState::Replaced => Err(ErrorKind::Unlinked.at(self.location())),
-        }
+        self.last = frame.number;
+        Ok(Some(frame))
     }
 
     fn wait(&mut self, which: WhichFrame, limit: Duration) -> Result<Frame<T, D>> {
-        let until = Deadline::after(limit);
-        let mut slept = Duration::ZERO;
-        loop {
-            // Before the search: a frame that is committed after it rings the bell.
-            let bell = self.frames().memory.bell();
-            if let Some(frame) = self.look(which, LOOKING)? {
-                return Ok(frame);
-            }
-            // The writer stores its last frame before the end: look once more.
-            if let Err(ended) = self.refuse_ended() {
-                return self.look(which, LOOKING)?.ok_or(ended);
-            }
-            if slept >= SLICE {
-                if self.has_writer()? == Some(false) {
-                    // A last frame, or a successor, may have come before the query.
-                    if let Some(frame) = self.look(which, LOOKING)? {
-                        return Ok(frame);
-                    }
-                    if self.has_writer()? == Some(false) {
-                        self.refuse_ended()?;
-                        return Err(ErrorKind::NoWriter.at(self.location()));
-                    }
-                }
-                slept = Duration::ZERO;
-            }
-            if !interrupt::goes_on() {
-                return Err(ErrorKind::Interrupted.at(self.location()));
-            }
-            let slice = until.left().min(SLICE);
-            if slice.is_zero() {
-                return Err(ErrorKind::TimedOut { waited: until.limit() }.at(self.location()));
-            }
-            let begun = std::time::Instant::now();
-            self.frames().memory.wait(bell, slice);
-            slept += begun.elapsed();
-        }
+        let slots = Arc::clone(&self.slots);
+        slots.wait(limit, || self.look(which, LOOKING))
     }
 }
 
@@ -386,14 +389,13 @@ struct FrameCopy {
 impl FrameCopy {
     /// Copies the frame of a slot. `None`: the slot was given another frame meanwhile.
     fn of(frames: &FramesFile, slot: usize, number: u64) -> Option<Self> {
-        let stamp = Stamp::of(frames, slot);
-        let elements = frames.memory.copy_words_out(frames.geometry.elements(slot), frames.geometry.frame_words());
-        let mut copy = Self { elements, stamp, meta: vec![0; frames.geometry.meta_bytes()] };
-        frames.memory.copy_out(StreamGeometry::meta(slot), &mut copy.meta);
-        // The writer clears the number, fences, and then stores words. So if one of these was among those that were
-        // loaded above, this sees that the number has gone.
-        StreamMemory::fence();
-        (frames.number(slot) == number).then_some(copy)
+        let mut meta = vec![0; frames.geometry.meta_bytes()];
+        let rest = || {
+            frames.memory.copy_out(StreamGeometry::meta(slot), &mut meta);
+            Stamp::of(frames, slot)
+        };
+        let (elements, stamp) = frames.table().copy(slot, number, rest)?;
+        Some(Self { elements, stamp, meta })
     }
 }
 
@@ -563,6 +565,8 @@ pub struct StreamCursor<T: Element, D: Dimension> {
 
 impl<T: Element, D: Dimension> StreamCursor<T, D> {
     /// Opens the cursor of this name, or adds it. A new one begins with the first frame that is committed afterwards.
+    /// While no process read with one that was there, the writer may have overwritten frames, unless the policy was
+    /// [`Wait`](Backpressure::Wait), and one more that it was just taking: [`lost`](StreamReader::lost) counts them.
     ///
     /// A stream has at most 62 cursors. [`unlink_cursor`](super::unlink_cursor) removes one.
     ///
@@ -585,7 +589,7 @@ impl<T: Element, D: Dimension> StreamCursor<T, D> {
                 if let Some((index, mut acknowledged, is_new)) = claimed {
                     os::step("stream: cursor added");
                     if is_new {
-                        acknowledged = first_held(&reader, &keeper, index, acknowledged)?;
+                        acknowledged = first_held(&reader, &keeper, index)?;
                     }
                     (reader.last, reader.is_cursor) = (acknowledged, true);
                     return Ok(Self { reader, keeper, index, name: name.into(), acknowledged });
@@ -648,7 +652,7 @@ impl<T: Element, D: Dimension> StreamCursor<T, D> {
             return Err(crate::error::Error::setting("the number to acknowledge", number, expected));
         }
         if number > self.acknowledged {
-            cursors::acknowledge(&self.keeper, self.index, number);
+            cursors::acknowledge(&self.keeper.memory, self.index, number);
             self.acknowledged = number;
         }
         Ok(())
@@ -664,33 +668,11 @@ impl<T: Element, D: Dimension> StreamCursor<T, D> {
 }
 
 /// Returns the number from which on a new cursor holds every frame.
-///
-/// The writer may have passed the cursor by more than all slots before it saw the entry. Once the first frame that the
-/// cursor is to hold is locked here, the writer sees the entry before it overwrites that frame, or any later one.
-fn first_held<T: Element, D: Dimension>(
-    reader: &StreamReader<T, D>,
-    keeper: &KeeperFile,
-    index: u64,
-    mut acknowledged: u64,
-) -> Result<u64> {
-    StreamMemory::fence();
+fn first_held<T: Element, D: Dimension>(reader: &StreamReader<T, D>, keeper: &KeeperFile, index: u64) -> Result<u64> {
     let mut backoff = Backoff::new(OPENING);
     loop {
-        let head = reader.frames().head();
-        if head == acknowledged {
-            return Ok(acknowledged); // the next frame is committed later, and overwritten later still
-        }
-        match reader.slots.lock(acknowledged.saturating_add(1))? {
-            Locked::Slot(slot) => {
-                reader.slots.release(slot);
-                return Ok(acknowledged);
-            }
-            Locked::Gone => {
-                acknowledged = reader.frames().head();
-                cursors::acknowledge(keeper, index, acknowledged);
-                StreamMemory::fence();
-            }
-            Locked::Busy => {}
+        if let Some(acknowledged) = cursors::begin(&keeper.memory, index, || reader.head()) {
+            return Ok(acknowledged);
         }
         if !backoff.pause() {
             return Err(ErrorKind::TimedOut { waited: OPENING }.at(reader.location()));

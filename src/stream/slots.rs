@@ -9,12 +9,13 @@
 
 use std::time::Duration;
 
-use super::files::{FramesFile, LockFile};
+use super::files::FramesFile;
+use super::protocol::Locked;
 use crate::backend::Access;
 use crate::backend::lock_space::{slot, slot_reader};
 use crate::error::{Error, ErrorKind, Result};
 use crate::os::{self, LockKind, LockRange, PerProcess};
-use crate::segment::Home;
+use crate::segment::{Home, LockFile};
 
 /// The opened frames of a reader, and the locks of the frames that it holds. Frames keep it alive.
 #[derive(Debug)]
@@ -30,18 +31,6 @@ struct SlotLocks {
     file: LockFile,
     /// How many frames of each slot this process holds.
     held: Vec<u32>,
-}
-
-/// Result of locking the slot of a frame for reading.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Locked {
-    /// The slot, which has the frame until it is released.
-    Slot(usize),
-    /// The frame is not there, or is being overwritten.
-    Gone,
-    /// The frame is there, and another process has its lock: the writer, for a moment, to see whether it may overwrite
-    /// it.
-    Busy,
 }
 
 impl ReadSlots {
@@ -74,7 +63,7 @@ impl ReadSlots {
 
     /// Locks the slot of a frame for reading. Of a stream with copied frames it locks nothing.
     pub(super) fn lock(&self, number: u64) -> Result<Locked> {
-        match self.frames.slot_of(number) {
+        match self.frames.table().slot_of(number) {
             Some(slot) if self.frames.geometry.is_copied => Ok(Locked::Slot(slot)),
             Some(slot) => self.lock_slot(slot, number),
             None => Ok(Locked::Gone),
@@ -87,21 +76,12 @@ impl ReadSlots {
         let home = &self.frames.home;
         let byte = slot_reader(slot, os::process_number());
         self.with(|own| {
-            if own.held[slot] == 0 && !own.file.try_lock(LockKind::Shared, byte, home)? {
-                let is_there = self.frames.number(slot) == number;
-                return Ok(if is_there { Locked::Busy } else { Locked::Gone });
-            }
-            os::step("stream: slot locked");
-            // The writer clears the number under its lock before it changes an element, and gives another number after
-            // that. So with this lock, and with the number unchanged, the elements are those of the frame.
-            if self.frames.number(slot) != number {
-                if own.held[slot] == 0 {
-                    own.file.unlock(byte, home)?;
-                }
-                return Ok(Locked::Gone);
-            }
-            own.held[slot] += 1;
-            Ok(Locked::Slot(slot))
+            let is_held = own.held[slot] > 0;
+            let lock = || Ok(is_held || own.file.try_lock(LockKind::Shared, byte, home)?);
+            let unlock = || if is_held { Ok(()) } else { own.file.unlock(byte, home) };
+            let locked = self.frames.table().hold(slot, number, lock, unlock)?;
+            own.held[slot] += u32::from(matches!(locked, Locked::Slot(_)));
+            Ok(locked)
         })
     }
 

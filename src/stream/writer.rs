@@ -1,9 +1,9 @@
 //! `StreamWriter`: the one process that adds frames.
 //!
 //! A frame is written in this order: lock the slot, clear its number, write the elements, unlock, then store the
-//! number, the ring's word and the head, then wake. A reader that sees a number gets its lock at the first attempt. A
-//! writer that is killed between any two steps leaves a slot without a number, or a head that the next writer repairs
-//! from the slots.
+//! number, the ring's word and the head (see protocol.rs), then wake. A reader that sees a number gets its lock at the
+//! first attempt. A writer that is killed between any two steps leaves a slot without a number, or a head that the next
+//! writer repairs from the slots.
 //!
 //! If frames are copied, nothing is locked: a frame is written to private memory, and copied to its slot by words while
 //! the slot has no number. A reader copies it by words, and looks at the number again: a frame that was overwritten
@@ -17,19 +17,21 @@ use ndarray::{ArrayViewMut, Dimension, ShapeBuilder};
 
 use super::begin::{Begun, remove_own};
 use super::cursors;
-use super::files::{FramesFile, LockFile};
+use super::files::FramesFile;
 use super::geometry::StreamGeometry;
-use super::memory::{StreamMemory, StreamState};
+use super::memory::{StreamState, StreamWords};
 use super::meta::{self, MetaField};
 use super::options::StreamOptions;
+use super::protocol::SlotOrder;
 use super::slots::holders;
-use crate::array::{Element, Layout};
+use crate::array::{Description, Element, Layout};
 use crate::backend::lock_space::{WRITER, slot as slot_lock};
 use crate::backend::{Directory, IntoLocation, Location};
 use crate::backoff::Backoff;
 use crate::error::{Error, ErrorKind, Result};
 use crate::interrupt;
 use crate::os::{self, LockKind};
+use crate::segment::LockFile;
 
 /// How long the end of a stream waits for another process that changes its names: when it is dropped, and when it is
 /// ended.
@@ -68,9 +70,7 @@ const WALL: u64 = 24;
 pub struct StreamWriter<T: Element, D: Dimension> {
     begun: Begun,
     layout: Layout<T, D>,
-    /// Slots by the number of their frame. Those without one come first.
-    oldest: BTreeSet<(u64, usize)>,
-    head: u64,
+    order: SlotOrder,
     epoch: u64,
     keep: bool,
     has_ended: bool,
@@ -100,19 +100,13 @@ impl<T: Element, D: Dimension> StreamWriter<T, D> {
     /// Makes the writer of a stream that this process has begun, and repairs what its predecessor left.
     pub(super) fn start(begun: Begun, layout: Layout<T, D>, keep: bool) -> Self {
         let frames = &begun.frames;
-        let oldest: BTreeSet<_> = (0..frames.geometry.slots).map(|slot| (frames.number(slot), slot)).collect();
-        let head = oldest.last().map_or(0, |(number, _)| *number).max(frames.head());
-        for (number, slot) in oldest.iter().filter(|(number, _)| *number > 0) {
-            // A place in the ring can belong to several numbers, of which the largest comes last.
-            frames.memory.store(frames.geometry.place(*number), *slot as u64);
-        }
-        frames.memory.store(StreamGeometry::HEAD, head);
+        let order = SlotOrder::repaired(&frames.table());
         let epoch = frames.memory.load(StreamGeometry::EPOCH).wrapping_add(1);
         frames.memory.store(StreamGeometry::EPOCH, epoch);
         frames.memory.set_state(StreamState::Open);
         frames.memory.ring();
         let own = if frames.geometry.is_copied { vec![0; frames.geometry.frame_words()] } else { Vec::new() };
-        Self { begun, layout, oldest, head, epoch, keep, has_ended: false, own }
+        Self { begun, layout, order, epoch, keep, has_ended: false, own }
     }
 
     fn frames(&self) -> &FramesFile {
@@ -143,6 +137,11 @@ impl<T: Element, D: Dimension> StreamWriter<T, D> {
         self.frames().geometry.slots
     }
 
+    /// Returns element type, shape and order of the frames, with the [notes](StreamOptions::note) of the stream.
+    pub fn description(&self) -> &Description {
+        &self.frames().geometry.description
+    }
+
     /// Returns the values that each frame has beside its elements.
     pub fn meta_fields(&self) -> &[MetaField] {
         &self.frames().geometry.fields
@@ -150,7 +149,7 @@ impl<T: Element, D: Dimension> StreamWriter<T, D> {
 
     /// Returns the number of the newest frame; 0 before the first. The next frame has the next number.
     pub fn head(&self) -> u64 {
-        self.head
+        self.order.head()
     }
 
     /// Returns how many writers the stream has had, this one included.
@@ -208,7 +207,7 @@ impl<T: Element, D: Dimension> StreamWriter<T, D> {
     /// it locks nothing.
     fn next_slot(&mut self) -> Result<Option<usize>> {
         self.refuse_forked_child()?;
-        let (frames, locks) = (self.frames(), self.locks());
+        let Begun { frames, locks, keeper, .. } = &self.begun;
         let home = &frames.home;
         if self.has_ended {
             let reason = "this writer has ended the stream (create it again)";
@@ -217,53 +216,21 @@ impl<T: Element, D: Dimension> StreamWriter<T, D> {
         if frames.memory.state() == StreamState::Replaced {
             return Err(ErrorKind::Unlinked.at(&home.location));
         }
-        let keeper = &self.begun.keeper;
-        let mut chosen = None;
-        for (number, slot) in self.oldest.iter().copied() {
-            // The newest frame stays, so that there is always one to read.
-            if number > 0 && (number == self.head || cursors::hold(keeper, number, home)?) {
-                continue;
-            }
-            let is_copied = frames.geometry.is_copied;
-            if is_copied {
-                // A new cursor sees that the frame is gone, or is seen below.
-                frames.memory.store(StreamGeometry::entry(slot), 0);
-            } else if !locks.try_lock(LockKind::Exclusive, slot_lock(slot), home)? {
-                continue;
-            }
-            os::step("stream: slot locked for writing");
-            // Looked at again under the lock: see cursors.rs.
-            StreamMemory::fence();
-            let is_held = if number > 0 { cursors::hold(keeper, number, home) } else { Ok(false) };
-            if matches!(is_held, Ok(false)) {
-                chosen = Some((number, slot));
-                break;
-            }
-            if is_copied {
-                frames.memory.store(StreamGeometry::entry(slot), number); // its elements have not changed
-            } else {
-                locks.unlock(slot_lock(slot), home)?;
-            }
-            is_held?;
+        let is_read = |index| cursors::is_read(keeper, index, home);
+        let is_kept = |number| cursors::hold(&keeper.memory, number, is_read);
+        let try_lock = |slot| locks.try_lock(LockKind::Exclusive, slot_lock(slot), home);
+        let taken = self.order.take(&frames.table(), is_kept, try_lock)?;
+        if let Some(slot) = taken {
+            frames.memory.copy_in(StreamGeometry::meta(slot), &[0; meta::MOST_BYTES][..frames.geometry.meta_bytes()]);
         }
-        let Some((number, slot)) = chosen else { return Ok(None) };
-        // No element is changed before the number is gone: a killed writer would leave a torn frame under a number.
-        if !frames.geometry.is_copied {
-            frames.memory.store(StreamGeometry::entry(slot), 0);
-            StreamMemory::fence();
-        }
-        os::step("stream: number cleared");
-        frames.memory.copy_in(StreamGeometry::meta(slot), &[0; meta::MOST_BYTES][..frames.geometry.meta_bytes()]);
-        self.oldest.remove(&(number, slot));
-        self.oldest.insert((0, slot));
-        Ok(Some(slot))
+        Ok(taken)
     }
 
     /// Returns the error that says which processes and cursors hold the slots.
     fn slots_held(&self) -> Result<Error> {
         let home = &self.frames().home;
         let (mut by_readers, mut by_cursors) = (BTreeSet::new(), BTreeMap::new());
-        for (number, slot) in self.oldest.iter().copied().filter(|(number, _)| *number < self.head) {
+        for (number, slot) in self.order.older() {
             by_readers.extend(holders(self.locks(), slot, home)?);
             for entry in cursors::entries(&self.begun.keeper.memory).filter(|entry| entry.acknowledged < number) {
                 by_cursors.insert(entry.name.clone(), entry);
@@ -330,7 +297,7 @@ impl<T: Element, D: Dimension> fmt::Debug for StreamWriter<T, D> {
         let frames = self.frames();
         f.debug_struct("StreamWriter")
             .field("location", &frames.home.location)
-            .field("head", &self.head)
+            .field("head", &self.head())
             .finish_non_exhaustive()
     }
 }
@@ -352,7 +319,7 @@ impl<'a, T: Element, D: Dimension> NewFrame<'a, T, D> {
 
     /// Returns the number that the frame will have.
     pub fn number(&self) -> u64 {
-        self.writer.head.saturating_add(1)
+        self.writer.head().saturating_add(1)
     }
 
     /// Returns the elements.
@@ -409,7 +376,7 @@ impl<'a, T: Element, D: Dimension> NewFrame<'a, T, D> {
     /// the frame.
     pub fn commit(mut self) -> Result<u64> {
         self.writer.refuse_forked_child()?;
-        let (number, slot) = (self.number(), self.slot);
+        let slot = self.slot;
         let frames = self.writer.frames();
         let (memory, entry) = (&frames.memory, StreamGeometry::entry(slot));
         memory.store(entry + EPOCH, self.writer.epoch);
@@ -422,19 +389,9 @@ impl<'a, T: Element, D: Dimension> NewFrame<'a, T, D> {
             memory.copy_words_in(frames.geometry.elements(slot), &self.writer.own);
         }
         os::step("stream: slot unlocked");
-        let frames = self.writer.frames();
-        frames.memory.store(entry, number);
-        // In most rounds the slots come in the same order. A word that is not stored stays in the readers' caches.
-        let place = frames.geometry.place(number);
-        if frames.memory.load(place) != slot as u64 {
-            frames.memory.store(place, slot as u64);
-        }
-        frames.memory.store(StreamGeometry::HEAD, number);
-        os::step("stream: head stored");
-        frames.memory.ring();
-        self.writer.head = number;
-        self.writer.oldest.remove(&(0, slot));
-        self.writer.oldest.insert((number, slot));
+        let StreamWriter { begun, order, .. } = &mut *self.writer;
+        let number = order.publish(&begun.frames.table(), slot);
+        begun.frames.memory.ring();
         Ok(number)
     }
 }

@@ -14,7 +14,7 @@ use crate::machine::call::{Place, masked};
 use crate::machine::run::{Stage, Step};
 use crate::machine::schedule::Schedule;
 use crate::machine::search::{Expected, Outcome, Subject};
-use crate::operations::{Kind, ON_BOTH, Operation, is_on_streams};
+use crate::operations::{Kind, ON_BOTH, Operation};
 use crate::states::{Has, Other, State};
 use crate::world::{World, between, report};
 
@@ -158,8 +158,7 @@ pub fn all(room: &Room) -> Vec<Pair<'_>> {
                 let is_known = state.first.contains(&Kind::Channel)
                     && first.needs != Kind::Channel
                     && second.needs != Kind::Channel;
-                let is_elsewhere =
-                    [first, second].iter().any(|it| it.name != ON_BOTH && is_on_streams(it) != state.is_of_streams);
+                let is_elsewhere = [first, second].iter().any(|it| it.name != ON_BOTH && it.subject() != state.subject);
                 if fits && !is_elsewhere && !is_twin && !is_idle && !is_known && !is_left_out {
                     pairs.push(Pair { room, state, operations: vec![first, second] });
                 }

@@ -1,6 +1,9 @@
 //! Starting states: what each process has, and how it came by it.
 
+use std::time::Duration;
+
 use ndarray_shm::arena::ArenaOptions;
+use ndarray_shm::cache::{ChunkCache, Lookup};
 use ndarray_shm::counted::{Channel, Handle, SharingStrategy};
 use ndarray_shm::ndarray::Ix1;
 use ndarray_shm::pool::{PoolOptions, PooledArray};
@@ -14,8 +17,9 @@ use ndarray_shm::{
 use nix::sys::wait::waitpid;
 use nix::unistd::{ForkResult, fork};
 
+use crate::operations::caches;
 use crate::operations::streams::{CURSOR, SLOTS, commit, options};
-use crate::operations::{Kind, LENGTH, NAME};
+use crate::operations::{Kind, LENGTH, NAME, Subject};
 use crate::world::World;
 
 /// What a process has. Dropped in this order.
@@ -36,6 +40,7 @@ pub struct Has {
     pub cursor: Option<StreamCursor<u8, Ix1>>,
     pub stream: Option<StreamReader<u8, Ix1>>,
     pub writer: Option<StreamWriter<u8, Ix1>>,
+    pub cache: Option<ChunkCache>,
     /// What it creates or opens by name.
     pub new_reader: Option<ArrayReader<u8, Ix1>>,
     pub new_plain: Option<SharedArray<u8, Ix1>>,
@@ -44,6 +49,7 @@ pub struct Has {
     pub new_cursor: Option<StreamCursor<u8, Ix1>>,
     pub new_stream: Option<StreamReader<u8, Ix1>>,
     pub new_writer: Option<StreamWriter<u8, Ix1>>,
+    pub new_cache: Option<ChunkCache>,
 }
 
 /// How the second process comes by what it has.
@@ -69,8 +75,7 @@ pub struct State {
     pub is_twin: bool,
     /// Whether the name leads to what a dead process left.
     pub has_orphan: bool,
-    /// Whether it is about streams. Arrays and streams have names apart.
-    pub is_of_streams: bool,
+    pub subject: Subject,
 }
 
 impl State {
@@ -303,6 +308,42 @@ fn stream_and_frame(world: &World) -> Has {
     Has { writer, ..with_frame(world) }
 }
 
+/// A cache with four chunks, which fill it. The first one was used first.
+fn full_cache(world: &World) -> Has {
+    let cache = caches::options(world).create(NAME, caches::BYTES).expect("a free name");
+    for key in 1..5 {
+        let Ok(Lookup::Claimed(claim)) = cache.look(key, caches::CHUNK, 0, Duration::ZERO) else { panic!("a claim") };
+        caches::make(claim, &cache, b'c');
+    }
+    Has { cache: Some(cache), ..Has::default() }
+}
+
+/// A cache with a chunk.
+fn some_cache(world: &World) -> Has {
+    let cache = caches::options(world).create(NAME, caches::BYTES).expect("a free name");
+    let Ok(Lookup::Claimed(claim)) = cache.look(1, caches::CHUNK, 0, Duration::ZERO) else { panic!("a claim") };
+    caches::make(claim, &cache, b'c');
+    Has { cache: Some(cache), ..Has::default() }
+}
+
+fn opened_cache(world: &World) -> Has {
+    Has { cache: Some(caches::options(world).open(NAME).expect("it exists")), ..Has::default() }
+}
+
+/// A cache that a process left which was killed while it filled a chunk.
+fn dead_filler(world: &World) -> Has {
+    let has = some_cache(world);
+    in_dead_child(|| {
+        let cache = opened_cache(world).cache.expect("a cache");
+        if let Ok(Lookup::Claimed(mut claim)) = cache.look(9, caches::CHUNK, 0, Duration::ZERO) {
+            std::mem::forget(claim.room());
+            std::mem::forget(claim);
+        }
+        std::mem::forget(cache);
+    });
+    has
+}
+
 /// Has a forked child do something, and end as if it was killed.
 #[allow(unsafe_code)]
 fn in_dead_child(act: impl FnOnce()) {
@@ -320,7 +361,16 @@ fn in_dead_child(act: impl FnOnce()) {
 }
 
 const fn state(name: &'static str, first: &'static [Kind], prepare: fn(&World) -> Has, other: Other) -> State {
-    State { name, first, prepare, other, is_plainest: false, is_twin: false, has_orphan: false, is_of_streams: false }
+    State {
+        name,
+        first,
+        prepare,
+        other,
+        is_plainest: false,
+        is_twin: false,
+        has_orphan: false,
+        subject: Subject::Arrays,
+    }
 }
 
 const fn twins(mut state: State) -> State {
@@ -334,7 +384,12 @@ const fn orphaned(mut state: State) -> State {
 }
 
 const fn of_streams(mut state: State) -> State {
-    state.is_of_streams = true;
+    state.subject = Subject::Streams;
+    state
+}
+
+const fn of_caches(mut state: State) -> State {
+    state.subject = Subject::Caches;
     state
 }
 
@@ -412,6 +467,16 @@ static STATES: &[State] = &[
         Other::Inherits,
     )),
     state("two finishers", &[Kind::Buffer], complete, Other::Prepares(&[Kind::Buffer], joined)),
+    of_caches(plainest(twins(state("no cache", &[], nothing, NOTHING)))),
+    of_caches(plainest(state("cache", &[Kind::Cache], some_cache, Other::Prepares(&[Kind::Cache], opened_cache)))),
+    of_caches(state("full cache", &[Kind::Cache], full_cache, Other::Prepares(&[Kind::Cache], opened_cache))),
+    of_caches(state(
+        "cache of a killed filler",
+        &[Kind::Cache],
+        dead_filler,
+        Other::Prepares(&[Kind::Cache], opened_cache),
+    )),
+    of_caches(state("full cache, inherited", &[Kind::Cache], full_cache, Other::Inherits)),
 ];
 
 /// Returns all states.

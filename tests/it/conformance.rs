@@ -5,6 +5,8 @@
 
 mod arena;
 mod arrays;
+mod cache_kills;
+pub mod chunk_caches;
 mod copied_streams;
 mod counted;
 mod counted_races;
@@ -67,6 +69,8 @@ pub fn trials(place: &Place) -> Vec<Trial> {
         queue_kills::trials,
         queue_senders::trials,
         roles::trials,
+        cache_kills::trials,
+        chunk_caches::trials,
         copied_streams::trials,
         stream_kills::trials,
         streams::trials,
@@ -77,6 +81,8 @@ pub fn trials(place: &Place) -> Vec<Trial> {
 pub const ROLES: &[&[(&str, Role)]] = &[
     arrays::ROLES,
     arena::ROLES,
+    cache_kills::ROLES,
+    chunk_caches::ROLES,
     crashes::ROLES,
     descriptions::ROLES,
     errors::ROLES,

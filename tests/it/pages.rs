@@ -12,7 +12,7 @@ const VAGUE: &[&str] =
     &["whoever", "nobody", "somebody", "anybody", "everybody", "whosoever", "he", "him", "his", "whom", "whose"];
 
 /// The most such words in sources and pages. The number may only fall.
-const MOST_VAGUE: usize = 25;
+const MOST_VAGUE: usize = 24;
 
 pub fn trials() -> Vec<Trial> {
     support::trials(

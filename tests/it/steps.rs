@@ -4,6 +4,7 @@
 //! kills it. The library has steps in debug builds with `--cfg ndshm_steps` (`.cargo/config.toml`).
 
 mod attach;
+mod caches;
 #[cfg(feature = "channel")]
 mod drops;
 mod give_up;
@@ -24,6 +25,7 @@ use crate::support::child::Role;
 pub fn trials(place: &Place) -> Vec<Trial> {
     let parts = [
         attach::trials,
+        caches::trials,
         #[cfg(feature = "channel")]
         drops::trials,
         give_up::trials,
@@ -41,6 +43,7 @@ pub fn trials(place: &Place) -> Vec<Trial> {
 
 pub const ROLES: &[&[(&str, Role)]] = &[
     attach::ROLES,
+    caches::ROLES,
     #[cfg(feature = "channel")]
     drops::ROLES,
     give_up::ROLES,

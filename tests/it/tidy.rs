@@ -28,6 +28,7 @@ const FLOORS: &[(&str, u32)] = &[
     ("arena", 5),
     ("stream", 5),
     ("render", 5),
+    ("cache", 5),
 ];
 
 /// The same for the volume crate.
@@ -45,7 +46,9 @@ const VOLUME_FLOORS: &[(&str, u32)] = &[
     ("scratch", 2),
     ("store", 2),
     ("unpack", 2),
+    ("region_memory", 3),
     ("volume", 3),
+    ("cached", 4),
     ("description", 4),
     ("notes", 4),
     ("take_over", 4),

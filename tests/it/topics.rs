@@ -15,6 +15,8 @@ pub const TABLE: &[(&[&str], &[&str])] = &[
         EVERYWHERE,
         &[
             "conformance::arrays",
+            "conformance::cache_kills",
+            "conformance::chunk_caches",
             "conformance::copied_streams",
             "conformance::counted",
             "conformance::counted_races",
@@ -51,6 +53,7 @@ pub const TABLE: &[(&[&str], &[&str])] = &[
             "sharing::torch",
             "sharing::troubles",
             "steps::attach",
+            "steps::caches",
             "steps::drops",
             "steps::give_up",
             "steps::locks",

@@ -53,6 +53,12 @@ answers! {
     /// Returns false. Nothing depends on it here, because every attachment keeps its descriptor.
     fn is_in_file_system_of(&File, &Path) -> bool = false;
 
+    /// Refuses: room is allocated for whole files, from their beginning on.
+    fn reserve_part(&File, Range<u64>) -> io::Result<()> = Err(io::ErrorKind::Unsupported.into());
+
+    /// Refuses: room is freed with the file.
+    fn free_part(&File, Range<u64>) -> io::Result<()> = Err(io::ErrorKind::Unsupported.into());
+
     /// Returns the path by which this program can be started again.
     fn own_program() -> io::Result<PathBuf> = std::env::current_exe();
 

@@ -13,6 +13,7 @@ mod room;
 use std::ffi::CStr;
 use std::fs::File;
 use std::io;
+use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -132,6 +133,28 @@ pub(crate) fn reserve(file: &File, length: u64, exclusive: bool) -> io::Result<(
             Ok(hole) if hole >= length => Ok(()),
             _ => Err(io::ErrorKind::Unsupported.into()),
         },
+        other => Ok(other?),
+    }
+}
+
+/// Allocates a part of a file, which may have other holes. Bytes already written stay.
+pub(crate) fn reserve_part(file: &File, part: Range<u64>) -> io::Result<()> {
+    let length = part.end.saturating_sub(part.start);
+    let allocate = |at, step| fs::fallocate(file, FallocateFlags::empty(), part.start + at, step);
+    match in_steps(length, allocate) {
+        Err(Errno::OPNOTSUPP | Errno::NOSYS) => Err(io::ErrorKind::Unsupported.into()),
+        other => Ok(other?),
+    }
+}
+
+/// Frees the room of a part of a file, which has zeros there afterwards.
+pub(crate) fn free_part(file: &File, part: Range<u64>) -> io::Result<()> {
+    let length = part.end.saturating_sub(part.start);
+    let freed = rustix::io::retry_on_intr(|| {
+        fs::fallocate(file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, part.start, length)
+    });
+    match freed {
+        Err(Errno::OPNOTSUPP | Errno::NOSYS) => Err(io::ErrorKind::Unsupported.into()),
         other => Ok(other?),
     }
 }

@@ -2,6 +2,7 @@
 
 mod arenas;
 mod buffers;
+pub mod caches;
 mod channels;
 mod counted;
 mod names;
@@ -48,6 +49,8 @@ pub enum Kind {
     Frame,
     /// A stream that it reads with a cursor.
     Cursor,
+    /// A cache of chunks.
+    Cache,
 }
 
 /// An operation of one process.
@@ -81,15 +84,40 @@ impl Operation {
 
 /// Returns all operations.
 pub fn all() -> Vec<&'static Operation> {
-    [names::ALL, plain::ALL, counted::ALL, pools::ALL, buffers::ALL, arenas::ALL, channels::ALL, streams::ALL]
-        .into_iter()
-        .flatten()
-        .collect()
+    [
+        names::ALL,
+        plain::ALL,
+        counted::ALL,
+        pools::ALL,
+        buffers::ALL,
+        arenas::ALL,
+        channels::ALL,
+        streams::ALL,
+        caches::ALL,
+    ]
+    .into_iter()
+    .flatten()
+    .collect()
 }
 
-/// Returns whether an operation is one on streams: those and arrays have names apart.
-pub fn is_on_streams(operation: &Operation) -> bool {
-    streams::ALL.iter().any(|known| known.name == operation.name)
+/// What an operation or a state is about. Each has names apart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Subject {
+    Arrays,
+    Streams,
+    Caches,
+}
+
+impl Operation {
+    /// Returns what it is about.
+    pub fn subject(&self) -> Subject {
+        let is_in = |all: &[Self]| all.iter().any(|known| known.name == self.name);
+        match () {
+            () if is_in(streams::ALL) => Subject::Streams,
+            () if is_in(caches::ALL) => Subject::Caches,
+            () => Subject::Arrays,
+        }
+    }
 }
 
 /// The operation that may remove files of both.

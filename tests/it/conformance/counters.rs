@@ -36,7 +36,7 @@ pub fn trials(place: &Place) -> Vec<Trial> {
 pub const ROLES: &[(&str, Role)] =
     &[("counters-receiver", receiver), ("counters-producer", producer), ("counters-churn", churn)];
 
-/// Memory whose bytes count as alive until it is dropped.
+/// Memory with bytes that count as alive until it is dropped.
 #[derive(Debug)]
 struct Noted {
     bytes: u64,

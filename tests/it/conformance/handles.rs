@@ -309,10 +309,10 @@ fn each_renewal_admits_one_process_more(place: &Place) {
     let once = array.handle().unwrap();
     assert!(array.renew(&once, Duration::from_secs(60)));
     assert!(attach(place, &once).is_ok() && attach(place, &once).is_ok() && attach(place, &once).is_err());
-    let reusable = array.handle_with(HandleOptions::new().reusable().grace(Duration::from_secs(60))).unwrap();
+    let reusable = array.handle_with(HandleOptions::new().reusable().grace(Duration::from_secs(1))).unwrap();
     assert!(reusable.renew(Duration::from_secs(2)).unwrap());
     assert_eq!(array.in_flight(), 1);
-    eventually("the shortened grace time ends", || array.in_flight() == 0);
+    eventually("the longer grace time ends", || array.in_flight() == 0);
     assert!(attach(place, &reusable).is_ok() && attach(place, &reusable).is_ok());
     assert!(!reusable.renew(SHORT).unwrap(), "an expired handle is not renewed");
 }

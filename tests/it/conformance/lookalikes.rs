@@ -79,7 +79,8 @@ fn copy_in_another_directory_opens_and_stays(place: &Place) {
     assert_eq!((opened.is_kept(), array.is_kept()), (true, false));
     opened.close().unwrap();
     drop(Arena::open_in(&there.backend, arena_name.location()).unwrap());
-    assert_eq!(there.reclaim().copies, 2);
+    // A child that another test starts now may have their descriptors for a moment.
+    eventually("no child has the copies open", || there.reclaim().copies == 2);
     assert!(copy.exists() && arena_copy.exists());
     drop((array, arena));
     assert!(!path.exists() && !arena_path.exists(), "the originals are removed as usual");

@@ -1,12 +1,14 @@
 //! Writer, readers and recorder of one stream are stopped and killed at random moments, again and again: no frame is
 //! torn, each reader misses only what it is told, and the recorder gets every frame that was committed.
 //!
-//! `NDSHM_TEST_KILLS` is the number of processes that are killed; `scripts/soak` kills a thousand.
+//! `NDSHM_TEST_KILLS` is the number of processes that are killed; `scripts/soak` kills a thousand. `NDSHM_TEST_FRAMES`
+//! has the size of a frame in bytes, the rate in frames per second, and which part of a frame readers check: with
+//! 24883200/60/4096 a camera of 2160 x 3840 pixels in 3 colours, one word in each page. It needs `--release`.
 
 use std::collections::BTreeSet;
 use std::io::Write as _;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use libtest_mimic::Trial;
 use ndarray::{ArrayView1, Ix1};
@@ -29,8 +31,28 @@ pub fn trials(place: &Place) -> Vec<Trial> {
 
 pub const ROLES: &[(&str, Role)] = &[("storm-write", write), ("storm-read", read), ("storm-record", record)];
 
-/// Elements of a frame: more than a page of them.
-const LENGTH: usize = 3000;
+/// Frames of a test.
+#[derive(Clone, Copy)]
+struct Camera {
+    /// Elements of a frame.
+    length: usize,
+    /// Frames per second at most.
+    rate: Option<f64>,
+    /// How many elements are from one that a reader checks to the next.
+    step: usize,
+}
+
+impl Camera {
+    fn new() -> Self {
+        let Ok(text) = std::env::var("NDSHM_TEST_FRAMES") else {
+            return Self { length: 3000, rate: None, step: 1 }; // more than a page
+        };
+        let numbers: Vec<usize> = text.split('/').map(|number| number.parse().expect("a number")).collect();
+        let [bytes, rate, step] = numbers[..] else { panic!("BYTES/RATE/STEP, and not {text}") };
+        Self { length: bytes / 8, rate: Some(rate as f64), step: step / 8 }
+    }
+}
+
 /// All readers together hold at most 7 frames.
 const SLOTS: usize = 12;
 /// How long a process waits for others before the test fails.
@@ -53,8 +75,9 @@ fn element(number: u64, index: usize) -> u64 {
 }
 
 fn check(frame: &Frame<u64, Ix1>) {
+    let step = Camera::new().step;
     let is_whole = |view: ArrayView1<'_, u64>| {
-        view.iter().enumerate().all(|(index, found)| *found == element(frame.number(), index))
+        view.iter().enumerate().step_by(step).all(|(index, found)| *found == element(frame.number(), index))
     };
     assert!(is_whole(frame.view()), "torn: {frame:?}");
     assert_eq!(frame.meta::<u64>("copy").unwrap(), [frame.number()], "{frame:?}");
@@ -68,11 +91,13 @@ fn report(line: &str) {
 
 /// A child that writes frames until it hears something, and then ends the stream.
 fn write(arguments: &[String]) {
+    let camera = Camera::new();
     let options = options().resume(true).copied(arguments[1] == COPIED).meta("copy", ndarray_shm::DType::U64, 1);
-    let mut writer: StreamWriter<u64, Ix1> = options.create(&arguments[0], LENGTH, SLOTS).unwrap();
+    let mut writer: StreamWriter<u64, Ix1> = options.create(&arguments[0], camera.length, SLOTS).unwrap();
     say("writing");
     hear();
     let ends = std::thread::spawn(hear);
+    let mut due = Instant::now();
     while !ends.is_finished() {
         let mut frame = writer.frame_wait(PATIENCE).unwrap();
         let number = frame.number();
@@ -85,7 +110,10 @@ fn write(arguments: &[String]) {
         } else {
             frame.commit().unwrap();
         }
-        if random() % 4 == 0 {
+        if let Some(rate) = camera.rate {
+            due = Instant::now().max(due + Duration::from_secs_f64(1.0 / rate));
+            std::thread::sleep(due - Instant::now());
+        } else if random() % 4 == 0 {
             std::thread::sleep(Duration::from_micros(random() % 500));
         }
     }
@@ -192,6 +220,7 @@ fn storm(place: &Place, kind: &'static str) {
         got.extend(numbers.map(|number| number.parse::<u64>().expect("a number")));
         is_over.fetch_or(lines.iter().any(|line| line.starts_with("end")), Ordering::Relaxed)
     };
+    let begin = Instant::now();
     for _ in 0..kills() {
         std::thread::sleep(Duration::from_micros(random() % 20_000));
         let player = &mut players[random() as usize % (READERS.len() + 2)];
@@ -211,7 +240,7 @@ fn storm(place: &Place, kind: &'static str) {
     let found = inspect(&place.backend, name.location()).unwrap();
     players[0].child.tell("end");
     let head: u64 = players[0].child.line().parse().unwrap();
-    let mut frames = 0;
+    let (seconds, mut frames) = (begin.elapsed().as_secs_f64(), 0);
     for player in &mut players {
         let status = player.child.end();
         assert!(status.success(), "{} {}: {status}", player.role, player.how);
@@ -224,13 +253,13 @@ fn storm(place: &Place, kind: &'static str) {
         enter(lines);
     }
     println!(
-        "{}, {kind}: {} killed, {head} frames by {} writers; the last readers checked {frames}",
+        "{}, {kind}: {} killed, {head} frames in {seconds:.1} s by {} writers; the last readers checked {frames}",
         place.name,
         kills(),
         found.epoch
     );
     let lost: Vec<_> = (1..=head).filter(|number| !got.contains(number)).collect();
     assert!(lost.is_empty() && got.last() == Some(&head), "{lost:?} of {head} were not recorded");
-    assert!(head > kills() as u64, "there was time to write: {head}");
+    assert!(head > found.epoch, "there was time to write: {head}");
     assert!(!place.has(&name), "the writer has removed the name");
 }

@@ -1,6 +1,6 @@
 //! Streams: frames from one writer to readers in other processes, cursors, takeovers, and what a kill leaves.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use libtest_mimic::Trial;
 use ndarray::{Ix1, Ix2, ShapeBuilder};
@@ -27,6 +27,8 @@ pub fn trials(place: &Place) -> Vec<Trial> {
             killed_reader_frees_its_frame,
             waiting_reader_wakes_for_frame_end_and_replacement,
             death_of_the_writer_is_told,
+            wait_for_a_number_takes_no_frame,
+            wait_for_a_number_ends_with_the_stream_and_its_writer,
             successor_goes_on_with_the_next_number,
             other_frames_are_not_taken_over,
             living_writer_is_not_replaced,
@@ -35,9 +37,11 @@ pub fn trials(place: &Place) -> Vec<Trial> {
             unlinked_stream_goes_on,
             later_stream_is_not_that_of_a_removed_keeper,
             values_travel_beside_the_elements,
+            notes_say_what_frames_are,
             cursor_misses_no_frame,
             cursor_goes_on_after_a_kill,
             backpressure_depends_on_the_policy,
+            cursor_is_told_of_the_first_frames_that_it_missed,
             cursor_has_one_reader,
             streams_of_other_types_are_refused,
             stream_is_no_array_and_array_no_stream,
@@ -211,6 +215,16 @@ fn slow_reader_is_told_what_it_missed(place: &Place) {
     // A late reader begins with what is there, and has missed nothing.
     let mut late = open(place, &name);
     assert_eq!((whole(&late.next().unwrap().unwrap()), late.lost()), (8, 0));
+    // One that had got as far as 5 before goes on there.
+    let mut again = open(place, &name);
+    again.since(5).unwrap();
+    assert_eq!((whole(&again.next().unwrap().unwrap()), again.lost()), (8, 2));
+    again.since(11).unwrap();
+    assert!(again.next().unwrap().is_none() && again.latest().unwrap().is_none());
+    again.since(0).unwrap();
+    assert_eq!((whole(&again.next().unwrap().unwrap()), again.lost()), (8, 2));
+    let error = again.since(12).unwrap_err();
+    assert!(matches!(error.kind, ErrorKind::InvalidSetting { .. }) && error.location == name.as_str(), "{error}");
 }
 
 fn held_frame_is_never_overwritten(place: &Place) {
@@ -374,6 +388,63 @@ fn death_of_the_writer_is_told(place: &Place) {
     assert_eq!(kind(late.latest_wait(SOON)), ErrorKind::NoWriter);
 }
 
+fn wait_for_a_number_takes_no_frame(place: &Place) {
+    let name = place.location("stream-head");
+    let mut child = Child::start(place, "stream-write", &[name.as_str(), "4"]);
+    child.expect("writing");
+    let mut reader = open(place, &name);
+    assert_eq!((reader.last(), reader.epoch()), (0, 1));
+    let begin = Instant::now();
+    assert!(matches!(kind(reader.head_wait(0, Duration::from_millis(250))), ErrorKind::TimedOut { .. }));
+    assert!(begin.elapsed() >= Duration::from_millis(250));
+    std::thread::scope(|scope| {
+        let watch = reader.clone();
+        let waiting = scope.spawn(move || watch.head_wait(0, SOON));
+        assert_eq!(child.ask("frame"), "1");
+        assert_eq!(waiting.join().unwrap().unwrap(), 1);
+    });
+    assert_eq!(child.ask("frame"), "2");
+    assert_eq!(reader.head_wait(1, Duration::ZERO).unwrap(), 2);
+    assert_eq!((reader.last(), reader.held().unwrap()), (0, 0));
+    assert_eq!(whole(&reader.next().unwrap().unwrap()), 1);
+    assert_eq!((reader.last(), reader.lost()), (1, 0));
+    assert!(matches!(kind(reader.head_wait(2, Duration::ZERO)), ErrorKind::TimedOut { .. }));
+    child.ask("end");
+    child.finish();
+}
+
+fn wait_for_a_number_ends_with_the_stream_and_its_writer(place: &Place) {
+    let name = place.location("stream-head-ends");
+    let mut child = Child::start(place, "stream-write", &[name.as_str(), "4"]);
+    child.expect("writing");
+    let reader = open(place, &name);
+    assert_eq!(child.ask("frame"), "1");
+    child.kill();
+    assert_eq!(reader.head_wait(0, SOON).unwrap(), 1, "what was committed comes first");
+    assert_eq!(kind(reader.head_wait(1, SOON)), ErrorKind::NoWriter);
+    let mut child = Child::start(place, "stream-write", &[name.as_str(), "4"]);
+    child.expect("writing");
+    assert_eq!(reader.epoch(), 2);
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| reader.head_wait(1, SOON));
+        child.ask("end");
+        assert!(matches!(kind(waiting.join().unwrap()), ErrorKind::Closed { .. }));
+    });
+    child.finish();
+
+    let options = options(place).keep(true);
+    let mut first = options.create::<u64, _>(name.location(), SHAPE, 4).unwrap();
+    let reader = open(place, &name);
+    add(&mut first);
+    drop(first);
+    assert!(matches!(kind(reader.head_wait(1, SOON)), ErrorKind::Closed { .. }));
+    let second = options.replace(true).create::<u64, _>(name.location(), SHAPE, 4).unwrap();
+    assert_eq!(kind(reader.head_wait(1, SOON)), ErrorKind::Unlinked);
+    assert_eq!(reader.head_wait(0, SOON).unwrap(), 1, "a frame that is there comes first");
+    drop(second);
+    assert!(stream::unlink(&place.backend, name.location()).unwrap());
+}
+
 fn successor_goes_on_with_the_next_number(place: &Place) {
     let name = place.location("stream-successor");
     let mut reader = None;
@@ -410,6 +481,8 @@ fn other_frames_are_not_taken_over(place: &Place) {
     let with_meta = resume.clone().meta("gain", DType::F64, 1);
     let error = with_meta.create::<u64, _>(name.location(), SHAPE, 4).unwrap_err();
     assert!(matches!(error.kind, ErrorKind::InvalidSetting { .. }) && error.location == name.as_str(), "{error}");
+    let noted = resume.clone().note("axes", "y x");
+    assert!(matches!(kind(noted.create::<u64, _>(name.location(), SHAPE, 4)), ErrorKind::InvalidSetting { .. }));
     // With both requests, other frames are replaced, and the same ones are taken over.
     let both = resume.replace(true).keep(true);
     let mut first = both.create::<u64, _>(name.location(), SHAPE, 5).unwrap();
@@ -518,6 +591,25 @@ fn values_travel_beside_the_elements(place: &Place) {
     assert!(frame.wall_time().elapsed().unwrap_or_default() < SOON && frame.time().is_some());
 }
 
+fn notes_say_what_frames_are(place: &Place) {
+    let name = place.location("stream-notes");
+    let long = "é".repeat(1000);
+    let notes = [("axes", "y x"), ("resolution", "0.65 0.65"), ("unit", "um"), ("made-by", long.as_str())];
+    let options = notes.iter().fold(options(place), |options, (key, text)| options.note(key, text));
+    let writer = options.create::<u64, _>(name.location(), SHAPE, 4).unwrap();
+    let reader = open(place, &name);
+    let inspected = stream::inspect(&place.backend, name.location()).unwrap();
+    for found in [writer.description(), reader.description(), &inspected.description] {
+        assert!(found.notes().eq(notes), "{found:?}");
+        assert_eq!((found.dtype(), found.shape()), (DType::U64, &[5, 700][..]));
+    }
+    drop(writer);
+    let kept = options.clone().keep(true).create::<u64, _>(name.location(), SHAPE, 4).unwrap();
+    drop(kept);
+    let again = options.resume(true).create::<u64, _>(name.location(), SHAPE, 4).unwrap();
+    assert_eq!(again.epoch(), 2, "the same notes");
+}
+
 fn cursor_misses_no_frame(place: &Place) {
     let (name, mut writer) = made(place, "stream-cursor", 4);
     add(&mut writer);
@@ -613,6 +705,19 @@ fn backpressure_depends_on_the_policy(place: &Place) {
     assert!(overwrite.acknowledged() < writer.head() - 3);
 }
 
+fn cursor_is_told_of_the_first_frames_that_it_missed(place: &Place) {
+    let (name, mut writer) = made(place, "stream-early", 4);
+    let open = || options(place).open_cursor::<u64, Ix2>(name.location(), "eye", Backpressure::Overwrite).unwrap();
+    let mut early = open();
+    for _ in 0..10 {
+        add(&mut writer);
+    }
+    assert_eq!((whole(&early.next().unwrap().unwrap()), early.reader().lost()), (7, 6));
+    drop(early);
+    let mut again = open();
+    assert_eq!((whole(&again.next().unwrap().unwrap()), again.reader().lost()), (7, 6), "nothing was acknowledged");
+}
+
 fn cursor_has_one_reader(place: &Place) {
     let (name, mut writer) = made(place, "stream-one", 3);
     let mut child = Child::start(place, "stream-record", &[name.as_str(), "alive"]);
@@ -676,6 +781,19 @@ fn settings_of_streams_are_checked(place: &Place) {
     assert!(matches!(kind(twice.create::<u8, _>(name.location(), 10, 3)), ErrorKind::InvalidSetting { .. }));
     let long = options(place).meta("a", DType::F64, 31);
     assert!(matches!(kind(long.create::<u8, _>(name.location(), 10, 3)), ErrorKind::InvalidSetting { .. }));
+    for (key, text) in [
+        ("axes", "x"),
+        ("axes", "x x"),
+        ("axes", "x  y"),
+        ("axes", "x y z"),
+        ("Axes", "y x"),
+        ("shape", "4 4"),
+        ("unit", "\n"),
+        ("long", &"x".repeat(3500)),
+    ] {
+        let error = options(place).note(key, text).create::<u8, _>(name.location(), (4, 4), 3).unwrap_err();
+        assert!(matches!(error.kind, ErrorKind::InvalidSetting { .. }), "{key}: {error}");
+    }
     let huge = options(place).create::<u64, _>(name.location(), (usize::MAX / 64, 1), 1000);
     assert!(matches!(kind(huge), ErrorKind::TooLarge { .. }));
     let long = "x".repeat(242);
@@ -705,8 +823,8 @@ fn inspection_says_who_uses_a_stream(place: &Place) {
     let found = inspect();
     assert_eq!((found.head, found.frames, found.epoch, found.slots, found.held), (6, 4, 1, 4, 1));
     assert_eq!(
-        (found.dtype, found.shape, found.has_writer, found.has_ended),
-        (DType::U64, vec![5, 700], Some(true), false)
+        (found.description.dtype(), found.description.shape(), found.has_writer, found.has_ended),
+        (DType::U64, &[5, 700][..], Some(true), false)
     );
     assert!(found.rate.is_none_or(|rate| rate > 0.0 && rate < 1000.0));
     if cfg!(unix) {
