@@ -64,6 +64,16 @@ pub(crate) fn unpack(bytes: &[u8], limit: usize, into: &mut Vec<u8>) -> Result<(
     stream(flate2::bufread::MultiGzDecoder::new(bytes), limit, into)
 }
 
+/// Unpacks the first member of a gzip stream into memory. Returns whether it has exactly that length.
+pub(crate) fn unpack_exactly(bytes: &[u8], memory: &mut [u8]) -> bool {
+    Decompressor::new().gzip_decompress(bytes, memory).is_ok_and(|length| length == memory.len())
+}
+
+/// Unpacks a zlib stream into memory. Returns whether it has exactly that length.
+pub(crate) fn unpack_zlib_exactly(bytes: &[u8], memory: &mut [u8]) -> bool {
+    Decompressor::new().zlib_decompress(bytes, memory).is_ok_and(|length| length == memory.len())
+}
+
 /// Unpacks a zlib stream into `into`, replacing its content.
 ///
 /// # Errors

@@ -38,6 +38,7 @@
 //! | read and write a volume | [`open_writable_volume`]; [`VolumeOptions::open_writable`] |
 //! | create a volume | [`create_volume`]; for an array, like the volume that it is from: [`NewVolume::like`] |
 //! | choose a region | [`VolumeMeta::parse_bbox`], [`Bbox`]; before the volume is known [`BboxSpec`] |
+//! | read a region into memory | [`read()`], [`read_into`]; several: [`read_many`] |
 //! | fill an array | [`download_to_shared_memory`]; without a name [`download()`] and [`download_counted`], in a file [`download_to_file`], in memory that exists [`download_into`] |
 //! | store an array | [`upload_from_shared_memory`], [`upload_from_array`], [`upload_from_file`]; where it is from: [`VolumeNotes::region_in`] |
 //!
@@ -71,6 +72,7 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod bbox;
+mod cached;
 mod copy;
 pub mod demo;
 mod description;
@@ -89,6 +91,7 @@ mod plan;
 mod precomputed;
 mod progress;
 mod recording;
+mod region_memory;
 mod retries;
 mod scratch;
 mod shard;
@@ -102,11 +105,12 @@ mod volume;
 mod zarr;
 
 pub use crate::bbox::{Bbox, BboxSpec};
+pub use crate::cached::{CachedVolume, Recheck};
 pub use crate::description::{DTYPE_NAMES, Encoding, NewVolume, ScaleInfo};
 pub use crate::download::{
-    DownloadOptions, Downloaded, Painted, ProcessWorkers, Spent, Workers, download, download_counted, download_into,
-    download_to_file, download_to_shared_memory, download_with_report, file_location, is_nameless_download,
-    paint_as_worker, remove_nameless_download,
+    DownloadOptions, Downloaded, Painted, ProcessWorkers, ReadOptions, Spent, Workers, download, download_counted,
+    download_into, download_to_file, download_to_shared_memory, download_with_report, end_read_threads, file_location,
+    is_nameless_download, paint_as_worker, read, read_into, read_many, remove_nameless_download,
 };
 pub use crate::error::{Error, Result, SourceFailure, StoreFailure};
 pub use crate::found::{Found, OtherUse};
@@ -118,15 +122,17 @@ pub use crate::open::{VolumeOptions, create_volume, open_volume, open_writable_v
 pub use crate::plan::plan;
 pub use crate::progress::{DownloadProgress, Progress, StopFlag};
 pub use crate::recording::{Recorded, Recording, RecordingOptions};
+pub use crate::region_memory::RegionMemory;
 pub use crate::retries::{Retries, Retry, wait_for_servers};
 pub use crate::scratch::{Elements, Scratch};
 pub use crate::shard::Shard;
+pub use crate::store::ObjectVersion;
 pub use crate::store::url::{IntoVolumeUrl, VolumeFormat, VolumeUrl};
 pub use crate::upload::{
     Alignment, UploadOptions, Uploaded, is_upload_lock, remove_upload_lock, upload_from_array, upload_from_file,
     upload_from_shared_memory,
 };
-pub use crate::volume::{ChunkSink, ChunkSource, Fetched, Gather, VolumeKind, VolumeMeta};
+pub use crate::volume::{ChunkSink, ChunkSource, Fetched, Gather, Placed, VolumeKind, VolumeMeta};
 pub use crate::zarr::prepare;
 
 /// The programs of the README and of the guide, as tests.

@@ -7,6 +7,9 @@ use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
+use ndarray_shm::cache::ChunkCache;
+
+use crate::cached::{self, CachedVolume, Recheck};
 use crate::description::{Encoding, NewVolume, ScaleInfo};
 use crate::error::{Error, Result, SourceFailure};
 use crate::store::url::{IntoVolumeUrl, StorePlace, VolumeFormat, VolumeUrl, resolved};
@@ -19,6 +22,8 @@ use crate::{n5, precomputed, zarr};
 pub struct VolumeOptions {
     mip: usize,
     encoding: Option<Encoding>,
+    cache: Option<ChunkCache>,
+    recheck: Recheck,
 }
 
 impl VolumeOptions {
@@ -42,6 +47,21 @@ impl VolumeOptions {
         self
     }
 
+    /// Reads through a cache: see [`CachedVolume`]. Without this, the environment variable `NDSHM_CHUNK_CACHE` is the
+    /// size of this user's own cache, as in `16G`; if it is not set, nothing is cached.
+    ///
+    /// Only [`open`](Self::open) uses it.
+    pub fn cache(mut self, cache: &ChunkCache) -> Self {
+        self.cache = Some(cache.clone());
+        self
+    }
+
+    /// Chooses when a cached chunk is compared with the stored object again.
+    pub fn recheck(mut self, recheck: Recheck) -> Self {
+        self.recheck = recheck;
+        self
+    }
+
     /// Opens a volume for reading.
     ///
     /// # Errors
@@ -50,7 +70,8 @@ impl VolumeOptions {
     ///   the message tells why and what is there instead), or support for such URLs is not built in;
     /// - [`Scale`](Error::Scale): the volume has fewer scales;
     /// - [`UnsupportedDType`](Error::UnsupportedDType): shared memory does not support the volume's element type;
-    /// - [`Store`](Error::Store), [`Url`](Error::Url): the store cannot be reached.
+    /// - [`Store`](Error::Store), [`Url`](Error::Url): the store cannot be reached;
+    /// - [`Array`](Error::Array): `NDSHM_CHUNK_CACHE` is no size, or such a cache cannot be opened.
     ///
     /// # Examples
     ///
@@ -67,11 +88,19 @@ impl VolumeOptions {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn open(&self, url: impl IntoVolumeUrl) -> Result<Box<dyn ChunkSource>> {
-        match found(&url.into_volume_url()?)? {
+        let source = match found(&url.into_volume_url()?)? {
             (VolumeFormat::Zarr, store) => zarr::open(&store, self.mip),
             (VolumeFormat::Precomputed, store) => precomputed::open(store, self.mip),
             (VolumeFormat::N5, store) => n5::open(&store, self.mip),
-        }
+        }?;
+        let cache = match &self.cache {
+            Some(cache) => Some(cache.clone()),
+            None => cached::of_environment()?,
+        };
+        Ok(match cache {
+            Some(cache) => Box::new(CachedVolume::new(source, &cache).recheck(self.recheck)),
+            None => source,
+        })
     }
 
     /// Opens a volume for reading and writing.

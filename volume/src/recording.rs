@@ -5,6 +5,7 @@
 //! the frames, then that of the frames. So a row of `frames` that readers see has its row in all others, and frames up
 //! to the last one of `frames` can be acknowledged: a kill or a power failure loses none of them.
 
+use std::collections::BTreeMap;
 use std::ops::{Range, RangeInclusive};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -17,6 +18,7 @@ use serde_json::{Value, json};
 
 use crate::description::{Encoding, NewVolume};
 use crate::error::{Error, Result, SourceFailure};
+use crate::notes::VolumeNotes;
 use crate::store::url::VolumeFormat;
 use crate::store::{LocalStore, Store};
 use crate::volume::ChunkSource;
@@ -122,11 +124,13 @@ impl Recording {
             "order": reader.layout().order().to_string(),
             "frames_per_chunk": count,
             "encoding": encoding.name(),
+            "notes": reader.description().notes().collect::<BTreeMap<_, _>>(),
         });
         if let Some(field) = reader.meta_fields().iter().find(|field| !is_file_name(&field.name)) {
             return Err(refused(format!("the value {:?} cannot be the name of a directory: rename it", field.name)));
         }
-        let planned = new_array("frames", T::DTYPE, &shape, count as u64, encoding);
+        let notes = VolumeNotes::read(reader.description(), reader.layout().shape());
+        let planned = new_array("frames", T::DTYPE, &shape, count as u64, encoding, &notes);
         zarr::check(&planned).map_err(refused)?;
         let found = zarr::group(place, &json!({"ndshm": wanted}))?["ndshm"].take();
         for key in ["id", "cursor"] {
@@ -153,20 +157,31 @@ impl Recording {
         }
         let frames_per_chunk = found["frames_per_chunk"].as_u64().unwrap_or(1).max(1);
         let encoding = found["encoding"].as_str().and_then(Encoding::named).unwrap_or(Encoding::Raw);
-        Self::with_arrays::<T>(place, &shape, reader.meta_fields(), frames_per_chunk, encoding)
+        Self::with_arrays::<T>(place, &shape, &notes, reader.meta_fields(), frames_per_chunk, encoding)
     }
 
     fn with_arrays<T: Element>(
         place: &Path,
         shape: &[u64],
+        notes: &VolumeNotes,
         fields: &[MetaField],
         frames_per_chunk: u64,
         encoding: Encoding,
     ) -> Result<Self> {
         let array = |name: &str, dtype, rest: &[u64], rows, encoding, attributes: Value| {
-            GrowingArray::open(&place.join(name), &new_array(name, dtype, rest, rows, encoding), &attributes)
+            let new = new_array(name, dtype, rest, rows, encoding, notes);
+            GrowingArray::open(&place.join(name), &new, &attributes)
         };
         let small = |name: &str, dtype, attributes| array(name, dtype, &[], SMALL, Encoding::Raw, attributes);
+        let of_frames = match &notes.resolution[..] {
+            [] => json!({}),
+            resolution => {
+                let unit = notes.unit.as_deref().unwrap_or_default();
+                let words = notes.axis_words(shape.len());
+                let units = zarr::dimension_units(resolution, unit, &words, shape.len());
+                json!({"dimension_units": std::iter::once(Value::Null).chain(units).collect::<Value>()})
+            }
+        };
         let since_1970 = json!({"units": "nanoseconds since 1970-01-01", "calendar": "proleptic_gregorian"});
         let mut values = Vec::new();
         for field in fields {
@@ -177,7 +192,7 @@ impl Recording {
         }
         let mut recording = Self {
             place: place.to_owned(),
-            frames: array("frames", T::DTYPE, shape, frames_per_chunk, encoding, json!({}))?,
+            frames: array("frames", T::DTYPE, shape, frames_per_chunk, encoding, of_frames)?,
             number: small("number", DType::U64, json!({}))?,
             time: small("time", DType::I64, since_1970)?,
             uptime: small("uptime", DType::I64, json!({"unit": "ns"}))?,
@@ -295,6 +310,7 @@ impl Recording {
 pub struct Recorded {
     stream: String,
     order: Order,
+    notes: BTreeMap<String, String>,
     frames: Box<dyn ChunkSource>,
     time: Vec<i64>,
     values: Vec<(String, Box<dyn ChunkSource>)>,
@@ -327,7 +343,10 @@ impl Recorded {
             }
         }
         let order = if found["order"] == "F" { Order::F } else { Order::C };
-        Ok(Self { stream: found["stream"].as_str().unwrap_or_default().to_owned(), order, frames, time, values })
+        let text = |(key, text): (&String, &Value)| Some((key.clone(), text.as_str()?.to_owned()));
+        let notes = found["notes"].as_object().into_iter().flatten().filter_map(text).collect();
+        let stream = found["stream"].as_str().unwrap_or_default().to_owned();
+        Ok(Self { stream, order, notes, frames, time, values })
     }
 
     /// Returns the name of the stream.
@@ -348,6 +367,11 @@ impl Recorded {
     /// Returns the order of a frame's elements in the stream.
     pub fn order(&self) -> Order {
         self.order
+    }
+
+    /// Returns the notes of the stream, as pairs of key and text: names of the axes, a resolution.
+    pub fn notes(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.notes.iter().map(|(key, text)| (key.as_str(), text.as_str()))
     }
 
     /// Returns the named values of a frame: name, type and number.
@@ -395,13 +419,25 @@ impl Recorded {
     }
 }
 
-/// Returns the description of an array without rows. The names of the axes make the group a data set of xarray, and
-/// say nothing that the stream does not.
-fn new_array(name: &str, dtype: DType, rest: &[u64], rows_per_chunk: u64, encoding: Encoding) -> NewVolume {
+/// Returns the description of an array without rows. Every axis has a name, which makes the group a data set of xarray:
+/// those of a frame have the stream's, if it says them.
+fn new_array(
+    name: &str,
+    dtype: DType,
+    rest: &[u64],
+    rows_per_chunk: u64,
+    encoding: Encoding,
+    notes: &VolumeNotes,
+) -> NewVolume {
     let lengths = |first| std::iter::once(first).chain(rest.iter().copied()).collect::<Vec<u64>>();
     let mut new = NewVolume::new(VolumeFormat::Zarr, &lengths(0), &lengths(rows_per_chunk), dtype);
     new.encoding = encoding;
-    let axis = |axis: usize| if axis == 0 { "frame".to_owned() } else { format!("{name}_dim_{axis}") };
+    let is_taken = notes.axes.iter().flatten().any(|axis| axis == "frame");
+    let of_stream = |axis: usize| notes.axes.get(axis - 1).cloned().flatten().filter(|_| name == "frames");
+    let axis = |axis: usize| match axis {
+        0 => if is_taken { "recorded_frame" } else { "frame" }.to_owned(),
+        _ => of_stream(axis).unwrap_or_else(|| format!("{name}_dim_{axis}")),
+    };
     new.axes = (0..new.shape.len()).map(axis).collect();
     new
 }

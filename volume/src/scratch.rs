@@ -45,6 +45,25 @@ pub enum Elements<'a, T> {
     Block(ArrayViewD<'a, T>),
 }
 
+/// The elements of a region in a larger block.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct BlockWindow<'a> {
+    /// The elements of the block, native endian.
+    pub(crate) bytes: &'a [u8],
+    pub(crate) shape: &'a [usize],
+    pub(crate) order: Order,
+    /// Where the region is in the block.
+    pub(crate) window: &'a [Range<usize>],
+}
+
+/// What a source has decoded, without its type.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Decoded<'a> {
+    Block(BlockWindow<'a>),
+    /// Every element has these bytes.
+    Fill(&'a [u8]),
+}
+
 impl Scratch {
     /// Creates an empty buffer.
     pub fn new() -> Self {
@@ -80,6 +99,17 @@ impl Scratch {
     pub fn block(&mut self, bytes: Vec<u8>, shape: Vec<usize>, order: Order, window: Vec<Range<usize>>) {
         crate::spare::give(self.take_block());
         self.content = Content::Block { bytes, shape, order, window };
+    }
+
+    /// Returns what was decoded; `None` if the region was never stored.
+    pub(crate) fn decoded(&self) -> Option<Decoded<'_>> {
+        match &self.content {
+            Content::Nothing | Content::Missing => None,
+            Content::Fill(element) => Some(Decoded::Fill(element)),
+            Content::Block { bytes, shape, order, window } => {
+                Some(Decoded::Block(BlockWindow { bytes, shape, order: *order, window }))
+            }
+        }
     }
 
     /// Takes the memory of the last block, to decode the next one into. Its length and content are arbitrary.
@@ -154,6 +184,13 @@ fn realigned<'a, T: Element>(bytes: &[u8], aligned: &'a mut Vec<u64>) -> Option<
     let copy = bytemuck::cast_slice_mut::<u64, u8>(aligned).get_mut(..bytes.len())?;
     copy.copy_from_slice(bytes);
     bytemuck::try_cast_slice(copy).ok()
+}
+
+/// Returns a region that is in a block, if its bytes are aligned elements of the block's shape.
+pub(crate) fn window_of<'a, T: Element>(block: &BlockWindow<'a>) -> Option<ArrayViewD<'a, T>> {
+    let elements = bytemuck::try_cast_slice(block.bytes).ok()?;
+    let shape = IxDyn(block.shape).set_f(block.order == Order::F);
+    cut(ArrayViewD::from_shape(shape, elements).ok()?, block.window)
 }
 
 fn cut<'a, T>(mut block: ArrayViewD<'a, T>, window: &[Range<usize>]) -> Option<ArrayViewD<'a, T>> {

@@ -90,6 +90,21 @@ impl Packing {
         }
         expected.check(into.len())
     }
+
+    /// Unpacks into memory of exactly the expected length. Returns `false`, with arbitrary content of the memory, if
+    /// the stream does not have that length, is damaged, or is of a packing that unpacks into memory of its own:
+    /// [`unpack`](Self::unpack) tells which.
+    pub(crate) fn unpack_exactly(self, packed: &[u8], memory: &mut [u8]) -> bool {
+        match self {
+            Self::Gzip => gzip::unpack_exactly(packed, memory),
+            Self::Zlib => gzip::unpack_zlib_exactly(packed, memory),
+            Self::Zstd => {
+                let length = ZSTD.with_borrow_mut(|zstd| zstd.decompress_to_buffer(packed, &mut *memory));
+                length.is_ok_and(|length| length == memory.len())
+            }
+            _ => false,
+        }
+    }
 }
 
 fn unpack_zstd(packed: &[u8], limit: usize, into: &mut Vec<u8>) -> Result<(), Cause> {
@@ -204,6 +219,24 @@ mod tests {
                     packing.unpack(&packed, expected, &mut into).expect("it fits");
                     assert!(into == bytes, "{packing:?} into {} bytes", memory.len());
                 }
+            }
+        }
+    }
+
+    #[test]
+    fn memory_is_filled_only_by_a_stream_of_its_length() {
+        let bytes: Vec<u8> = (0..5000u32).map(|at| u8::try_from(at * at / 7 % 251).expect("small")).collect();
+        for packing in ALL.iter().copied() {
+            let packed = pack(packing, &bytes);
+            let mut memory = vec![7; bytes.len()];
+            let can = packing.unpack_exactly(&packed, &mut memory);
+            assert_eq!(can, matches!(packing, Packing::Gzip | Packing::Zlib | Packing::Zstd), "{packing:?}");
+            assert!(!can || memory == bytes);
+            for length in [0, 1, bytes.len() - 1, bytes.len() + 1, 2 * bytes.len()] {
+                assert!(!packing.unpack_exactly(&packed, &mut vec![7; length]), "{packing:?} into {length} bytes");
+            }
+            for end in (0..packed.len()).step_by(97) {
+                assert!(!packing.unpack_exactly(&packed[..end], &mut memory), "{packing:?} cut at {end}");
             }
         }
     }

@@ -13,7 +13,9 @@ use ndarray_shm::{DType, Order};
 use crate::bbox::{Bbox, BboxSpec};
 use crate::error::{Error, Result, SourceFailure};
 use crate::grid::Cells;
+use crate::region_memory::RegionMemory;
 use crate::scratch::Scratch;
+use crate::store::ObjectVersion;
 
 /// What the elements of a volume mean. In Precomputed volumes it is the `type`; programs that downsample depend on it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -224,6 +226,19 @@ impl Fetched {
     }
 }
 
+/// Result of [`ChunkSource::decode_into`].
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum Placed {
+    /// The elements are in their place; as many stored bytes were fetched for them in this call.
+    Filled {
+        /// The number of bytes.
+        fetched: usize,
+    },
+    /// Nothing was written: use [`decode`](ChunkSource::decode) with these bytes.
+    Declined(Fetched),
+}
+
 /// A volume that many threads can read at once, chunk by chunk.
 ///
 /// Every `region` is in the volume's coordinates and has one range for each axis. It is not empty, and lies in one
@@ -235,6 +250,19 @@ pub trait ChunkSource: fmt::Debug + Send + Sync {
     /// Returns one line that identifies the volume. It is the same in every process that opens the volume, and changes
     /// when the volume is replaced. A download is resumed only if its identity is equal.
     fn identity(&self) -> String;
+
+    /// Returns a text that stands for everything that decoded elements depend on besides the stored bytes: the place of
+    /// the volume, the scale and the encoding of its chunks. It is the same in every process of a machine.
+    ///
+    /// If two sources have equal texts, and the stored object of a region has the same
+    /// [known version](ObjectVersion::Known) in both, or is [missing](ObjectVersion::Missing) in both, then they decode
+    /// the region to equal elements. Unlike the [`identity`](Self::identity), the text stays when the description of
+    /// the volume is written again, or gets another scale. It has no user, password or query.
+    ///
+    /// `None`, the default, means that chunks of this source must not be cached between sources.
+    fn cache_identity(&self) -> Option<String> {
+        None
+    }
 
     /// Returns the notes on its origin that a downloaded array gets, as keys and texts. Known ones are `source` (a path
     /// or URL without user, password, query or signature), `scale`, `resolution` (a number for each axis), `unit`,
@@ -261,6 +289,33 @@ pub trait ChunkSource: fmt::Debug + Send + Sync {
         Ok(Fetched::Later)
     }
 
+    /// Asks the store for the version of the stored object that a region's chunk is in: a file or a shard. Reads no
+    /// byte of the object.
+    ///
+    /// The default does not know it.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`fetch`](Self::fetch).
+    fn version(&self, _region: &[Range<i64>]) -> Result<ObjectVersion> {
+        Ok(ObjectVersion::Unknown)
+    }
+
+    /// Fetches the stored bytes of a region, with the version of the object that exactly these bytes are from.
+    ///
+    /// If several parts of the object were read, also by an earlier call, the version is [known](ObjectVersion::Known)
+    /// only if all of them are of that version. A chunk that its shard does not have has the version of the shard. The
+    /// bytes of a known version are never [`Later`](Fetched::Later): a later read could be of another version.
+    ///
+    /// The default does not know the version.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`fetch`](Self::fetch).
+    fn fetch_with_version(&self, region: &[Range<i64>]) -> Result<(Fetched, ObjectVersion)> {
+        Ok((self.fetch(region)?, ObjectVersion::Unknown))
+    }
+
     /// Decodes a part of one chunk from the bytes fetched for the same region.
     ///
     /// On return `scratch` holds the region's elements, native endian, or is marked as missing if they were never
@@ -270,6 +325,23 @@ pub trait ChunkSource: fmt::Debug + Send + Sync {
     ///
     /// [`Chunk`](Error::Chunk), naming the chunk.
     fn decode(&self, region: &[Range<i64>], fetched: Fetched, scratch: &mut Scratch) -> Result<()>;
+
+    /// Decodes a region straight into its place, if this source can do that for this region and memory.
+    ///
+    /// `fetched` is what [`fetch`](Self::fetch) returned, or [`Later`](Fetched::Later): then a source that can read the
+    /// stored bytes into their place does so. The default declines.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`fetch`](Self::fetch) and [`decode`](Self::decode).
+    fn decode_into(&self, _region: &[Range<i64>], fetched: Fetched, _memory: &mut RegionMemory<'_>) -> Result<Placed> {
+        Ok(Placed::Declined(fetched))
+    }
+
+    /// Returns the order of the elements of a decoded chunk. Memory of this order is filled fastest. The default is C.
+    fn order(&self) -> Order {
+        Order::C
+    }
 
     /// Fetches and decodes a region.
     ///
@@ -343,6 +415,10 @@ macro_rules! forwarded {
                 (**self).identity()
             }
 
+            fn cache_identity(&self) -> Option<String> {
+                (**self).cache_identity()
+            }
+
             fn notes(&self) -> Vec<(&'static str, String)> {
                 (**self).notes()
             }
@@ -355,8 +431,29 @@ macro_rules! forwarded {
                 (**self).fetch(region)
             }
 
+            fn version(&self, region: &[Range<i64>]) -> Result<ObjectVersion> {
+                (**self).version(region)
+            }
+
+            fn fetch_with_version(&self, region: &[Range<i64>]) -> Result<(Fetched, ObjectVersion)> {
+                (**self).fetch_with_version(region)
+            }
+
             fn decode(&self, region: &[Range<i64>], fetched: Fetched, scratch: &mut Scratch) -> Result<()> {
                 (**self).decode(region, fetched, scratch)
+            }
+
+            fn decode_into(
+                &self,
+                region: &[Range<i64>],
+                fetched: Fetched,
+                memory: &mut RegionMemory<'_>,
+            ) -> Result<Placed> {
+                (**self).decode_into(region, fetched, memory)
+            }
+
+            fn order(&self) -> Order {
+                (**self).order()
             }
 
             fn read(&self, region: &[Range<i64>], scratch: &mut Scratch) -> Result<()> {
@@ -394,6 +491,8 @@ forwarded!(Box<S>);
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::copy::Copier;
+    use crate::region_memory::ViewPlace;
 
     /// Overrides every default method with another answer.
     #[derive(Debug)]
@@ -406,6 +505,9 @@ mod tests {
         fn identity(&self) -> String {
             "identity".to_owned()
         }
+        fn cache_identity(&self) -> Option<String> {
+            Some("cached".to_owned())
+        }
         fn notes(&self) -> Vec<(&'static str, String)> {
             vec![("key", "note".to_owned())]
         }
@@ -415,8 +517,20 @@ mod tests {
         fn fetch(&self, _: &[Range<i64>]) -> Result<Fetched> {
             Ok(Fetched::Missing)
         }
+        fn version(&self, _: &[Range<i64>]) -> Result<ObjectVersion> {
+            Ok(ObjectVersion::Missing)
+        }
+        fn fetch_with_version(&self, _: &[Range<i64>]) -> Result<(Fetched, ObjectVersion)> {
+            Ok((Fetched::Packed(vec![1]), ObjectVersion::Known("first".to_owned())))
+        }
         fn decode(&self, _: &[Range<i64>], _: Fetched, _: &mut Scratch) -> Result<()> {
             Ok(())
+        }
+        fn decode_into(&self, _: &[Range<i64>], _: Fetched, _: &mut RegionMemory<'_>) -> Result<Placed> {
+            Ok(Placed::Filled { fetched: 7 })
+        }
+        fn order(&self) -> Order {
+            Order::F
         }
         fn read(&self, _: &[Range<i64>], _: &mut Scratch) -> Result<()> {
             Err(Error::bbox("read", "not both one after the other"))
@@ -448,7 +562,17 @@ mod tests {
             );
             assert_eq!(volume.notes(), [("key", "note".to_owned())]);
             assert!(matches!(volume.fetch(&[]), Ok(Fetched::Missing)));
+            assert_eq!(volume.cache_identity().as_deref(), Some("cached"));
+            assert!(matches!(volume.version(&[]), Ok(ObjectVersion::Missing)));
+            let fetched = volume.fetch_with_version(&[]);
+            assert!(matches!(fetched, Ok((Fetched::Packed(_), ObjectVersion::Known(_)))), "{fetched:?}");
             assert!(volume.read(&[], &mut Scratch::new()).is_err());
+            let mut point = ndarray::ArrayD::<u8>::zeros(ndarray::IxDyn(&[]));
+            let mut copier = Copier::new();
+            let mut place = ViewPlace::new(point.view_mut(), &mut copier);
+            let placed = volume.decode_into(&[], Fetched::Missing, &mut RegionMemory::of(&mut place));
+            assert!(matches!(placed, Ok(Placed::Filled { fetched: 7 })));
+            assert_eq!(volume.order(), Order::F);
             assert_eq!(volume.meta().shape, [8]);
         }
         let volume = Telling(VolumeMeta::new(&[8], &[4], DType::U8));

@@ -7,11 +7,13 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use ndarray::{ArrayViewMut, Axis, IxDyn};
-use ndarray_shm::render::{ChunkClaim, ChunkGrid, RenderProgress};
+use ndarray_shm::render::{ChunkClaim, RenderProgress};
 use ndarray_shm::{Element, NextClaim, RenderBuffer};
 
+use crate::bbox::{Bbox, to_usize};
 use crate::error::Result;
 use crate::progress::StopFlag;
+use crate::volume::VolumeMeta;
 
 /// Longest time until a worker that waits for a chunk notices a raised flag.
 const LOOK: Duration = Duration::from_millis(20);
@@ -50,10 +52,14 @@ pub(crate) enum PaintEnd {
 
 /// A chunk that one worker paints.
 pub(crate) trait CanvasChunk<T: Element>: Send {
-    /// Returns which elements of the canvas it covers.
-    fn region(&self) -> &[Range<usize>];
+    /// Returns which region of the volume it shows. `bbox` is the region of the whole canvas.
+    fn region(&self, bbox: &Bbox) -> Vec<Range<i64>>;
 
     fn view_mut(&mut self) -> ArrayViewMut<'_, T, IxDyn>;
+
+    /// Whether a chunk may be decoded straight into this memory: no other process sees it. In a renderbuffer, only
+    /// whole decoded chunks are copied into the memory that processes share.
+    const IS_PRIVATE: bool;
 
     /// Marks it as painted.
     fn commit(self) -> Result<()>;
@@ -85,8 +91,10 @@ impl<T: Element> Canvas<T> for RenderBuffer<T, IxDyn> {
 }
 
 impl<T: Element> CanvasChunk<T> for ChunkClaim<'_, T, IxDyn> {
-    fn region(&self) -> &[Range<usize>] {
-        self.region()
+    const IS_PRIVATE: bool = false;
+
+    fn region(&self, bbox: &Bbox) -> Vec<Range<i64>> {
+        in_volume(self.region(), bbox)
     }
 
     fn view_mut(&mut self) -> ArrayViewMut<'_, T, IxDyn> {
@@ -98,8 +106,16 @@ impl<T: Element> CanvasChunk<T> for ChunkClaim<'_, T, IxDyn> {
     }
 }
 
-/// A chunk of memory, and which elements of the whole it covers.
-type Piece<'m, T> = (Vec<Range<usize>>, ArrayViewMut<'m, T, IxDyn>);
+/// Moves a region of a renderbuffer to the volume's coordinates.
+pub(crate) fn in_volume(region: &[Range<usize>], bbox: &Bbox) -> Vec<Range<i64>> {
+    let moved = |(range, origin): (&Range<usize>, &Range<i64>)| {
+        origin.start.saturating_add_unsigned(range.start as u64)..origin.start.saturating_add_unsigned(range.end as u64)
+    };
+    region.iter().zip(bbox.ranges()).map(moved).collect()
+}
+
+/// A region of the volume, in one chunk, and the memory of its elements.
+type Piece<'m, T> = (Vec<Range<i64>>, ArrayViewMut<'m, T, IxDyn>);
 
 /// Elements that only this process can reach, cut into chunks.
 pub(crate) struct OwnCanvas<'m, T> {
@@ -110,19 +126,27 @@ pub(crate) struct OwnCanvas<'m, T> {
 }
 
 impl<'m, T: Element> OwnCanvas<'m, T> {
-    /// Cuts elements of the grid's shape.
-    pub(crate) fn new(elements: ArrayViewMut<'m, T, IxDyn>, grid: &ChunkGrid<IxDyn>) -> Self {
-        let mut chunks = Vec::with_capacity(grid.len());
-        cut(elements, grid, &mut Vec::new(), &mut chunks);
+    /// Cuts regions of a volume, each with memory of its shape, into the chunks of the volume.
+    pub(crate) fn new<'b>(
+        meta: &VolumeMeta,
+        regions: impl IntoIterator<Item = (&'b Bbox, ArrayViewMut<'m, T, IxDyn>)>,
+    ) -> Self {
+        let mut chunks = Vec::new();
+        for (bbox, elements) in regions {
+            let cells = meta.chunks(bbox);
+            chunks.reserve(to_usize(cells.total()));
+            cut(elements, bbox, meta, &mut Vec::with_capacity(bbox.ranges().len()), &mut chunks);
+        }
         Self { total: chunks.len(), left: Mutex::new(chunks.into_iter()), done: AtomicUsize::new(0) }
     }
 }
 
-/// Cuts along the axis after those in `region`, in the grid's order of chunks.
+/// Cuts along the axis after those in `region`; the chunks of the last axis come first.
 fn cut<'m, T>(
     elements: ArrayViewMut<'m, T, IxDyn>,
-    grid: &ChunkGrid<IxDyn>,
-    region: &mut Vec<Range<usize>>,
+    bbox: &Bbox,
+    meta: &VolumeMeta,
+    region: &mut Vec<Range<i64>>,
     chunks: &mut Vec<Piece<'m, T>>,
 ) {
     let axis = region.len();
@@ -130,16 +154,18 @@ fn cut<'m, T>(
         chunks.push((region.clone(), elements));
         return;
     }
-    let (mut rest, mut start) = (elements, 0);
-    let mut length = grid.chunk_shape()[axis] - grid.chunk_offset()[axis];
+    let (mut rest, mut start) = (elements, bbox.ranges()[axis].start);
+    let whole = to_usize(meta.chunk_shape[axis]);
+    let mut length = whole - to_usize(start.abs_diff(meta.origin[axis]) % meta.chunk_shape[axis]);
     while rest.len_of(Axis(axis)) > 0 {
         length = length.min(rest.len_of(Axis(axis)));
         let (chunk, behind) = rest.split_at(Axis(axis), length);
-        region.push(start..start + length);
-        cut(chunk, grid, region, chunks);
+        let end = start.saturating_add_unsigned(length as u64);
+        region.push(start..end);
+        cut(chunk, bbox, meta, region, chunks);
         region.pop();
-        start += length;
-        (rest, length) = (behind, grid.chunk_shape()[axis]);
+        start = end;
+        (rest, length) = (behind, whole);
     }
 }
 
@@ -168,14 +194,16 @@ impl<'m, T: Element> Canvas<T> for OwnCanvas<'m, T> {
 
 /// A chunk of an [`OwnCanvas`].
 pub(crate) struct OwnChunk<'a, 'm, T> {
-    region: Vec<Range<usize>>,
+    region: Vec<Range<i64>>,
     elements: ArrayViewMut<'m, T, IxDyn>,
     done: &'a AtomicUsize,
 }
 
 impl<T: Element> CanvasChunk<T> for OwnChunk<'_, '_, T> {
-    fn region(&self) -> &[Range<usize>] {
-        &self.region
+    const IS_PRIVATE: bool = true;
+
+    fn region(&self, _: &Bbox) -> Vec<Range<i64>> {
+        self.region.clone()
     }
 
     fn view_mut(&mut self) -> ArrayViewMut<'_, T, IxDyn> {
@@ -191,40 +219,55 @@ impl<T: Element> CanvasChunk<T> for OwnChunk<'_, '_, T> {
 #[cfg(test)]
 mod tests {
     use ndarray::{ArrayD, ShapeBuilder as _};
+    use ndarray_shm::DType;
 
     use super::*;
 
+    fn meta(origin: &[i64], shape: &[u64], chunk: &[u64]) -> VolumeMeta {
+        VolumeMeta { origin: origin.to_vec(), ..VolumeMeta::new(shape, chunk, DType::U32) }
+    }
+
     #[test]
-    fn own_elements_are_cut_as_the_grid_cuts_them() {
-        for (shape, chunk, offset) in [
-            (vec![7, 5, 4], [3, 5, 2], [2, 0, 1]),
-            (vec![4, 1, 1], [2, 1, 1], [0, 0, 0]),
-            (vec![3, 0, 2], [2, 2, 2], [0; 3]),
+    fn own_elements_are_cut_as_the_volume_is() {
+        for (meta, region) in [
+            (meta(&[0, 0, 0], &[9, 5, 6], &[3, 5, 2]), "1:9,0:5,1:6"),
+            (meta(&[-7, 100, 5], &[9, 5, 6], &[4, 2, 6]), "-5:1,101:105,5:11"),
+            (meta(&[0, 0, 0], &[4, 1, 1], &[2, 1, 1]), "0:4,0:1,0:1"),
         ] {
-            let grid = ChunkGrid::new(IxDyn(&shape), IxDyn(&chunk), IxDyn(&offset)).expect("a grid");
-            let mut elements = ArrayD::<u32>::zeros(IxDyn(&shape).f());
-            let (canvas, never) = (OwnCanvas::new(elements.view_mut(), &grid), StopFlag::new());
-            let mut index = 0;
-            while let NextChunk::Chunk(mut chunk) = canvas.next([&never, &never]).expect("a chunk or the end") {
-                assert_eq!(chunk.region(), grid.region(index));
-                chunk.view_mut().fill(u32::try_from(index + 1).expect("few chunks"));
+            let bbox = meta.parse_bbox(region).expect("a region");
+            let mut elements = ArrayD::<u32>::zeros(IxDyn(&bbox.shape()).f());
+            let never = StopFlag::new();
+            let canvas = OwnCanvas::new(&meta, [(&bbox, elements.view_mut())]);
+            let total = canvas.progress().total;
+            let mut cells = meta.chunks(&bbox);
+            assert_eq!(total as u64, cells.total());
+            for done in 1..=total {
+                let NextChunk::Chunk(mut chunk) = canvas.next([&never, &never]).expect("a chunk") else {
+                    panic!("{done} of {total}")
+                };
+                assert_eq!(Some(chunk.region(&bbox)), cells.next());
+                chunk.view_mut().fill(u32::try_from(done).expect("few chunks"));
                 chunk.commit().expect("a commit");
-                index += 1;
-                assert_eq!(canvas.progress(), RenderProgress { done: index, total: grid.len() });
+                assert_eq!(canvas.progress(), RenderProgress { done, total });
             }
-            assert_eq!(index, grid.len());
+            assert!(matches!(canvas.next([&never, &never]), Ok(NextChunk::End(PaintEnd::Complete))));
             drop(canvas);
-            for index in 0..grid.len() {
-                let of_chunk = elements.slice_each_axis(|axis| grid.region(index)[axis.axis.index()].clone().into());
-                assert!(of_chunk.iter().all(|element| *element as usize == index + 1), "chunk {index}");
+            for (number, cell) in meta.chunks(&bbox).enumerate() {
+                let of_chunk = elements.slice_each_axis(|axis| {
+                    let (axis, cell) = (axis.axis.index(), &cell);
+                    let start = bbox.ranges()[axis].start;
+                    let from = |at: i64| isize::try_from(at - start).expect("small");
+                    (from(cell[axis].start)..from(cell[axis].end)).into()
+                });
+                assert!(of_chunk.iter().all(|element| *element as usize == number + 1), "chunk {number}");
             }
         }
     }
 
     #[test]
     fn elements_without_axes_are_one_chunk() {
-        let grid = ChunkGrid::new(IxDyn(&[]), IxDyn(&[]), IxDyn(&[])).expect("a grid");
-        let mut elements = ArrayD::<u8>::zeros(IxDyn(&[]));
-        assert_eq!(OwnCanvas::new(elements.view_mut(), &grid).progress().total, grid.len());
+        let mut elements = ArrayD::<u32>::zeros(IxDyn(&[]));
+        let canvas = OwnCanvas::new(&meta(&[], &[], &[]), [(&Bbox::whole(&[]), elements.view_mut())]);
+        assert_eq!(canvas.progress().total, 1);
     }
 }

@@ -6,11 +6,13 @@
 mod budget;
 mod canvas;
 mod fingerprint;
+mod helpers;
 mod options;
 mod other_places;
 mod own_memory;
 mod paint;
 mod processes;
+mod reading;
 mod report;
 mod spent;
 mod threads;
@@ -27,12 +29,14 @@ use ndarray_shm::{
     DType, Directory, Element, Location, OpenOptions, Order, RenderBuffer, SharedArray, default_directory, with_element,
 };
 
+pub use self::helpers::end_read_threads;
 pub use self::options::{DownloadOptions, Workers};
 pub use self::other_places::{
     download, download_to_file, download_with_report, file_location, is_nameless_download, remove_nameless_download,
 };
 pub use self::own_memory::{Painted, download_counted, download_into};
 pub use self::processes::ProcessWorkers;
+pub use self::reading::{ReadOptions, read, read_into, read_many};
 pub use self::spent::Spent;
 use crate::bbox::{Bbox, to_usize};
 use crate::error::{Error, Result, StoreFailure};

@@ -6,10 +6,10 @@
 use ndarray::{ArrayViewMut, Dimension, IxDyn, ShapeBuilder as _};
 use ndarray_shm::array::Description;
 use ndarray_shm::counted::SharingStrategy;
-use ndarray_shm::render::{ChunkGrid, RenderProgress};
+use ndarray_shm::render::RenderProgress;
 use ndarray_shm::{CreateOptions, Element, Order, RefcountedArray, default_directory};
 
-use super::{DownloadOptions, Spent, Workers, bytes_of, chunks_of, work_of};
+use super::{DownloadOptions, Spent, Workers, bytes_of, work_of};
 use crate::bbox::Bbox;
 use crate::download::canvas::{Canvas as _, OwnCanvas};
 use crate::download::spent::{DownloadTally, Totals};
@@ -169,7 +169,6 @@ struct OwnDownload<'a> {
     /// The number of threads, 0 for one on each processor.
     threads: usize,
     missing: Option<Vec<u8>>,
-    grid: ChunkGrid<IxDyn>,
     description: Description,
     left_out: Vec<&'static str>,
 }
@@ -191,16 +190,14 @@ impl<'a> OwnDownload<'a> {
         let Workers::Threads(threads) = options.workers else {
             return Err(invalid("the workers of a download into own memory", "processes", "threads"));
         };
-        let (chunk, offset) = chunks_of(meta, bbox);
-        let grid = ChunkGrid::new(IxDyn(&bbox.shape()), IxDyn(&chunk), IxDyn(&offset))?;
         let plain = Description::new(meta.dtype, &bbox.shape(), order)?;
         let (description, left_out) = notes::written(source, bbox, plain);
         let missing = options.missing.element(meta)?;
-        Ok(Self { source, bbox, options, threads, missing, grid, description, left_out })
+        Ok(Self { source, bbox, options, threads, missing, description, left_out })
     }
 
     fn paint<T: Element>(self, memory: ArrayViewMut<'_, T, IxDyn>) -> Result<Painted> {
-        let canvas = OwnCanvas::new(memory, &self.grid);
+        let canvas = OwnCanvas::new(self.source.meta(), [(self.bbox, memory)]);
         let (tally, abort, retries) = (DownloadTally::default(), StopFlag::new(), Retries::of_thread());
         let missing = self.missing.as_deref();
         let work = work_of(self.source, self.bbox, self.options, missing, &tally, &abort, &retries);

@@ -1,12 +1,14 @@
 //! Paints one claimed chunk: decodes it into a temporary, copies it to its place, commits.
 //!
-//! The temporary is deliberate. A codec that writes into the array directly would need `&mut` to all of it, which would
-//! be false while other processes paint. A claim is exclusive only for its own chunk, and a copy costs little beside
-//! decoding.
+//! In a renderbuffer the temporary is deliberate. A codec that writes into the array directly would need `&mut` to all
+//! of it, which would be false while other processes paint. A claim is exclusive only for its own chunk, and a copy
+//! costs little beside decoding. In memory that only this process can reach, a chunk with a contiguous place is decoded
+//! straight into it.
 
 use std::ops::Range;
 
 use ndarray_shm::Element;
+use ndarray_shm::backend::goes_on;
 
 use crate::bbox::{Bbox, ranges_text};
 use crate::copy::Copier;
@@ -14,9 +16,10 @@ use crate::download::canvas::{Canvas, CanvasChunk, NextChunk, PaintEnd};
 use crate::download::spent::{DownloadTally, Phase, Stopwatch};
 use crate::error::{Error, Result};
 use crate::progress::StopFlag;
+use crate::region_memory::{RegionMemory, ViewPlace};
 use crate::retries::Retries;
 use crate::scratch::{Elements, Scratch};
-use crate::volume::{ChunkSource, Fetched};
+use crate::volume::{ChunkSource, Fetched, Placed};
 
 /// Returns `asked`, or the number of processors if it is 0.
 pub(crate) fn worker_count(asked: usize) -> usize {
@@ -49,6 +52,16 @@ impl<'a> PaintWork<'a> {
     pub(crate) fn flags(&self) -> [&'a StopFlag; 2] {
         [self.stop, self.abort]
     }
+
+    /// Returns the answer to a request. Work that is stopped while a server is silent does not report the server.
+    fn answer<R>(&self, answer: Result<R>) -> Result<R> {
+        match answer {
+            Err(Error::Store { .. }) if self.flags().iter().any(|flag| flag.is_stopped()) || !goes_on() => {
+                Err(Error::Interrupted { done: 0, total: 0 })
+            }
+            other => other,
+        }
+    }
 }
 
 /// Fetches, decodes and paints until no chunk is left or a flag is raised. All the work of one worker with a local
@@ -62,12 +75,11 @@ pub(crate) fn paint<T: Element>(canvas: &impl Canvas<T>, work: &PaintWork<'_>) -
             NextChunk::End(end) => return Ok(end),
         };
         watch.was(Phase::Claiming);
-        let region = in_volume(chunk.region(), work.bbox);
-        // Raised before the chunk is released: otherwise a waiting worker would claim it and fail too.
-        let fetched = work.source.fetch(&region).inspect_err(|_| work.abort.stop())?;
-        work.tally.fetched(fetched.len());
-        watch.was(Phase::Fetching);
-        painter.paint(chunk, &region, fetched, &mut watch)?;
+        let region = chunk.region(work.bbox);
+        match painter.paint(chunk, &region, Fetched::Later, &mut watch) {
+            Err(Error::Interrupted { .. }) => return Ok(PaintEnd::Stopped),
+            other => other?,
+        }
     }
 }
 
@@ -83,8 +95,8 @@ impl<'a, T: Element> Painter<'a, T> {
         Self { work: *work, scratch: Scratch::new(), copier: Copier::new() }
     }
 
-    /// Paints a chunk and marks it as finished. If that fails, raises the `abort` flag before it releases the chunk, so
-    /// that no waiting worker claims the chunk and fails too.
+    /// Fetches a chunk, unless that was done, paints it and marks it as finished. If that fails, raises the `abort`
+    /// flag before it releases the chunk, so that no waiting worker claims the chunk and fails too.
     pub(crate) fn paint(
         &mut self,
         mut chunk: impl CanvasChunk<T>,
@@ -105,14 +117,34 @@ impl<'a, T: Element> Painter<'a, T> {
     ///
     /// A missing chunk is filled here too, by the worker that has it: so the fill never overwrites a chunk of another
     /// worker, and the memory's previous content never remains.
-    fn fill(
+    fn fill<C: CanvasChunk<T>>(
         &mut self,
-        chunk: &mut impl CanvasChunk<T>,
+        chunk: &mut C,
         region: &[Range<i64>],
-        fetched: Fetched,
+        mut fetched: Fetched,
         watch: &mut Stopwatch<'_>,
     ) -> Result<bool> {
-        self.work.source.decode(region, fetched, &mut self.scratch)?;
+        let PaintWork { source, tally, .. } = self.work;
+        let is_fetched = !matches!(fetched, Fetched::Later);
+        if C::IS_PRIVATE {
+            let mut place = ViewPlace::new(chunk.view_mut(), &mut self.copier);
+            match self.work.answer(source.decode_into(region, fetched, &mut RegionMemory::of(&mut place)))? {
+                Placed::Filled { fetched } => {
+                    tally.fetched(fetched);
+                    watch.was(Phase::Decoding);
+                    return Ok(false);
+                }
+                Placed::Declined(rest) => fetched = rest,
+            }
+        }
+        if matches!(fetched, Fetched::Later) {
+            fetched = self.work.answer(source.fetch(region))?;
+        }
+        if !is_fetched {
+            tally.fetched(fetched.len());
+            watch.was(Phase::Fetching);
+        }
+        source.decode(region, fetched, &mut self.scratch)?;
         let is_missing = self.scratch.is_missing();
         if let Some(fill) = self.work.missing {
             self.scratch.fill_if_missing(fill);
@@ -134,12 +166,4 @@ impl<'a, T: Element> Painter<'a, T> {
 pub(crate) fn missing(region: &[Range<i64>]) -> Error {
     let region = ranges_text(region);
     Error::Missing { chunk: region.clone(), region }
-}
-
-/// Moves a region of the buffer to the volume's coordinates.
-pub(crate) fn in_volume(region: &[Range<usize>], bbox: &Bbox) -> Vec<Range<i64>> {
-    let moved = |(range, origin): (&Range<usize>, &Range<i64>)| {
-        origin.start.saturating_add_unsigned(range.start as u64)..origin.start.saturating_add_unsigned(range.end as u64)
-    };
-    region.iter().zip(bbox.ranges()).map(moved).collect()
 }

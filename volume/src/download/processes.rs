@@ -19,7 +19,8 @@ use ndarray_shm::process::{ChildError, Ending, Processes, SpawnOptions};
 use ndarray_shm::render::SharedWith;
 use ndarray_shm::{Directory, Element, Location, NextClaim, RenderBuffer};
 
-use crate::download::paint::{self, PaintWork, in_volume, worker_count};
+use crate::download::canvas::in_volume;
+use crate::download::paint::{self, PaintWork, worker_count};
 use crate::download::report::{self, TotalsReader};
 use crate::download::spent::Totals;
 use crate::download::watch::{PaintOutcome, Watch};

@@ -4,22 +4,27 @@
 //! them from the page cache. From a remote source, many waiting threads fetch for few computing threads; the bytes go
 //! through a bounded queue, together with their chunk.
 //!
+//! A read paints with the thread that calls it, and with helpers that the process has anyway: see `helpers`.
+//!
 //! The first error ends the work: no thread begins another chunk. Chunks in progress and chunks already fetched are
 //! still painted, so that they need not be fetched again.
 
 use std::any::Any;
 use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, SyncSender};
 use std::sync::{Mutex, PoisonError};
 use std::thread::{self, ScopedJoinHandle};
 use std::time::Duration;
 
 use ndarray_shm::Element;
+use ndarray_shm::backend::{goes_on, interruptible};
 use ndarray_shm::render::RenderProgress;
 
 use crate::download::budget::{Budget, Reserved};
-use crate::download::canvas::{Canvas, CanvasChunk, NextChunk, PaintEnd};
-use crate::download::paint::{self, PaintWork, Painter, in_volume, worker_count};
+use crate::download::canvas::{Canvas, CanvasChunk, NextChunk, OwnCanvas, PaintEnd};
+use crate::download::helpers::{self, HelperUse};
+use crate::download::paint::{self, PaintWork, Painter, worker_count};
 use crate::download::spent::{Phase, Stopwatch};
 use crate::download::watch::{PaintOutcome, Watch};
 use crate::error::{Error, Result, panic_message};
@@ -44,6 +49,54 @@ pub(crate) fn paint<T: Element>(
     outcome(canvas.progress(), ends)
 }
 
+/// Paints with this thread, and with at most `count - 1` helpers of this process; 0 is one thread for each processor.
+/// From a remote source there are as many as there may be requests. Ends early if the callback of
+/// [`interruptible`](ndarray_shm::backend::interruptible) says so.
+pub(crate) fn paint_here<T: Element>(canvas: &OwnCanvas<'_, T>, work: &PaintWork<'_>, count: usize) -> PaintOutcome {
+    let is_remote = work.source.is_remote();
+    let (purpose, most) = match count {
+        _ if is_remote => (HelperUse::Requests, work.requests),
+        0 => (HelperUse::Computing, usize::MAX), // as many as there are; counting the processors takes long
+        count => (HelperUse::Computing, count),
+    };
+    let helpers = most.min(canvas.progress().total).saturating_sub(1);
+    let ask = || {
+        if !goes_on() {
+            work.abort.stop();
+        }
+    };
+    let paint = |work: &PaintWork<'_>| {
+        let alarm = StopOnDrop::new(work.abort);
+        let paint = || {
+            if is_remote {
+                in_job(work.flags(), work.retries, || paint::paint(canvas, work))
+            } else {
+                paint::paint(canvas, work)
+            }
+        };
+        let end = catch_unwind(AssertUnwindSafe(paint)).unwrap_or_else(|panic| Err(panicked(&*panic)));
+        if end.is_ok() {
+            alarm.disarm();
+        }
+        end
+    };
+    let ends = Mutex::new(Vec::new());
+    let help = || {
+        let end = hearing(work, || paint(work));
+        ends.lock().unwrap_or_else(PoisonError::into_inner).push(end);
+    };
+    let own = helpers::with_helpers(purpose, helpers, &help, || paint(&PaintWork { heard: &ask, ..*work }), &ask);
+    let mut ends = ends.into_inner().unwrap_or_else(PoisonError::into_inner);
+    ends.push(own);
+    outcome(canvas.progress(), ends)
+}
+
+/// Lets a flag end the calls of this thread that wait for another process: those that look for a cached chunk.
+fn hearing<R>(work: &PaintWork<'_>, job: impl FnOnce() -> R) -> R {
+    let flags = work.flags().map(StopFlag::clone);
+    interruptible(move || !flags.iter().any(StopFlag::is_stopped), job)
+}
+
 /// An event for the thread that waits for the workers.
 pub(crate) enum CrewEvent {
     /// A [`PATIENCE`] has passed.
@@ -66,7 +119,7 @@ pub(crate) fn run<T: Element, C: Canvas<T>>(
         return thread::scope(|scope| {
             let mut crew = ThreadCrew::new(scope, work.abort);
             for number in 0..count {
-                crew.start("paint", number, tell, move || paint::paint(canvas, work));
+                crew.start("paint", number, tell, move || hearing(work, || paint::paint(canvas, work)));
             }
             crew.wait(tell)
         });
@@ -89,7 +142,7 @@ pub(crate) fn run<T: Element, C: Canvas<T>>(
         for number in 0..requests {
             let sender = sender.clone();
             crew.start("fetch", number, tell, move || {
-                in_job(work.flags(), work.retries, || fetch(canvas, work, budget, &sender))
+                hearing(work, || in_job(work.flags(), work.retries, || fetch(canvas, work, budget, &sender)))
             });
         }
         drop(sender);
@@ -122,7 +175,7 @@ fn fetch<'a, T: Element, C: Canvas<T>>(
             NextChunk::End(end) => return Ok(end),
         };
         watch.was(Phase::Claiming);
-        let region = in_volume(chunk.region(), work.bbox);
+        let region = chunk.region(work.bbox);
         let fetched = match work.source.fetch(&region) {
             // A download that is stopped while a server is silent does not report the server.
             Err(Error::Store { .. }) if work.flags().iter().any(|flag| flag.is_stopped()) => {
@@ -227,7 +280,9 @@ fn outcome(progress: RenderProgress, ends: Vec<Result<PaintEnd>>) -> PaintOutcom
     if progress.is_complete() {
         return PaintOutcome::Complete;
     }
-    match ends.into_iter().find_map(Result::err) {
+    // Work that gave up a request because it was stopped has no error of its own.
+    let mut errors = ends.into_iter().filter_map(Result::err);
+    match errors.find(|error| !matches!(error, Error::Interrupted { .. })) {
         Some(Error::Painting { report, .. }) => {
             PaintOutcome::Failed(Error::Painting { report, done: progress.done, total: progress.total })
         }

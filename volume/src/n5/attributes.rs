@@ -58,7 +58,7 @@ impl N5Attributes {
         }
         let volume = name.strip_suffix(ATTRIBUTES).unwrap_or(&name).trim_end_matches(['/', '\\']).to_owned();
         let (length, checksum) = (bytes.len(), crc32fast::hash(&bytes));
-        let mark = format!("attributes {length} bytes, crc32 {checksum:08x}, version {}", object.version);
+        let mark = format!("attributes {length} bytes, crc32 {checksum:08x}, version {}", object.mark);
         Ok(Some(Self { volume, name, prefix: prefix.to_owned(), json, mark }))
     }
 

@@ -17,7 +17,7 @@ use crate::description::Encoding;
 use crate::error::{Cause, Error, Result};
 use crate::gzip;
 use crate::scratch::Scratch;
-use crate::store::{self, Store};
+use crate::store::{self, ObjectVersion, Store};
 use crate::volume::{ChunkSource, Fetched, VolumeMeta};
 
 /// An open dataset.
@@ -97,23 +97,27 @@ impl N5Volume {
         Error::chunk(self.store.locate_stored(key), ranges_text(region), cause)
     }
 
-    fn fetch_stored(&self, region: &[Range<i64>]) -> Result<Fetched> {
+    /// Converts a store's error to an error of the block, unless a retry may help.
+    fn refused(&self, error: Error, region: &[Range<i64>]) -> Error {
+        let region = ranges_text(region);
+        if self.is_remote() { error.of_answer(region) } else { error.of_file(region) }
+    }
+
+    fn fetch_stored(&self, region: &[Range<i64>]) -> Result<(Fetched, ObjectVersion)> {
         let (key, _) = self.locate(region)?;
         let header = block::most_header_bytes(region.len());
         let most = gzip::most_stored(self.layout.most_bytes()).saturating_add(header);
         let object = self.store.get_at_most(&key, most);
-        let object = object.map_err(|error| {
-            let region = ranges_text(region);
-            if self.is_remote() { error.of_answer(region) } else { error.of_file(region) }
-        })?;
-        let Some(object) = object else { return Ok(Fetched::Missing) };
+        let object = object.map_err(|error| self.refused(error, region))?;
+        let Some(object) = object else { return Ok((Fetched::Missing, ObjectVersion::Missing)) };
+        let version = object.version.into();
         if !object.gzip {
-            return Ok(Fetched::Packed(object.bytes));
+            return Ok((Fetched::Packed(object.bytes), version));
         }
         let mut bytes = Vec::new();
         gzip::unpack(&object.bytes, usize::try_from(most).unwrap_or(usize::MAX), &mut bytes)
             .map_err(|cause| self.failed(&key, region, cause))?;
-        Ok(Fetched::Packed(bytes))
+        Ok((Fetched::Packed(bytes), version))
     }
 
     /// Passes a region of a block to `scratch`. A block may be smaller than its grid cell, at the end of an axis, or if
@@ -167,6 +171,12 @@ impl ChunkSource for N5Volume {
         self.identity.clone()
     }
 
+    fn cache_identity(&self) -> Option<String> {
+        let place = self.store.cache_place(&self.prefix)?;
+        let DatasetLayout { block, dtype, packing, packing_name, .. } = &self.layout;
+        Some(format!("n5 {place} {dtype}, blocks of {block:?}, {packing_name} ({packing:?})"))
+    }
+
     fn notes(&self) -> Vec<(&'static str, String)> {
         let mut notes = vec![("source", store::source(&*self.store, "n5", ""))];
         notes.extend((!self.scale.is_empty()).then(|| ("scale", self.scale.clone())));
@@ -181,6 +191,15 @@ impl ChunkSource for N5Volume {
     }
 
     fn fetch(&self, region: &[Range<i64>]) -> Result<Fetched> {
+        self.fetch_stored(region).map(|(fetched, _)| fetched)
+    }
+
+    fn version(&self, region: &[Range<i64>]) -> Result<ObjectVersion> {
+        let (key, _) = self.locate(region)?;
+        self.store.version(&key).map(ObjectVersion::from).map_err(|error| self.refused(error, region))
+    }
+
+    fn fetch_with_version(&self, region: &[Range<i64>]) -> Result<(Fetched, ObjectVersion)> {
         self.fetch_stored(region)
     }
 
@@ -201,6 +220,10 @@ impl ChunkSource for N5Volume {
         shape
             .and_then(|shape| self.hand_over(bytes, shape, window, scratch))
             .map_err(|cause| self.failed(&key, region, cause))
+    }
+
+    fn order(&self) -> Order {
+        Order::F
     }
 }
 

@@ -10,7 +10,7 @@ use super::VolumeOptions;
 use crate::description::NewVolume;
 use crate::error::{Result, SourceFailure};
 use crate::store::url::{VolumeFormat, VolumeUrl};
-use crate::store::{self, Object, Store};
+use crate::store::{self, Object, ObjectPart, Store, StoredVersion};
 use crate::{precomputed, zarr};
 
 /// A directory store in which each thread waits for the others after listing: the last check for an existing volume.
@@ -24,20 +24,26 @@ impl Store for Gate {
     fn locate(&self, key: &str) -> String {
         self.files.locate(key)
     }
+    fn cache_place(&self, key: &str) -> Option<String> {
+        self.files.cache_place(key)
+    }
     fn is_remote(&self) -> bool {
         false
     }
     fn get_at_most(&self, key: &str, most: u64) -> Result<Option<Object>> {
         self.files.get_at_most(key, most)
     }
-    fn get_range(&self, key: &str, range: Range<u64>) -> Result<Option<Vec<u8>>> {
+    fn get_range(&self, key: &str, range: Range<u64>) -> Result<Option<ObjectPart>> {
         self.files.get_range(key, range)
     }
-    fn get_suffix(&self, key: &str, length: u64) -> Result<Option<Vec<u8>>> {
+    fn get_suffix(&self, key: &str, length: u64) -> Result<Option<ObjectPart>> {
         self.files.get_suffix(key, length)
     }
     fn size(&self, key: &str) -> Result<Option<u64>> {
         self.files.size(key)
+    }
+    fn version(&self, key: &str) -> Result<Option<StoredVersion>> {
+        self.files.version(key)
     }
     fn put(&self, key: &str, bytes: Vec<u8>, gzip: bool) -> Result<()> {
         self.files.put(key, bytes, gzip)

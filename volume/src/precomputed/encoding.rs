@@ -6,7 +6,7 @@
 use ndarray_shm::DType;
 
 use super::info::Scale;
-use super::{pictures, segmentation};
+use super::{jpeg, pictures, segmentation};
 use crate::error::Cause;
 use crate::gzip;
 
@@ -61,6 +61,11 @@ impl ChunkEncoding {
         let numbers = block.iter().fold(4_usize, |bytes, length| bytes.saturating_mul(*length)).saturating_add(8);
         let blocks = blocks.saturating_mul(numbers).min(MOST_OF_BLOCKS);
         layout.most_packed_bytes().saturating_add(blocks)
+    }
+
+    /// Returns the name of the decoder, where another one would give other elements.
+    pub(super) fn decoder(self) -> Option<&'static str> {
+        matches!(self, Self::Jpeg { .. }).then_some(jpeg::DECODER)
     }
 
     /// Returns the encoding of a scale.
@@ -142,6 +147,17 @@ impl ChunkEncoding {
         Ok(spare)
     }
 
+    /// Decodes a raw chunk that is a gzip stream into memory of its length. Returns whether it did that;
+    /// [`decode`](Self::decode) decodes every chunk, and tells why this one cannot be.
+    pub(super) fn decode_into(self, packed: &[u8], layout: ChunkLayout, memory: &mut [u8]) -> bool {
+        let is_packed = self == Self::Raw && packed.len() != layout.bytes() && gzip::is_gzip(packed);
+        let unpacked = is_packed && gzip::unpack_exactly(packed, memory);
+        if unpacked {
+            swap_bytes(memory, layout.dtype);
+        }
+        unpacked
+    }
+
     /// Whether a gzip stream of this length must be unpacked before [`decode`](Self::decode), which would take it for
     /// elements.
     pub(super) fn must_unpack(self, packed: &[u8], layout: ChunkLayout) -> bool {
@@ -170,7 +186,7 @@ impl ChunkEncoding {
 }
 
 /// Converts between little endian, the stored byte order, and native byte order.
-fn swap_bytes(bytes: &mut [u8], dtype: DType) {
+pub(super) fn swap_bytes(bytes: &mut [u8], dtype: DType) {
     if cfg!(target_endian = "big") {
         bytes.chunks_exact_mut(dtype.size()).for_each(<[u8]>::reverse);
     }

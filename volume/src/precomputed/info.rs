@@ -64,7 +64,7 @@ impl Info {
             let reason = "there is no such file: a Precomputed volume has its description there";
             return Err(Error::volume(SourceFailure::Absent, file, reason));
         };
-        let Object { bytes, gzip, version } = object;
+        let Object { bytes, gzip, mark, .. } = object;
         let bytes = if gzip || gzip::is_gzip(&bytes) {
             let mut text = Vec::new();
             gzip::unpack(&bytes, LONGEST_INFO, &mut text).map_err(|cause| {
@@ -74,7 +74,7 @@ impl Info {
         } else {
             bytes
         };
-        Self::parse(&bytes, file, &version)
+        Self::parse(&bytes, file, &mark)
     }
 
     /// Parses a document. Messages name it `file`.

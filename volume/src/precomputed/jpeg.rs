@@ -13,6 +13,9 @@ pub(super) use self::rust::{decode, encode};
 #[cfg(feature = "turbojpeg")]
 pub(super) use self::turbo::{decode, encode};
 
+/// The crate or library that decodes. Two of them may round to different elements.
+pub(super) const DECODER: &str = if cfg!(feature = "turbojpeg") { "libjpeg-turbo" } else { "zune-jpeg" };
+
 /// Longest side of a JPEG, in pixels.
 pub(super) const LONGEST_SIDE: usize = 65535;
 

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use super::key::NameLayout;
 use crate::error::Result;
-use crate::store::{Object, Store};
+use crate::store::{Object, Store, StoredVersion};
 
 /// Suffix of files packed by gzip.
 const PACKED: &str = ".gz";
@@ -49,19 +49,39 @@ impl Names {
         key: &dyn Fn(NameLayout) -> String,
         most: u64,
     ) -> Result<Option<Object>> {
+        let found = self.find(store, key, |name| store.get_at_most(name, most))?;
+        Ok(found.map(|(object, is_packed)| Object { gzip: object.gzip || is_packed, ..object }))
+    }
+
+    /// Returns the version of the object that [`get`](Self::get) would read; reads nothing of it.
+    pub(super) fn version(
+        &self,
+        store: &dyn Store,
+        key: &dyn Fn(NameLayout) -> String,
+    ) -> Result<Option<StoredVersion>> {
+        Ok(self.find(store, key, |name| store.version(name))?.map(|(version, _)| version))
+    }
+
+    /// Looks for a chunk under its names. Returns what `look` has found, and whether the name has the suffix.
+    fn find<T>(
+        &self,
+        store: &dyn Store,
+        key: &dyn Fn(NameLayout) -> String,
+        look: impl Fn(&str) -> Result<Option<T>>,
+    ) -> Result<Option<(T, bool)>> {
         for (number, layout) in self.layouts(store).into_iter().enumerate() {
             if number > 0 && !self.is_worth_another_look(store) {
                 break;
             }
             let key = key(layout);
             for suffix in self.suffixes(store, layout) {
-                let Some(mut object) = store.get_at_most(&format!("{key}{suffix}"), most)? else { continue };
-                object.gzip |= *suffix == PACKED;
-                let kind = if *suffix == PACKED { &self.packed } else { &self.plain };
+                let Some(found) = look(&format!("{key}{suffix}"))? else { continue };
+                let is_packed = *suffix == PACKED;
+                let kind = if is_packed { &self.packed } else { &self.plain };
                 let layout = if layout == NameLayout::Flat { &self.flat } else { &self.nested };
                 kind.store(true, Ordering::Relaxed);
                 layout.store(true, Ordering::Relaxed);
-                return Ok(Some(object));
+                return Ok(Some((found, is_packed)));
             }
         }
         Ok(None)
@@ -135,6 +155,7 @@ mod tests {
 
     use super::*;
     use crate::error::Error;
+    use crate::store::ObjectPart;
 
     /// A web server with these files, which records the requests.
     #[derive(Debug, Default)]
@@ -163,6 +184,9 @@ mod tests {
         fn locate(&self, key: &str) -> String {
             key.to_owned()
         }
+        fn cache_place(&self, _: &str) -> Option<String> {
+            None
+        }
         fn is_remote(&self) -> bool {
             true
         }
@@ -170,12 +194,17 @@ mod tests {
             true
         }
         fn get_at_most(&self, key: &str, _: u64) -> Result<Option<Object>> {
-            Ok(self.answer(key).map(|bytes| Object { bytes, gzip: false, version: String::new() }))
+            Ok(self.answer(key).map(|bytes| Object {
+                bytes,
+                gzip: false,
+                mark: String::new(),
+                version: StoredVersion::Unknown,
+            }))
         }
-        fn get_range(&self, _: &str, _: Range<u64>) -> Result<Option<Vec<u8>>> {
+        fn get_range(&self, _: &str, _: Range<u64>) -> Result<Option<ObjectPart>> {
             unreachable!("chunks are read whole")
         }
-        fn get_suffix(&self, _: &str, _: u64) -> Result<Option<Vec<u8>>> {
+        fn get_suffix(&self, _: &str, _: u64) -> Result<Option<ObjectPart>> {
             unreachable!("chunks are read whole")
         }
         fn size(&self, key: &str) -> Result<Option<u64>> {
@@ -184,6 +213,9 @@ mod tests {
                 return Err(Error::Store { op: "looking at", object: key.to_owned(), cause: "501".into() });
             }
             Ok(found.map(|bytes| bytes.len() as u64))
+        }
+        fn version(&self, key: &str) -> Result<Option<StoredVersion>> {
+            Ok(self.answer(key).map(|_| StoredVersion::settled(key)))
         }
         fn put(&self, _: &str, _: Vec<u8>, _: bool) -> Result<()> {
             unreachable!("web servers are read")

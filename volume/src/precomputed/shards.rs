@@ -3,6 +3,7 @@
 //! Indexes are untrusted input: an entry that overflows, runs backwards or is longer than any chunk is an error that
 //! names the shard.
 
+use std::cell::Cell;
 use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -10,7 +11,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use super::sharding::{Address, Sharding};
 use crate::error::{Error, Result};
 use crate::gzip;
-use crate::store::Store;
+use crate::store::indexed::{IndexTrust, IndexedRead, VersionedBytes, read_through_index};
+use crate::store::{ObjectPart, ObjectVersion, Store, StoredVersion};
 
 /// Maximum memory for cached indexes.
 const CACHE_BYTES: usize = 64 << 20;
@@ -63,8 +65,22 @@ struct Cached {
 /// same index wait for that lock, while other indexes stay available.
 type IndexSlot = Arc<Mutex<Option<IndexEntries>>>;
 
-/// Entries of an index, sorted by number; `None` if the shard is not stored.
-type IndexEntries = Option<Arc<Vec<IndexEntry>>>;
+/// An index; `None` if the shard is not stored.
+type IndexEntries = Option<Arc<VersionedEntries>>;
+
+/// Entries of an index, sorted by number, and the version of the shard that all of its bytes are from.
+#[derive(Debug)]
+struct VersionedEntries {
+    entries: Vec<IndexEntry>,
+    version: StoredVersion,
+}
+
+impl VersionedEntries {
+    fn find(&self, id: u64) -> Option<IndexEntry> {
+        let found = self.entries.binary_search_by_key(&id, |entry| entry.id);
+        found.ok().map(|at| self.entries[at])
+    }
+}
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct IndexEntry {
@@ -87,64 +103,103 @@ impl ShardReader {
         format!("{}{}", self.prefix, self.sharding.file(shard))
     }
 
-    /// Reads the bytes of a chunk; `None` if it is not stored. More than `most` bytes are an error. Errors are those of
-    /// stores, and name the shard.
-    pub(super) fn read(&self, numbers: [u64; 3], most: usize) -> Result<Option<Vec<u8>>> {
+    /// Reads the bytes of a chunk, `None` if it is not stored, with the version of the shard that they are from. More
+    /// than `most` bytes are an error. Errors are those of stores, and name the shard.
+    pub(super) fn read(&self, numbers: [u64; 3], most: usize, trust: IndexTrust) -> Result<VersionedBytes> {
         let address = self.sharding.address(numbers);
-        let Some(index) = self.minishard(address)? else { return Ok(None) };
-        let Ok(found) = index.binary_search_by_key(&address.id, |entry| entry.id) else { return Ok(None) };
-        let IndexEntry { start, end, .. } = index[found];
-        if end - start > most as u64 {
-            let what = format!(
-                "its index says that chunk {} has {} bytes: none has more than {most}",
-                address.id,
-                end - start
-            );
-            return Err(self.damaged(address.shard, what));
+        let (read, current) = (|| self.read_once(address, most), || self.store.version(&self.key_of(address.shard)));
+        read_through_index(trust, read, current, || self.forget(address))
+    }
+
+    /// Asks the store for the version of the shard that contains a chunk.
+    pub(super) fn version(&self, numbers: [u64; 3]) -> Result<ObjectVersion> {
+        self.store.version(&self.key(numbers)).map(ObjectVersion::from)
+    }
+
+    /// Reads a chunk with the indexes that are cached, if there are any.
+    fn read_once(&self, address: Address, most: usize) -> IndexedRead {
+        let is_cached = Cell::new(true);
+        let index = match self.minishard(address, &is_cached) {
+            Ok(index) => index,
+            // The index of the shard may be cached, and that of the minishard not be where it says.
+            Err(error) if is_cached.get() => {
+                let page = self.page(address, &is_cached).ok().flatten().map(|page| page.version.clone());
+                return IndexedRead { bytes: Err(error), index: page, is_cached: true, part: None };
+            }
+            Err(error) => return IndexedRead::failed(error),
+        };
+        let (mut part, is_cached) = (None, is_cached.get());
+        let mut read = || -> Result<Option<Vec<u8>>> {
+            let Some(IndexEntry { start, end, .. }) = index.as_ref().and_then(|index| index.find(address.id)) else {
+                return Ok(None);
+            };
+            if end - start > most as u64 {
+                let what = format!(
+                    "its index says that chunk {} has {} bytes: none has more than {most}",
+                    address.id,
+                    end - start
+                );
+                return Err(self.damaged(address.shard, what));
+            }
+            let found = self.behind_index(address.shard, start..end)?;
+            part = Some(found.version);
+            Ok(Some(found.bytes))
+        };
+        let bytes = read();
+        IndexedRead { bytes, index: index.map(|index| index.version.clone()), is_cached, part }
+    }
+
+    /// Removes the cached indexes that lead to a chunk: its shard was replaced.
+    fn forget(&self, Address { shard, minishard: number, .. }: Address) {
+        let mut cache = lock(&self.cache);
+        for key in [Key::Page { shard, first: first_of_page(number) }, Key::Minishard { shard, number }] {
+            cache.bytes -= cache.indexes.remove(&key).map_or(0, |cached| cached.bytes);
         }
-        self.behind_index(address.shard, start..end).map(Some)
     }
 
     /// Reads a range that an index of the shard refers to. A missing shard is an error: its index was there.
-    fn behind_index(&self, shard: u64, range: Range<u64>) -> Result<Vec<u8>> {
+    fn behind_index(&self, shard: u64, range: Range<u64>) -> Result<ObjectPart> {
         let found = self.store.get_range(&self.key_of(shard), range)?;
         found.ok_or_else(|| self.damaged(shard, "it is gone, though its index was here".to_owned()))
     }
 
-    fn minishard(&self, address: Address) -> Result<IndexEntries> {
+    /// Returns the index of a minishard. `is_cached` becomes false if the index of the shard is read anew.
+    fn minishard(&self, address: Address, is_cached: &Cell<bool>) -> Result<IndexEntries> {
         self.cached(Key::Minishard { shard: address.shard, number: address.minishard }, || {
-            let Some(page) = self.page(address)? else { return Ok(None) };
-            let Ok(found) = page.binary_search_by_key(&address.minishard, |entry| entry.id) else {
-                return Ok(Some(Arc::default()));
+            let Some(page) = self.page(address, is_cached)? else { return Ok(None) };
+            let Some(IndexEntry { start, end, .. }) = page.find(address.minishard) else {
+                return Ok(Some(Arc::new(VersionedEntries { entries: Vec::new(), version: page.version.clone() })));
             };
-            let IndexEntry { start, end, .. } = page[found];
             let damaged =
                 |what: String| self.damaged(address.shard, format!("minishard {}: {what}", address.minishard));
             if end - start > LONGEST_INDEX as u64 {
                 return Err(damaged(format!("an index of {} bytes is longer than any", end - start)));
             }
-            let mut bytes = self.behind_index(address.shard, start..end)?;
+            let ObjectPart { mut bytes, version, .. } = self.behind_index(address.shard, start..end)?;
             if self.sharding.packed_indexes {
                 let mut unpacked = Vec::new();
                 gzip::unpack(&bytes, LONGEST_INDEX, &mut unpacked).map_err(|cause| damaged(cause.to_string()))?;
                 bytes = unpacked;
             }
             let entries = chunk_entries(&bytes, self.index_length()).map_err(|what| damaged(what.to_owned()))?;
-            Ok(Some(Arc::new(entries)))
+            Ok(Some(Arc::new(VersionedEntries { entries, version: page.version.and(&version) })))
         })
     }
 
-    /// Returns the page of a shard's index that contains a minishard, without the empty entries.
-    fn page(&self, address: Address) -> Result<IndexEntries> {
-        let first = address.minishard / PAGE * PAGE;
+    /// Returns the page of a shard's index that contains a minishard, without the empty entries. `is_cached` becomes
+    /// false if it is read.
+    fn page(&self, address: Address, is_cached: &Cell<bool>) -> Result<IndexEntries> {
+        let first = first_of_page(address.minishard);
         self.cached(Key::Page { shard: address.shard, first }, || {
+            is_cached.set(false);
             let behind = first.saturating_add(PAGE).min(self.index_length() / SHARD_ENTRY);
             let range = first * SHARD_ENTRY..behind * SHARD_ENTRY;
-            let Some(bytes) = self.store.get_range(&self.key_of(address.shard), range)? else { return Ok(None) };
+            let found = self.store.get_range(&self.key_of(address.shard), range)?;
+            let Some(ObjectPart { bytes, version, .. }) = found else { return Ok(None) };
             let entries = page_entries(&bytes, first, self.index_length()).map_err(|number| {
                 self.damaged(address.shard, format!("minishard {number} ends before it begins, or nowhere"))
             })?;
-            Ok(Some(Arc::new(entries)))
+            Ok(Some(Arc::new(VersionedEntries { entries, version })))
         })
     }
 
@@ -163,7 +218,7 @@ impl ShardReader {
         let index = read()?;
         *content = Some(index.clone());
         drop(content);
-        lock(&self.cache).account(key, index.as_ref().map_or(0, |index| index.len() * size_of::<IndexEntry>()));
+        lock(&self.cache).account(key, index.as_ref().map_or(0, |index| index.entries.len() * size_of::<IndexEntry>()));
         Ok(index)
     }
 
@@ -202,6 +257,11 @@ impl Cache {
             self.bytes -= self.indexes.remove(&key).map_or(0, |cached| cached.bytes);
         }
     }
+}
+
+/// Returns the first minishard of the page that contains one.
+fn first_of_page(minishard: u64) -> u64 {
+    minishard / PAGE * PAGE
 }
 
 /// Locks a mutex. Poisoning is ignored: every change under these locks is one step, so a panic leaves no partial
@@ -313,11 +373,16 @@ mod tests {
         assert!(read(Err(Error::bbox("", "a failure"))).is_err(), "a failure is told");
         std::thread::scope(|scope| {
             for _ in 0..8 {
-                scope.spawn(|| assert_eq!(read(Ok(Some(Arc::default()))).expect("an index"), Some(Arc::default())));
+                scope.spawn(|| {
+                    let empty = VersionedEntries { entries: Vec::new(), version: StoredVersion::Unknown };
+                    let index = read(Ok(Some(Arc::new(empty)))).expect("an index");
+                    assert_eq!(index.expect("the shard is there").entries, []);
+                });
             }
         });
         assert_eq!(reads.load(Ordering::Relaxed), 2, "but not kept; what was read is");
-        assert!(shards.read([0, 0, 0], 100).expect("the index is known").is_none());
+        let (bytes, _) = shards.read([0, 0, 0], 100, IndexTrust::Cached).expect("the index is known");
+        assert!(bytes.is_none());
     }
 
     #[test]

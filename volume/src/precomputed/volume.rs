@@ -7,7 +7,7 @@ use std::sync::Arc;
 use ndarray_shm::Order;
 
 use super::UNIT;
-use super::encoding::{ChunkEncoding, ChunkLayout};
+use super::encoding::{ChunkEncoding, ChunkLayout, swap_bytes};
 use super::existing::Existing;
 use super::info::{INFO, Info, Scale};
 use super::key::{self, NameLayout};
@@ -17,9 +17,11 @@ use crate::bbox::{length, ranges_text, to_usize};
 use crate::description::{Encoding, Lengths};
 use crate::error::{Cause, Error, Result, SourceFailure};
 use crate::gzip;
+use crate::region_memory::RegionMemory;
 use crate::scratch::Scratch;
-use crate::store::{self, Store};
-use crate::volume::{ChunkSink, ChunkSource, Fetched, Gather, VolumeMeta};
+use crate::store::indexed::IndexTrust;
+use crate::store::{self, ObjectVersion, Store};
+use crate::volume::{ChunkSink, ChunkSource, Fetched, Gather, Placed, VolumeMeta};
 
 /// An open scale.
 pub(super) struct PrecomputedVolume {
@@ -200,6 +202,20 @@ impl ChunkSource for PrecomputedVolume {
         self.identity.clone()
     }
 
+    fn cache_identity(&self) -> Option<String> {
+        let Scale { meta, encoding, block_size, sharding, .. } = &self.scale;
+        let decoder = self.encoding.decoder().map_or(String::new(), |decoder| format!(" by {decoder}"));
+        // Chunks are cut off where the volume ends, so that its shape is the shape of some of them.
+        Some(format!(
+            "precomputed {} {}, {:?} from {:?}, chunks of {:?}, {encoding:?}{decoder}, blocks of {block_size:?}, {sharding:?}",
+            self.store.cache_place(self.scale.prefix.trim_end_matches('/'))?,
+            meta.dtype,
+            meta.shape,
+            meta.origin,
+            meta.chunk_shape,
+        ))
+    }
+
     fn notes(&self) -> Vec<(&'static str, String)> {
         let lengths =
             Lengths { resolution: self.scale.resolution.clone(), unit: UNIT.to_owned(), ..Lengths::default() };
@@ -215,7 +231,24 @@ impl ChunkSource for PrecomputedVolume {
     }
 
     fn fetch(&self, region: &[Range<i64>]) -> Result<Fetched> {
-        self.fetch_stored(region)
+        self.fetch_stored(region, IndexTrust::Cached).map(|(fetched, _)| fetched)
+    }
+
+    fn version(&self, region: &[Range<i64>]) -> Result<ObjectVersion> {
+        let chunk = self.chunk_of(region)?;
+        let refused = |error| self.refused(error, &chunk, region);
+        if let Some(shards) = &self.shards {
+            return shards.version(self.numbers(&chunk)).map_err(refused);
+        }
+        let version = self.names.version(&*self.store, &|layout| self.key(&chunk, layout)).map_err(refused)?;
+        if version.is_none() {
+            self.check_missing(&chunk, region)?;
+        }
+        Ok(version.into())
+    }
+
+    fn fetch_with_version(&self, region: &[Range<i64>]) -> Result<(Fetched, ObjectVersion)> {
+        self.fetch_stored(region, IndexTrust::Checked)
     }
 
     fn decode(&self, region: &[Range<i64>], fetched: Fetched, scratch: &mut Scratch) -> Result<()> {
@@ -239,6 +272,43 @@ impl ChunkSource for PrecomputedVolume {
         });
         scratch.block(bytes, layout.shape.to_vec(), Order::F, window.collect());
         Ok(())
+    }
+
+    fn decode_into(&self, region: &[Range<i64>], fetched: Fetched, memory: &mut RegionMemory<'_>) -> Result<Placed> {
+        let chunk = self.chunk_of(region)?;
+        let Some(memory) = memory.in_order(Order::F).filter(|_| chunk == region) else {
+            return Ok(Placed::Declined(fetched));
+        };
+        let layout = self.layout(&chunk);
+        let (packed, fetched) = match fetched {
+            Fetched::Later => {
+                if self.encoding == ChunkEncoding::Raw && self.shards.is_none() {
+                    let filled = self.store.fill(&self.key(&chunk, NameLayout::Flat), None, memory);
+                    if filled.map_err(|error| self.refused(error, &chunk, region))? {
+                        swap_bytes(memory, layout.dtype);
+                        return Ok(Placed::Filled { fetched: memory.len() });
+                    }
+                }
+                match self.fetch(region)? {
+                    Fetched::Packed(packed) => {
+                        let length = packed.len();
+                        (packed, length)
+                    }
+                    other => return Ok(Placed::Declined(other)),
+                }
+            }
+            Fetched::Packed(packed) => (packed, 0), // fetched in an earlier call
+            Fetched::Missing => return Ok(Placed::Declined(Fetched::Missing)),
+        };
+        if !self.encoding.decode_into(&packed, layout, memory) {
+            return Ok(Placed::Declined(Fetched::Packed(packed)));
+        }
+        crate::spare::give(packed);
+        Ok(Placed::Filled { fetched })
+    }
+
+    fn order(&self) -> Order {
+        Order::F
     }
 }
 
@@ -270,29 +340,31 @@ impl ChunkSink for PrecomputedVolume {
 }
 
 impl PrecomputedVolume {
-    fn fetch_stored(&self, region: &[Range<i64>]) -> Result<Fetched> {
+    /// Fetches a chunk, with the version of the object that its bytes are from.
+    fn fetch_stored(&self, region: &[Range<i64>], trust: IndexTrust) -> Result<(Fetched, ObjectVersion)> {
         let chunk = self.chunk_of(region)?;
         let layout = self.layout(&chunk);
         let most = self.encoding.most_packed_bytes(layout);
-        let (bytes, packed) = if let Some(shards) = &self.shards {
-            let bytes = shards.read(self.numbers(&chunk), most).map_err(|error| self.refused(error, &chunk, region))?;
-            let Some(bytes) = bytes else { return Ok(Fetched::Missing) };
-            (bytes, shards.sharding.packed_chunks)
+        let (bytes, packed, version) = if let Some(shards) = &self.shards {
+            let read = shards.read(self.numbers(&chunk), most, trust);
+            let (bytes, version) = read.map_err(|error| self.refused(error, &chunk, region))?;
+            let Some(bytes) = bytes else { return Ok((Fetched::Missing, version)) };
+            (bytes, shards.sharding.packed_chunks, version)
         } else {
             let key = |layout| self.key(&chunk, layout);
             let object = self.names.get(&*self.store, &key, most as u64);
             let Some(object) = object.map_err(|error| self.refused(error, &chunk, region))? else {
                 self.check_missing(&chunk, region)?;
-                return Ok(Fetched::Missing);
+                return Ok((Fetched::Missing, ObjectVersion::Missing));
             };
-            (object.bytes, object.gzip)
+            (object.bytes, object.gzip, object.version.into())
         };
         if packed && self.encoding.must_unpack(&bytes, layout) {
             let mut unpacked = Vec::new();
             gzip::unpack(&bytes, layout.bytes(), &mut unpacked).map_err(|cause| self.failed(&chunk, region, cause))?;
-            return Ok(Fetched::Packed(unpacked));
+            return Ok((Fetched::Packed(unpacked), version));
         }
-        Ok(Fetched::Packed(bytes))
+        Ok((Fetched::Packed(bytes), version))
     }
 
     /// Removes files of the same chunk with another packing, which CloudVolume would find first.

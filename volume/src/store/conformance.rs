@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::store::Store;
+use crate::store::{Store, StoredVersion};
 
 /// Returns pseudorandom bytes, different for each seed.
 pub(crate) fn noise(seed: u64, length: usize) -> Vec<u8> {
@@ -43,8 +43,10 @@ pub(crate) fn reads(store: &dyn Store) {
         let found = store.get(key).expect(key).unwrap_or_else(|| panic!("{key} is not there"));
         assert!(found.bytes == bytes, "{key}: {} bytes of {}", found.bytes.len(), bytes.len());
         assert_eq!(found.gzip, gzip, "{key}");
-        assert!(!found.version.is_empty(), "{key}");
-        assert_eq!(store.get(key).expect(key).expect(key).version, found.version, "{key}: it did not change");
+        assert!(!found.mark.is_empty(), "{key}");
+        assert_eq!(store.get(key).expect(key).expect(key).mark, found.mark, "{key}: it did not change");
+        let version = store.version(key).expect(key).expect(key);
+        assert_eq!(tag(&version), tag(&found.version), "{key}: it did not change");
         assert_eq!(store.size(key).expect(key), Some(bytes.len() as u64), "{key}");
     }
     let (key, bytes) = ("c/0/1/2", noise(3, 1_000_003));
@@ -54,17 +56,20 @@ pub(crate) fn reads(store: &dyn Store) {
         let text = format!("{error}: {}", std::error::Error::source(&error).expect("a cause")).replace('\\', "/");
         assert!(text.contains(key) && text.contains(&format!("({most})")), "{text}");
     }
+    let whole = tag(&store.version(key).expect("its version").expect("it is there"));
     for range in [0..1, 0..1_000_003, 999_999..1_000_003, 1_000_002..1_000_003, 70..70, 500_000..800_000] {
         let part = store.get_range(key, range.clone()).expect("a part").expect("it is there");
         let (start, end) = (usize::try_from(range.start).expect("small"), usize::try_from(range.end).expect("small"));
-        assert!(part == bytes[start..end], "{range:?}");
+        assert!(part.bytes == bytes[start..end], "{range:?}");
+        assert_eq!((part.length, tag(&part.version)), (1_000_003, whole.clone()), "{range:?}");
     }
     for length in [1, 16, 1_000_003, 2_000_000] {
         let part = store.get_suffix(key, length).expect("its end").expect("it is there");
         let begin = bytes.len().saturating_sub(usize::try_from(length).expect("small"));
-        assert!(part == bytes[begin..], "the last {length}");
+        assert!(part.bytes == bytes[begin..], "the last {length}");
+        assert_eq!((part.length, tag(&part.version)), (1_000_003, whole.clone()), "the last {length}");
     }
-    assert_eq!(store.get_suffix("0/empty", 16).expect("nothing"), Some(Vec::new()));
+    assert!(store.get_suffix("0/empty", 16).expect("nothing").expect("it is there").bytes.is_empty());
     for range in [0..1_000_004, 1_000_003..1_000_004, 2_000_000..2_000_001, 0..u64::MAX, 5..u64::MAX - 1] {
         let error = store.get_range(key, range.clone()).expect_err("too far");
         assert!(error.to_string().replace('\\', "/").contains(key), "{range:?}: {error}");
@@ -73,12 +78,22 @@ pub(crate) fn reads(store: &dyn Store) {
     bad_keys_are_refused(store);
 }
 
+/// Returns the tag of a version. Whether it is settled depends on when it was asked for.
+fn tag(version: &StoredVersion) -> Option<String> {
+    match version {
+        StoredVersion::Tagged { tag, .. } => Some(tag.clone()),
+        StoredVersion::Unknown => None,
+        StoredVersion::Mixed => panic!("it did not change"),
+    }
+}
+
 fn missing_objects_are_none(store: &dyn Store) {
     for key in ["nothing", "c/0/1/3", "no/such/group", "info/below"] {
         assert!(store.get(key).expect(key).is_none(), "{key}");
         assert!(store.get_range(key, 0..5).expect(key).is_none(), "{key}");
         assert!(store.get_suffix(key, 5).expect(key).is_none(), "{key}");
         assert!(store.size(key).expect(key).is_none(), "{key}");
+        assert_eq!(store.version(key).expect(key), None, "{key}");
     }
 }
 
@@ -90,6 +105,7 @@ fn bad_keys_are_refused(store: &dyn Store) {
             store.get_range(key, 0..1).expect_err(key),
             store.get_suffix(key, 1).expect_err(key),
             store.size(key).expect_err(key),
+            store.version(key).expect_err(key),
             store.put(key, vec![1], false).expect_err(key),
             store.delete(key).expect_err(key),
         ];
@@ -114,11 +130,16 @@ pub(crate) fn writes(store: &dyn Store) {
     assert!(store.list("nothing").expect("no group").is_empty());
 
     // Replacing an object, packed or not, by a longer or shorter one.
+    let mut before = None;
     for (length, gzip) in [(10, false), (20, true), (5, true), (40, false), (30, true), (10, false)] {
         store.put("0/changing", noise(length, 10 * usize::try_from(length).expect("small")), gzip).expect("a change");
         let found = store.get("0/changing").expect("the new one").expect("it is there");
         assert_eq!((found.bytes.len() as u64, found.gzip), (10 * length, gzip));
         assert!(found.bytes == noise(length, found.bytes.len()));
+        let version = tag(&store.version("0/changing").expect("its version").expect("it is there"));
+        assert_eq!(version, tag(&found.version), "{length}");
+        assert!(version.is_none() || version != before, "{length}: the version of the object before");
+        before = version;
     }
     assert!(store.delete("0/changing").expect("removing"));
     assert!(store.get("0/changing").expect("nothing").is_none());

@@ -5,11 +5,13 @@
 
 #[cfg(test)]
 mod conformance;
+pub(crate) mod indexed;
 mod key;
 mod local;
 #[cfg(feature = "remote")]
 mod remote;
 pub(crate) mod url;
+mod version;
 pub(crate) mod wanted;
 
 use std::fmt;
@@ -17,6 +19,8 @@ use std::ops::Range;
 use std::sync::Arc;
 
 pub(crate) use self::local::LocalStore;
+pub use self::version::ObjectVersion;
+pub(crate) use self::version::StoredVersion;
 use crate::error::{Error, Result, SourceFailure};
 use crate::store::url::{StorePlace, VolumeUrl};
 
@@ -35,8 +39,19 @@ pub(crate) struct Object {
     /// Whether the bytes are a gzip stream around the object itself: by the `Content-Encoding` of a server, or by the
     /// suffix `.gz` of a file.
     pub(crate) gzip: bool,
-    /// Tells this object from a later one under the same key: its modification time, or the server's entity tag.
-    pub(crate) version: String,
+    /// A part of the identity of the volume that the object describes: its modification time, or the server's entity
+    /// tag. A copy of a file may keep it, unlike the version.
+    pub(crate) mark: String,
+    pub(crate) version: StoredVersion,
+}
+
+/// A part of an object.
+#[derive(Debug)]
+pub(crate) struct ObjectPart {
+    pub(crate) bytes: Vec<u8>,
+    /// Length of the whole object.
+    pub(crate) length: u64,
+    pub(crate) version: StoredVersion,
 }
 
 /// Objects under keys, such as `0/0-64_0-64_0-64`: parts separated by `/`, none of them empty, `.` or `..`.
@@ -50,6 +65,11 @@ pub(crate) trait Store: fmt::Debug + Send + Sync {
     fn locate_stored(&self, key: &str) -> String {
         self.locate(key)
     }
+
+    /// Returns a text for the place of a key that is the same in every process: an absolute path without links, or a
+    /// URL without user and password, with a hash of its query, and with the server that is meant where the URL does
+    /// not say it. Objects of equal places and equal versions have equal bytes. `None` if there is no such text.
+    fn cache_place(&self, key: &str) -> Option<String>;
 
     /// Whether answers come over a network.
     fn is_remote(&self) -> bool;
@@ -69,13 +89,23 @@ pub(crate) trait Store: fmt::Debug + Send + Sync {
     fn get_at_most(&self, key: &str, most: u64) -> Result<Option<Object>>;
 
     /// Reads a part of an object that is stored without `gzip`. A range that reaches beyond its end is an error.
-    fn get_range(&self, key: &str, range: Range<u64>) -> Result<Option<Vec<u8>>>;
+    fn get_range(&self, key: &str, range: Range<u64>) -> Result<Option<ObjectPart>>;
+
+    /// Reads into `memory`: all of an object, or its part that begins at `start`. Returns `false`, with arbitrary
+    /// content of the memory, if there is no such object, if it is stored with `gzip`, if it has another length or ends
+    /// before the part does, or if this store cannot read into memory. The calls above tell which.
+    fn fill(&self, _key: &str, _start: Option<u64>, _memory: &mut [u8]) -> Result<bool> {
+        Ok(false)
+    }
 
     /// Reads the last bytes of an object that is stored without `gzip`; all of it if it is shorter.
-    fn get_suffix(&self, key: &str, length: u64) -> Result<Option<Vec<u8>>>;
+    fn get_suffix(&self, key: &str, length: u64) -> Result<Option<ObjectPart>>;
 
     /// Returns how many bytes an object has, as it is stored; reads nothing of it.
     fn size(&self, key: &str) -> Result<Option<u64>>;
+
+    /// Returns the version of the object that [`get`](Self::get) would read; reads nothing of it.
+    fn version(&self, key: &str) -> Result<Option<StoredVersion>>;
 
     /// Writes an object, replacing an existing one atomically: readers see the old object or the new one, never a part.
     /// `gzip` says that the bytes are a gzip stream, as in [`Object`].

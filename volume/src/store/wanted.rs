@@ -25,7 +25,7 @@ pub(crate) fn in_job<R>(flags: [&StopFlag; 2], retries: &Retries, work: impl FnO
 
 impl StopFlag {
     /// Runs `work` on this thread. While it runs, waits for a server end with an error within a second after this flag
-    /// was raised.
+    /// was raised, or the callback of [`interruptible`](ndarray_shm::backend::interruptible) ended the call.
     ///
     /// Downloads and uploads need no such care: they stop by the flag of their options. It is for what has no options,
     /// such as opening a volume, which would otherwise wait until a silent server times out.
@@ -45,10 +45,11 @@ impl StopFlag {
     }
 }
 
-/// Returns whether this thread has flags, and whether one of them is raised.
+/// Returns whether this thread is to stop waiting: one of its flags is raised, or the callback of
+/// [`interruptible`](ndarray_shm::backend::interruptible) has ended the call.
 #[cfg(feature = "remote")]
-pub(super) fn heeds() -> (bool, bool) {
-    HEEDED.with_borrow(|flags| (!flags.is_empty(), flags.iter().any(StopFlag::is_stopped)))
+pub(super) fn is_unwanted() -> bool {
+    HEEDED.with_borrow(|flags| flags.iter().any(StopFlag::is_stopped)) || !ndarray_shm::backend::goes_on()
 }
 
 /// Restores the previous flags when dropped, also when the work panics.

@@ -13,21 +13,25 @@ use crate::bbox::{ranges_text, to_usize};
 use crate::description::{Encoding, Lengths};
 use crate::error::{Cause, Error, Result, SourceFailure, StoreFailure};
 use crate::gzip;
+use crate::region_memory::RegionMemory;
 use crate::scratch::Scratch;
-use crate::store::{self, Store};
+use crate::store::indexed::{IndexTrust, IndexedRead, VersionedBytes, read_through_index};
+use crate::store::{self, ObjectVersion, Store};
 use crate::unpack::Expected;
-use crate::volume::{ChunkSource, Fetched, VolumeMeta};
+use crate::volume::{ChunkSource, Fetched, Placed, VolumeMeta};
 use crate::zarr::codec_settings::without_pool;
 use crate::zarr::codecs::{Chain, ElementType, ShardCodec};
 use crate::zarr::document::{BOOL, Document, UNREADABLE, join, unwrapped};
 use crate::zarr::extensions;
-use crate::zarr::indexes::Indexes;
-use crate::zarr::shard_index::{self, ShardIndex};
+use crate::zarr::indexes::{CachedIndex, Indexes};
+use crate::zarr::shard_index;
 
 /// An array with chunks that are objects, or parts of objects (shards).
 pub(super) struct ZarrArray {
     pub(super) meta: VolumeMeta,
     identity: String,
+    /// The members of its document that decoded chunks depend on.
+    chunk_metadata: String,
     pub(super) lengths: Lengths,
     /// Its name in the group of scales; empty if it was opened by itself.
     pub(super) scale: String,
@@ -68,6 +72,16 @@ impl ChunkLocation {
         }
         error.in_shard(self.chunk.iter().map(u64::to_string).collect::<Vec<String>>().join("/"))
     }
+}
+
+/// Which bytes of its object a chunk has.
+enum ChunkPlace {
+    /// All: the chunk is an object of its own.
+    Object,
+    /// These: the object is a shard.
+    Part(Range<u64>),
+    /// None: the shard, or the chunk in it, is not stored.
+    Missing,
 }
 
 /// A contiguous part of a stored chunk.
@@ -145,6 +159,7 @@ impl ZarrArray {
         Ok(Self {
             meta,
             identity: document.identity(),
+            chunk_metadata: document.chunk_metadata(),
             lengths: Lengths::default(),
             scale: String::new(),
             encoding: document.encoding(),
@@ -202,7 +217,7 @@ impl ZarrArray {
                 (shard.clone(), Some((shard, number)))
             }
         };
-        let codecs = shards.map_or(&self.chain, ShardCodec::chunk);
+        let codecs = self.chunk_codecs();
         let slab = codecs.stored_plainly().and_then(|order| slab(&codecs.shape(), order, &window, self.meta.dtype));
         Ok((ChunkLocation { key: self.key(&stored), in_shard, chunk, slab }, window))
     }
@@ -236,55 +251,73 @@ impl ZarrArray {
         shards: &ShardCodec,
         stored: &ChunkLocation,
         region: &[Range<i64>],
-    ) -> Result<Option<ShardIndex>> {
+    ) -> Result<Option<CachedIndex>> {
         let key = &stored.key;
         let bytes = shards.index().bytes();
-        let fetch = || {
-            let index = if shards.index().is_first() {
-                self.store.get_range(key, 0..bytes)
-            } else {
-                self.store.get_suffix(key, bytes)
-            };
-            // On a server the length would cost one more request, and the server itself refuses ranges beyond the end.
-            let length = if self.store.is_remote() { None } else { self.store.size(key)? };
-            Ok((index?, length))
+        let part = if shards.index().is_first() {
+            self.store.get_range(key, 0..bytes)
+        } else {
+            self.store.get_suffix(key, bytes)
         };
-        match fetch().map_err(|error| self.store_failed(error, stored, region))? {
-            (None, _) => Ok(None),
-            (Some(index), length) => {
-                shards.index().read(index, length).map(Some).map_err(self.chunk_failed(stored, region))
+        let Some(part) = part.map_err(|error| self.store_failed(error, stored, region))? else { return Ok(None) };
+        // A server itself refuses ranges beyond the end.
+        let length = (!self.store.is_remote()).then_some(part.length);
+        let index = shards.index().read(part.bytes, length).map_err(self.chunk_failed(stored, region))?;
+        Ok(Some(CachedIndex { index, version: part.version }))
+    }
+
+    /// Reads the stored bytes of a chunk, or of its slab. Returns the version of the object that all of them are from.
+    fn fetch_stored(&self, stored: &ChunkLocation, region: &[Range<i64>], trust: IndexTrust) -> Result<VersionedBytes> {
+        let (Some((shard, _)), Some(indexes)) = (&stored.in_shard, &self.indexes) else {
+            return self.fetch_object(stored, region);
+        };
+        let read = || self.fetch_from_shard(stored, region);
+        let current = || self.store.version(&stored.key).map_err(|error| self.store_failed(error, stored, region));
+        read_through_index(trust, read, current, || indexes.forget(shard))
+    }
+
+    /// Reads a chunk that is an object of its own.
+    fn fetch_object(&self, stored: &ChunkLocation, region: &[Range<i64>]) -> Result<VersionedBytes> {
+        let Some(Slab { bytes: range, .. }) = &stored.slab else { return self.fetch_whole(stored, region) };
+        match self.store.get_range(&stored.key, range.clone()) {
+            // A plain web server may send whole objects only, and a chunk is small enough for that.
+            Err(error) if self.sends_no_parts(&error) => {
+                let (bytes, version) = self.fetch_whole(stored, region)?;
+                Ok((bytes.map(|bytes| part(bytes, range)), version))
+            }
+            other => {
+                let found = other.map_err(|error| self.store_failed(error, stored, region))?;
+                let (bytes, version) = found.map(|part| (part.bytes, part.version)).unzip();
+                Ok((bytes, version.into()))
             }
         }
     }
 
-    fn fetch_stored(&self, stored: &ChunkLocation, region: &[Range<i64>]) -> Result<Option<Vec<u8>>> {
-        let key = &stored.key;
-        let mut range = stored.slab.as_ref().map(|slab| slab.bytes.clone());
-        if let (Some((shard, number)), Some(shards), Some(indexes)) =
-            (&stored.in_shard, self.chain.only_shards(), &self.indexes)
-        {
-            let Some(index) = indexes.get(shard, || self.fetch_index(shards, stored, region))? else { return Ok(None) };
-            let place = shards.locate(&index, *number).map_err(self.chunk_failed(stored, region))?;
-            let Some(place) = place else { return Ok(None) };
-            range = Some(match range {
-                Some(slab) => place.start.saturating_add(slab.start)..place.start.saturating_add(slab.end),
-                None => place,
-            });
-        }
-        if let Some(range) = range {
-            let bytes = match self.store.get_range(key, range.clone()) {
-                // A plain web server may send whole objects only, and a chunk is small enough for that.
-                Err(error) if stored.in_shard.is_none() && self.sends_no_parts(&error) => {
-                    return self.fetch_whole(stored, region).map(|bytes| bytes.map(|bytes| part(bytes, &range)));
+    /// Reads a chunk of a shard, with the index that is cached, if there is one.
+    fn fetch_from_shard(&self, stored: &ChunkLocation, region: &[Range<i64>]) -> IndexedRead {
+        let (index, is_cached) = match self.index_of(stored, region) {
+            Ok(found) => found,
+            Err(error) => return IndexedRead::failed(error),
+        };
+        let mut part = None;
+        let bytes = self.place_in(index.as_deref(), stored, region).and_then(|place| {
+            let ChunkPlace::Part(place) = place else { return Ok(None) };
+            let range = match &stored.slab {
+                Some(Slab { bytes, .. }) => {
+                    place.start.saturating_add(bytes.start)..place.start.saturating_add(bytes.end)
                 }
-                other => other.map_err(|error| self.store_failed(error, stored, region))?,
+                None => place,
             };
-            if bytes.is_none() && stored.in_shard.is_some() {
-                return Err(self.chunk_failed(stored, region)("the shard is gone, though its index was here".into()));
+            let found = self.store.get_range(&stored.key, range);
+            match found.map_err(|error| self.store_failed(error, stored, region))? {
+                Some(found) => {
+                    part = Some(found.version);
+                    Ok(Some(found.bytes))
+                }
+                None => Err(self.chunk_failed(stored, region)("the shard is gone, though its index was here".into())),
             }
-            return Ok(bytes);
-        }
-        self.fetch_whole(stored, region)
+        });
+        IndexedRead { bytes, index: index.map(|index| index.version.clone()), is_cached, part }
     }
 
     /// Whether this is the error of a server that cannot send a part of an object.
@@ -292,14 +325,79 @@ impl ZarrArray {
         self.store.is_remote() && error.store_failure() == Some(StoreFailure::Unserved)
     }
 
-    fn fetch_whole(&self, stored: &ChunkLocation, region: &[Range<i64>]) -> Result<Option<Vec<u8>>> {
-        let key = &stored.key;
-        let (Expected::Exactly(limit) | Expected::AtMost(limit)) = self.chain.packed();
-        let object = self.store.get_at_most(key, gzip::most_stored(limit));
-        let Some(object) = object.map_err(|error| self.store_failed(error, stored, region))? else {
-            return Ok(None);
+    /// Reads plainly stored elements into their place: those of a whole chunk, or those of its slab. Returns whether
+    /// they are there.
+    fn fill_plainly(
+        &self,
+        codecs: &Chain,
+        stored: &ChunkLocation,
+        region: &[Range<i64>],
+        memory: &mut RegionMemory<'_>,
+    ) -> Result<bool> {
+        let Some(memory) = memory.in_order(codecs.decoded_order()) else { return Ok(false) };
+        let mut start = stored.slab.as_ref().map(|slab| slab.bytes.start);
+        match self.place_of(stored, region)? {
+            ChunkPlace::Object => {}
+            ChunkPlace::Missing => return Ok(false),
+            ChunkPlace::Part(place) => start = Some(place.start.saturating_add(start.unwrap_or(0))),
+        }
+        let filled = self.store.fill(&stored.key, start, memory);
+        if !filled.map_err(|error| self.store_failed(error, stored, region))? {
+            return Ok(false);
+        }
+        codecs.make_native(memory);
+        codecs.check_bools(memory).map_err(self.chunk_failed(stored, region)).map(|()| true)
+    }
+
+    /// Returns the codecs of one chunk.
+    fn chunk_codecs(&self) -> &Chain {
+        self.chain.only_shards().map_or(&self.chain, ShardCodec::chunk)
+    }
+
+    /// Returns which bytes of its object a chunk has.
+    fn place_of(&self, stored: &ChunkLocation, region: &[Range<i64>]) -> Result<ChunkPlace> {
+        let (index, _) = self.index_of(stored, region)?;
+        self.place_in(index.as_deref(), stored, region)
+    }
+
+    /// Returns the index of the shard that contains a chunk, `None` without a shard, and whether it was cached.
+    fn index_of(&self, stored: &ChunkLocation, region: &[Range<i64>]) -> Result<(Option<Arc<CachedIndex>>, bool)> {
+        let (Some((shard, _)), Some(shards), Some(indexes)) =
+            (&stored.in_shard, self.chain.only_shards(), &self.indexes)
+        else {
+            return Ok((None, false));
         };
-        unwrapped(object, limit).map(Some).map_err(self.chunk_failed(stored, region))
+        let mut is_cached = true;
+        let index = indexes.get(shard, || {
+            is_cached = false;
+            self.fetch_index(shards, stored, region)
+        })?;
+        Ok((index, is_cached))
+    }
+
+    /// Returns which bytes of its object a chunk has, by the index of its shard.
+    fn place_in(
+        &self,
+        index: Option<&CachedIndex>,
+        stored: &ChunkLocation,
+        region: &[Range<i64>],
+    ) -> Result<ChunkPlace> {
+        let (Some((_, number)), Some(shards)) = (&stored.in_shard, self.chain.only_shards()) else {
+            return Ok(ChunkPlace::Object);
+        };
+        let Some(CachedIndex { index, .. }) = index else { return Ok(ChunkPlace::Missing) };
+        let place = shards.locate(index, *number).map_err(self.chunk_failed(stored, region))?;
+        Ok(place.map_or(ChunkPlace::Missing, ChunkPlace::Part))
+    }
+
+    fn fetch_whole(&self, stored: &ChunkLocation, region: &[Range<i64>]) -> Result<VersionedBytes> {
+        let (Expected::Exactly(limit) | Expected::AtMost(limit)) = self.chain.packed();
+        let object = self.store.get_at_most(&stored.key, gzip::most_stored(limit));
+        let Some(object) = object.map_err(|error| self.store_failed(error, stored, region))? else {
+            return Ok((None, ObjectVersion::Missing));
+        };
+        let bytes = unwrapped(object.bytes, object.gzip, limit).map_err(self.chunk_failed(stored, region))?;
+        Ok((Some(bytes), object.version.into()))
     }
 }
 
@@ -321,6 +419,11 @@ impl ChunkSource for ZarrArray {
         self.identity.clone()
     }
 
+    fn cache_identity(&self) -> Option<String> {
+        let place = self.store.cache_place(&self.prefix)?;
+        Some(format!("zarr {place} {}", self.chunk_metadata))
+    }
+
     fn notes(&self) -> Vec<(&'static str, String)> {
         let mut notes = vec![("source", store::source(&*self.store, "zarr", &self.prefix))];
         notes.extend((!self.scale.is_empty()).then(|| ("scale", self.scale.clone())));
@@ -336,13 +439,26 @@ impl ChunkSource for ZarrArray {
 
     fn fetch(&self, region: &[Range<i64>]) -> Result<Fetched> {
         let (stored, _) = self.stored(region)?;
-        Ok(self.fetch_stored(&stored, region)?.map_or(Fetched::Missing, Fetched::Packed))
+        let (bytes, _) = self.fetch_stored(&stored, region, IndexTrust::Cached)?;
+        Ok(bytes.map_or(Fetched::Missing, Fetched::Packed))
+    }
+
+    fn version(&self, region: &[Range<i64>]) -> Result<ObjectVersion> {
+        let (stored, _) = self.stored(region)?;
+        let version = self.store.version(&stored.key);
+        version.map(ObjectVersion::from).map_err(|error| self.store_failed(error, &stored, region))
+    }
+
+    fn fetch_with_version(&self, region: &[Range<i64>]) -> Result<(Fetched, ObjectVersion)> {
+        let (stored, _) = self.stored(region)?;
+        let (bytes, version) = self.fetch_stored(&stored, region, IndexTrust::Checked)?;
+        Ok((bytes.map_or(Fetched::Missing, Fetched::Packed), version))
     }
 
     fn decode(&self, region: &[Range<i64>], fetched: Fetched, scratch: &mut Scratch) -> Result<()> {
         let (stored, window) = self.stored(region)?;
         let packed = match fetched {
-            Fetched::Later => self.fetch_stored(&stored, region)?,
+            Fetched::Later => self.fetch_stored(&stored, region, IndexTrust::Cached)?.0,
             Fetched::Missing => None,
             Fetched::Packed(bytes) => Some(bytes),
         };
@@ -350,7 +466,7 @@ impl ChunkSource for ZarrArray {
             scratch.missing();
             return Ok(());
         };
-        let codecs = self.chain.only_shards().map_or(&self.chain, ShardCodec::chunk);
+        let codecs = self.chunk_codecs();
         if let (Some(slab), Some(order)) = (&stored.slab, codecs.stored_plainly()) {
             let wanted = slab.bytes.end - slab.bytes.start;
             if packed.len() as u64 != wanted {
@@ -367,6 +483,51 @@ impl ChunkSource for ZarrArray {
         scratch.block(bytes, codecs.shape(), order, window);
         Ok(())
     }
+
+    fn decode_into(&self, region: &[Range<i64>], fetched: Fetched, memory: &mut RegionMemory<'_>) -> Result<Placed> {
+        let codecs = self.chunk_codecs();
+        let (stored, window) = self.stored(region)?;
+        let is_whole = |window: &[Range<usize>], shape: &[usize]| {
+            window.iter().zip(shape).all(|(range, length)| range.start == 0 && range.end == *length)
+        };
+        let is_chunk = is_whole(&window, &codecs.shape());
+        match fetched {
+            Fetched::Later if codecs.stored_plainly().is_some() => {
+                let is_slab = stored.slab.as_ref().is_some_and(|slab| is_whole(&slab.window, &slab.shape));
+                let filled = (is_chunk || is_slab) && self.fill_plainly(codecs, &stored, region, memory)?;
+                Ok(match memory.in_order(codecs.decoded_order()) {
+                    Some(memory) if filled => Placed::Filled { fetched: memory.len() },
+                    _ => Placed::Declined(Fetched::Later),
+                })
+            }
+            // Not fetched: what is not whole, or has another order, is decoded into scratch.
+            Fetched::Later if is_chunk && memory.in_order(codecs.decoded_order()).is_some() => {
+                let (Some(packed), _) = self.fetch_stored(&stored, region, IndexTrust::Cached)? else {
+                    return Ok(Placed::Declined(Fetched::Missing));
+                };
+                Ok(place(codecs, packed, memory))
+            }
+            Fetched::Packed(packed) if is_chunk => Ok(match place(codecs, packed, memory) {
+                Placed::Filled { .. } => Placed::Filled { fetched: 0 }, // in an earlier call
+                declined => declined,
+            }),
+            fetched => Ok(Placed::Declined(fetched)),
+        }
+    }
+
+    fn order(&self) -> Order {
+        self.chunk_codecs().decoded_order()
+    }
+}
+
+/// Decodes a whole chunk into its place, if that can be done.
+fn place(codecs: &Chain, packed: Vec<u8>, memory: &mut RegionMemory<'_>) -> Placed {
+    if !codecs.decode_into(&packed, memory) {
+        return Placed::Declined(Fetched::Packed(packed));
+    }
+    let fetched = packed.len();
+    crate::spare::give(packed);
+    Placed::Filled { fetched }
 }
 
 impl fmt::Debug for ZarrArray {

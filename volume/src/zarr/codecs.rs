@@ -24,6 +24,7 @@ use zarrs::metadata::v3::MetadataV3;
 use crate::bbox::to_usize;
 use crate::error::Cause;
 use crate::gzip;
+use crate::region_memory::RegionMemory;
 use crate::unpack::{Expected, Packing};
 use crate::zarr::codec_settings::{configured, options};
 use crate::zarr::extensions::BytesExtension;
@@ -230,6 +231,28 @@ impl Chain {
         Expected::Exactly(self.size).check(bytes.len())?;
         self.check_bools(&bytes)?;
         Ok((bytes, order))
+    }
+
+    /// Decodes a chunk into memory of its length, in C or F order. Returns whether it did that;
+    /// [`decode`](Self::decode) decodes every chunk, and tells why this one cannot be.
+    pub(super) fn decode_into(&self, packed: &[u8], memory: &mut RegionMemory<'_>) -> bool {
+        let Some(memory) = self.order.and_then(|order| memory.in_order(order)) else { return false };
+        let plain = matches!(self.serialized, Serialized::Native | Serialized::Swapped(_));
+        let unpacked = match &self.stages[..] {
+            [PackingStage { decoder: Decoder::Packing(packing), expected, .. }] => {
+                plain && *expected == Expected::Exactly(memory.len()) && packing.unpack_exactly(packed, memory)
+            }
+            _ => false,
+        };
+        if unpacked {
+            self.make_native(memory);
+        }
+        unpacked && self.check_bools(memory).is_ok()
+    }
+
+    /// Returns the order of the elements of a decoded chunk.
+    pub(super) fn decoded_order(&self) -> Order {
+        self.order.unwrap_or_default()
     }
 
     /// Whether elements are booleans.

@@ -192,18 +192,27 @@ pub(crate) fn sharding_codec(chunk_shape: &[u64], codecs: &[Value]) -> Value {
     }})
 }
 
-/// Returns the attributes in which tensorstore keeps the resolution; Zarr itself has none. Axes of channels and of time
-/// have no unit of length.
+/// Returns the attributes in which tensorstore keeps the resolution; Zarr itself has none.
 fn attributes(new: &NewVolume) -> Option<Value> {
     if new.resolution.is_empty() {
         return None;
     }
-    let unit = |axis: usize| {
-        let is_length = !new.axes.get(axis).is_some_and(|name| is_channels(name) || is_time(name));
-        let length = new.resolution.get(axis).filter(|_| is_length);
-        length.map_or(Value::Null, |length| json!(format!("{length} {}", new.unit)))
-    };
-    Some(json!({"dimension_units": (0..new.shape.len()).map(unit).collect::<Value>()}))
+    let units = dimension_units(&new.resolution, &new.unit, &new.axes, new.shape.len());
+    Some(json!({"dimension_units": units.collect::<Value>()}))
+}
+
+/// Returns what tensorstore calls the unit of each axis: "8 nm". Axes of channels and of time have no unit of length.
+pub(crate) fn dimension_units(
+    resolution: &[f64],
+    unit: &str,
+    names: &[String],
+    axes: usize,
+) -> impl Iterator<Item = Value> {
+    (0..axes).map(move |axis| {
+        let is_length = !names.get(axis).is_some_and(|name| is_channels(name) || is_time(name));
+        let length = resolution.get(axis).filter(|_| is_length);
+        length.map_or(Value::Null, |length| json!(format!("{length} {unit}").trim_end()))
+    })
 }
 
 /// Parses the attributes that [`attributes`] returns: lengths and their common unit. An axis without a unit has the

@@ -11,7 +11,7 @@ use zarrs::metadata::v3::MetadataV3;
 use crate::description::{Encoding, dtype_named};
 use crate::error::{Error, Result, SourceFailure};
 use crate::gzip;
-use crate::store::{Object, Store};
+use crate::store::Store;
 use crate::zarr::spelling::{self, CodecContext, CodecsV2, Refused};
 
 /// Document of a version 3 array or group.
@@ -83,7 +83,7 @@ impl Document {
                 (kind, _) => kind,
             };
             let (length, checksum) = (bytes.len(), crc32fast::hash(&bytes));
-            let mark = format!("metadata {length} bytes, crc32 {checksum:08x}, version {}", object.version);
+            let mark = format!("metadata {length} bytes, crc32 {checksum:08x}, version {}", object.mark);
             return Ok(Some(Self { volume, name, prefix: prefix.to_owned(), kind, json, mark }));
         }
         Ok(None)
@@ -243,6 +243,17 @@ impl Document {
         format!("zarr {:?} {}", self.volume, self.mark)
     }
 
+    /// Returns the members that decoded chunks depend on, as JSON. The shape is not among them: an array that grows
+    /// keeps its chunks.
+    pub(super) fn chunk_metadata(&self) -> String {
+        let mut json = self.json.clone();
+        if let Value::Object(members) = &mut json {
+            members.retain(|name, _| !matches!(name.as_str(), "attributes" | "consolidated_metadata" | "shape"));
+        }
+        json.sort_all_objects();
+        json.to_string()
+    }
+
     /// Returns a short description: version, compression, sharding.
     pub(super) fn describe(&self, sharded: bool) -> String {
         let version = if self.kind == DocumentKind::ArrayV2 { "Zarr v2" } else { "Zarr v3" };
@@ -294,18 +305,17 @@ pub(super) fn group(store: &Arc<dyn Store>, prefix: &str) -> String {
 }
 
 /// Returns the bytes of an object, unpacked if the store wrapped them in gzip.
-pub(super) fn unwrapped(object: Object, limit: usize) -> Result<Vec<u8>, crate::error::Cause> {
-    if !object.gzip {
-        return Ok(object.bytes);
+pub(super) fn unwrapped(bytes: Vec<u8>, gzip: bool, limit: usize) -> Result<Vec<u8>, crate::error::Cause> {
+    if !gzip {
+        return Ok(bytes);
     }
-    let mut bytes = Vec::new();
-    gzip::unpack(&object.bytes, limit, &mut bytes)?;
-    Ok(bytes)
+    let mut unpacked = Vec::new();
+    gzip::unpack(&bytes, limit, &mut unpacked)?;
+    Ok(unpacked)
 }
 
 fn unpacked(bytes: Vec<u8>, gzip: bool, name: &str) -> Result<Vec<u8>> {
-    let object = Object { bytes, gzip, version: String::new() };
-    unwrapped(object, MOST_BYTES)
+    unwrapped(bytes, gzip, MOST_BYTES)
         .map_err(|cause| Error::volume(SourceFailure::Damaged, name, "it cannot be unpacked").because(cause))
 }
 

@@ -6,13 +6,21 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::bbox::to_usize;
 use crate::error::Result;
+use crate::store::StoredVersion;
 use crate::zarr::shard_index::ShardIndex;
 
 /// Maximum memory for indexes.
 const ROOM: u64 = 64 << 20;
 
 /// A slot of the cache: `None` until it is fetched, `Some(None)` if there is no such shard.
-type ShardIndexSlot = Arc<Mutex<Option<Option<Arc<ShardIndex>>>>>;
+type ShardIndexSlot = Arc<Mutex<Option<Option<Arc<CachedIndex>>>>>;
+
+/// An index, and the version of the shard that it was read from.
+#[derive(Debug)]
+pub(super) struct CachedIndex {
+    pub(super) index: ShardIndex,
+    pub(super) version: StoredVersion,
+}
 
 /// Indexes by the number of their shard along each axis.
 pub(super) struct Indexes {
@@ -40,8 +48,8 @@ impl Indexes {
     pub(super) fn get(
         &self,
         shard: &[u64],
-        fetch: impl FnOnce() -> Result<Option<ShardIndex>>,
-    ) -> Result<Option<Arc<ShardIndex>>> {
+        fetch: impl FnOnce() -> Result<Option<CachedIndex>>,
+    ) -> Result<Option<Arc<CachedIndex>>> {
         let slot = self.slot(shard);
         // The slot stays locked while fetching: threads that need the same index wait for it, all others do not.
         let mut found = lock(&slot);
@@ -53,7 +61,7 @@ impl Indexes {
         Ok(fetched)
     }
 
-    /// Removes the index of a shard that is replaced.
+    /// Removes the index of a shard that was replaced.
     pub(super) fn forget(&self, shard: &[u64]) {
         let mut held = lock(&self.held);
         if held.slots.remove(shard).is_some() {

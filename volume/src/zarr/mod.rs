@@ -37,7 +37,7 @@ use serde_json::Value;
 
 use self::array::ZarrArray;
 pub(crate) use self::codec_settings::{options as codec_options, without_pool};
-pub(crate) use self::create::{check, sharding_codec};
+pub(crate) use self::create::{check, dimension_units, sharding_codec};
 use self::document::Document;
 pub(crate) use self::growing::{GrowingArray, attributes, group, read_rows};
 use self::multiscales::Multiscales;

@@ -5,7 +5,8 @@ use std::fs;
 use ndarray::IxDyn;
 use ndarray_shm::{Element, Order, with_element};
 use ndarray_shm_volume::{
-    Bbox, ChunkSource, DownloadOptions, Missing, VolumeUrl, Workers, download_to_shared_memory, open_volume,
+    Bbox, ChunkSource, DownloadOptions, Missing, ReadOptions, VolumeUrl, Workers, download_to_shared_memory,
+    open_volume, read,
 };
 use serde_json::{Value, json};
 
@@ -49,8 +50,14 @@ pub(crate) fn check(world: &World, row: &Row, number: usize, kept: Kept) -> Resu
                 continue;
             }
             let found = downloaded(world, &*source, bbox, order)?;
-            compare(&found, region, if described.is_lossy() { PICTURES } else { 0 })
+            let tolerance = if described.is_lossy() { PICTURES } else { 0 };
+            compare(&found, region, tolerance)
                 .map_err(|wrong| format!("{name} region {bbox}, order {order}, {described:?}: {wrong}"))?;
+            let found = with_element!(
+                meta.dtype, T => read_directly::<T>(&*source, bbox, order), else => unreachable!("volumes have other types")
+            )?;
+            compare(&found, region, tolerance)
+                .map_err(|wrong| format!("{name} region {bbox}, read in order {order}, {described:?}: {wrong}"))?;
         }
     }
     assert!(rest.is_empty());
@@ -111,6 +118,13 @@ pub(crate) fn downloaded(
     let bytes = elements_of(&done)?;
     world.backend.unlink(&location).map_err(|error| error.to_string())?;
     Ok(bytes)
+}
+
+/// Reads a region into memory of this process, and returns its elements in C order.
+fn read_directly<T: Element>(source: &dyn ChunkSource, bbox: &Bbox, order: Order) -> Result<Vec<u8>, String> {
+    let options = ReadOptions::new().order(order).missing(Missing::Fill);
+    let array = read::<T, IxDyn>(source, bbox, &options).map_err(|error| format!("{bbox}: {}", in_full(&error)))?;
+    Ok(bytemuck::cast_slice(array.as_standard_layout().as_slice().expect("in C order")).to_vec())
 }
 
 /// Returns the elements of a downloaded array, in C order.

@@ -20,8 +20,8 @@ use ndarray::{ArrayD, Axis, IxDyn};
 use ndarray_shm::{DType, Directory, Location, OpenOptions};
 use ndarray_shm_volume::demo::{DemoSpec, Pattern};
 use ndarray_shm_volume::{
-    Bbox, DownloadOptions, Encoding, NewVolume, UploadOptions, VolumeFormat, VolumeUrl, Workers, create_volume,
-    download_to_shared_memory, open_volume, upload_from_array,
+    Bbox, DownloadOptions, Encoding, NewVolume, ReadOptions, UploadOptions, VolumeFormat, VolumeUrl, Workers,
+    create_volume, download_to_shared_memory, open_volume, read, upload_from_array,
 };
 
 use self::servers::{Fault, FaultyProxy, HttpServer, Request, S3Server, python};
@@ -32,6 +32,8 @@ const URL: &str = "OUTAGE_TEST_URL";
 const ARRAYS: &str = "OUTAGE_TEST_ARRAYS";
 /// Makes the process upload instead.
 const UPLOAD: &str = "OUTAGE_TEST_UPLOAD";
+/// Makes the process read the whole volume into its own memory instead, and compare the elements.
+const READ: &str = "OUTAGE_TEST_READ";
 /// The array's location.
 const LOCATION: &str = "outage-test";
 
@@ -50,6 +52,7 @@ fn main() -> ExitCode {
     };
     let tests = vec![
         trial("downloads_arrive_whole_through_faults", downloads_arrive_whole_through_faults),
+        trial("reads_arrive_whole_through_faults", reads_arrive_whole_through_faults),
         trial("download_waits_for_a_restarted_server", download_waits_for_a_restarted_server),
         trial("next_run_after_an_outage_fetches_only_the_rest", next_run_after_an_outage_fetches_only_the_rest),
         trial("downloads_survive_faults_of_web_servers", downloads_survive_faults_of_web_servers),
@@ -78,6 +81,12 @@ fn transfer(url: &str) -> ExitCode {
             return Ok(());
         }
         let volume = open_volume(&url)?;
+        if std::env::var_os(READ).is_some() {
+            let found = read::<u16, IxDyn>(&*volume, &volume.meta().domain(), &ReadOptions::new())?;
+            let found = if found.ndim() == 4 { found.index_axis_move(Axis(3), 0) } else { found };
+            println!("{}", found == elements());
+            return Ok(());
+        }
         let backend = Directory::new("test", std::env::var_os(ARRAYS).expect("a directory for arrays"));
         let options = DownloadOptions::new().directory(backend).workers(Workers::Threads(2)).keep_partial(true);
         let location = LOCATION.parse().expect("a location");
@@ -224,6 +233,26 @@ fn downloads_arrive_whole_through_faults(_name: &str) {
         let most = CHUNKS + 30 + if kind == Kind::Sharded { 16 } else { 0 };
         assert!(requests.len() < most, "{} requests: {requests:?}", requests.len());
     }
+}
+
+fn reads_arrive_whole_through_faults(_name: &str) {
+    let check = |case: &Case, url: &str, endpoint: &str| {
+        let output = case.command(url, endpoint, "30").env(READ, "1").output().expect("a read");
+        assert!(output.status.success(), "{output:?}");
+        assert_eq!(String::from_utf8_lossy(&output.stdout).trim(), "true", "the elements differ");
+    };
+    for kind in [Kind::Zarr, Kind::Sharded, Kind::Precomputed] {
+        let case = Case::new(kind);
+        let server = S3Server::start_with(&case.objects());
+        let proxy = FaultyProxy::start(&server.endpoint(), faults);
+        check(&case, "s3://test/volume", &proxy.url());
+        assert!(chunks(&proxy.requests()).len() > CHUNKS, "there were no faults");
+    }
+    let case = Case::new(Kind::Zarr);
+    let server = HttpServer::start(&case.objects());
+    let proxy = FaultyProxy::start(&server.url(), faults);
+    check(&case, &format!("{}/test/volume", proxy.url()), "http://nowhere.invalid");
+    assert!(chunks(&proxy.requests()).len() > CHUNKS, "there were no faults");
 }
 
 fn uploads_arrive_whole_through_faults(_name: &str) {

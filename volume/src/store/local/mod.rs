@@ -8,6 +8,7 @@
 
 #[cfg(test)]
 mod tests;
+mod version;
 
 use std::fs::{self, File, Metadata};
 use std::io::{self, ErrorKind, Read as _, Seek as _, SeekFrom, Write as _};
@@ -15,11 +16,12 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
-use std::time::{Duration, Instant, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use crate::error::{Cause, Error, Result};
 use crate::spare;
-use crate::store::{LARGEST_OBJECT, Object, Store, key, too_long};
+use crate::store::url::resolved;
+use crate::store::{LARGEST_OBJECT, Object, ObjectPart, Store, StoredVersion, key, too_long};
 
 /// Prefix and suffix of the names of unfinished objects.
 const PARTIAL: (&str, &str) = (".ndshm-", ".partial");
@@ -78,6 +80,19 @@ impl LocalStore {
             None => Ok(self.unchecked_path(key)),
         }
     }
+
+    /// Looks at the file of a key, or at the packed one.
+    fn look<T>(&self, key: &str, told: impl Fn(&Metadata) -> io::Result<T>) -> Result<Option<T>> {
+        let path = self.path("reading", key)?;
+        for path in [packed(&path), path].into_iter().rev() {
+            let answer = open(&path).and_then(|found| found.map(|(_, facts)| told(&facts)).transpose());
+            match answer {
+                Ok(None) => {}
+                other => return other.map_err(|error| failed("reading", &path, error)),
+            }
+        }
+        Ok(None)
+    }
 }
 
 fn packed(path: &Path) -> PathBuf {
@@ -100,7 +115,7 @@ fn open(path: &Path) -> io::Result<Option<(File, Metadata)>> {
 }
 
 /// Reads up to `length` bytes; fewer if the file ends before.
-fn read(mut file: File, length: u64, most: u64) -> io::Result<Vec<u8>> {
+fn read(mut file: &File, length: u64, most: u64) -> io::Result<Vec<u8>> {
     let memory = usize::try_from(length).ok().filter(|_| length <= most);
     let memory = memory.ok_or_else(|| wrong(too_long(length, most)))?;
     let mut bytes = spare::take(memory);
@@ -120,23 +135,64 @@ fn read(mut file: File, length: u64, most: u64) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-fn version(facts: &Metadata) -> io::Result<String> {
+/// Reads bytes into memory. Returns whether they are there.
+fn fill(path: &Path, start: Option<u64>, memory: &mut [u8]) -> io::Result<bool> {
+    let Some((mut file, facts)) = open(path)? else { return Ok(false) };
+    let length = memory.len() as u64;
+    let fits = match start {
+        Some(start) => start.checked_add(length).is_some_and(|end| end <= facts.len()),
+        None => facts.len() == length,
+    };
+    if !fits {
+        return Ok(false);
+    }
+    if let Some(start) = start.filter(|start| *start > 0) {
+        file.seek(SeekFrom::Start(start))?;
+    }
+    match file.read_exact(memory) {
+        Ok(()) => Ok(true),
+        // It was cut meanwhile.
+        Err(error) if error.kind() == ErrorKind::UnexpectedEof => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+/// Returns the text by which a volume's description is told from a later one.
+fn mark(facts: &Metadata) -> io::Result<String> {
     let time = facts.modified()?.duration_since(UNIX_EPOCH).unwrap_or_default();
     Ok(format!("{}.{:09}", time.as_secs(), time.subsec_nanos()))
 }
 
-fn read_range(path: &Path, range: &Range<u64>) -> io::Result<Option<Vec<u8>>> {
+/// Returns the version of bytes that were read from an open file. `opened` is a time before it was opened, and `facts`
+/// are from before the read: a file that changes meanwhile has other facts now.
+fn version_of_read(file: &File, facts: &Metadata, opened: SystemTime) -> io::Result<StoredVersion> {
+    Ok(version::of(facts, opened)?.and(&version::of(&file.metadata()?, opened)?))
+}
+
+/// Reads a range; `range` gets the length of the file.
+fn read_range(path: &Path, range: impl FnOnce(u64) -> Range<u64>) -> io::Result<Option<ObjectPart>> {
+    let opened = SystemTime::now();
     let Some((mut file, facts)) = open(path)? else { return Ok(None) };
+    let range = range(facts.len());
     if range.start > range.end || range.end > facts.len() {
         return Err(wrong(format!("bytes {range:?} were wanted, and the object has {}", facts.len())));
     }
     file.seek(SeekFrom::Start(range.start))?;
     let length = range.end - range.start;
-    let bytes = read(file, length, LARGEST_OBJECT)?;
+    let bytes = read(&file, length, LARGEST_OBJECT)?;
     if bytes.len() as u64 != length {
         return Err(ErrorKind::UnexpectedEof.into());
     }
-    Ok(Some(bytes))
+    Ok(Some(ObjectPart { bytes, length: facts.len(), version: version_of_read(&file, &facts, opened)? }))
+}
+
+/// Reads a whole file.
+fn read_whole(path: &Path, gzip: bool, most: u64) -> io::Result<Option<Object>> {
+    let opened = SystemTime::now();
+    let Some((file, facts)) = open(path)? else { return Ok(None) };
+    let bytes = read(&file, facts.len(), most)?;
+    let version = version_of_read(&file, &facts, opened)?;
+    Ok(Some(Object { bytes, gzip, mark: mark(&facts)?, version }))
 }
 
 /// Writes the bytes to a partial file beside `path`, then renames it.
@@ -254,48 +310,52 @@ impl Store for LocalStore {
         path.display().to_string()
     }
 
+    fn cache_place(&self, key: &str) -> Option<String> {
+        let path = if key.is_empty() { self.root.clone() } else { self.unchecked_path(key) };
+        let path = resolved(&path).or_else(|_| std::path::absolute(&path)).ok()?;
+        // Processes with other mounts may have another disk at the same path.
+        let directory = version::directory(&path);
+        Some(format!("file \"{}\"{directory}", path.as_os_str().as_encoded_bytes().escape_ascii()))
+    }
+
     fn is_remote(&self) -> bool {
         false
     }
 
     fn get_at_most(&self, key: &str, most: u64) -> Result<Option<Object>> {
         let path = self.path("reading", key)?;
-        let whole = |path: &Path, gzip| -> io::Result<Option<Object>> {
-            let Some((file, facts)) = open(path)? else { return Ok(None) };
-            let bytes = read(file, facts.len(), most)?;
-            Ok(Some(Object { bytes, gzip, version: version(&facts)? }))
-        };
-        if let Some(object) = whole(&path, false).map_err(|error| failed("reading", &path, error))? {
-            return Ok(Some(object));
-        }
-        let path = packed(&path);
-        whole(&path, true).map_err(|error| failed("reading", &path, error))
-    }
-
-    fn get_range(&self, key: &str, range: Range<u64>) -> Result<Option<Vec<u8>>> {
-        let path = self.path("reading", key)?;
-        read_range(&path, &range).map_err(|error| failed("reading", &path, error))
-    }
-
-    fn get_suffix(&self, key: &str, length: u64) -> Result<Option<Vec<u8>>> {
-        let path = self.path("reading", key)?;
-        let read = || match open(&path)? {
-            Some((_, facts)) => read_range(&path, &(facts.len().saturating_sub(length)..facts.len())),
-            None => Ok(None),
-        };
-        read().map_err(|error| failed("reading", &path, error))
-    }
-
-    fn size(&self, key: &str) -> Result<Option<u64>> {
-        let path = self.path("reading", key)?;
-        for path in [packed(&path), path].into_iter().rev() {
-            match open(&path) {
-                Ok(None) => {}
-                Ok(Some((_, facts))) => return Ok(Some(facts.len())),
-                Err(error) => return Err(failed("reading", &path, error)),
+        for (path, gzip) in [(packed(&path), true), (path, false)].into_iter().rev() {
+            let object = read_whole(&path, gzip, most).map_err(|error| failed("reading", &path, error))?;
+            if object.is_some() {
+                return Ok(object);
             }
         }
         Ok(None)
+    }
+
+    fn get_range(&self, key: &str, range: Range<u64>) -> Result<Option<ObjectPart>> {
+        let path = self.path("reading", key)?;
+        read_range(&path, |_| range).map_err(|error| failed("reading", &path, error))
+    }
+
+    fn fill(&self, key: &str, start: Option<u64>, memory: &mut [u8]) -> Result<bool> {
+        let path = self.path("reading", key)?;
+        fill(&path, start, memory).map_err(|error| failed("reading", &path, error))
+    }
+
+    fn get_suffix(&self, key: &str, length: u64) -> Result<Option<ObjectPart>> {
+        let path = self.path("reading", key)?;
+        let range = |whole: u64| whole.saturating_sub(length)..whole;
+        read_range(&path, range).map_err(|error| failed("reading", &path, error))
+    }
+
+    fn size(&self, key: &str) -> Result<Option<u64>> {
+        self.look(key, |facts| Ok(facts.len()))
+    }
+
+    fn version(&self, key: &str) -> Result<Option<StoredVersion>> {
+        let asked = SystemTime::now();
+        self.look(key, |facts| version::of(facts, asked))
     }
 
     fn put(&self, key: &str, bytes: Vec<u8>, gzip: bool) -> Result<()> {

@@ -2,11 +2,11 @@
 
 use std::fs;
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
-use super::{LocalStore, beside, name_without_links};
-use crate::store::Store;
+use super::{LocalStore, beside, name_without_links, open, version_of_read};
 use crate::store::conformance::{self, noise};
+use crate::store::{Store, StoredVersion};
 
 #[test]
 fn directory_keeps_every_promise() {
@@ -58,6 +58,7 @@ fn special_files_are_errors_that_name_them() {
             store.get_range(name, 0..1).expect_err(name),
             store.get_suffix(name, 1).expect_err(name),
             store.size(name).expect_err(name),
+            store.version(name).expect_err(name),
         ] {
             assert!(error.to_string().contains(&path), "{error}");
         }
@@ -89,6 +90,19 @@ fn packed_sibling_counts_only_without_a_plain_file() {
     assert_eq!(store.list("").expect("the root"), ["a"]);
     assert!(store.delete("a").expect("removing"));
     assert_eq!(fs::read_dir(directory.path()).expect("the root").count(), 0);
+}
+
+#[test]
+fn file_that_changes_while_it_is_read_has_no_version() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path().join("file");
+    fs::write(&path, "first").expect("a file");
+    let later = SystemTime::now() + Duration::from_mins(1);
+    let (file, facts) = open(&path).expect("the file").expect("it is there");
+    let version = version_of_read(&file, &facts, later).expect("its version");
+    assert!(version.is_settled(), "{version:?}");
+    fs::write(&path, "longer").expect("the file changes");
+    assert_eq!(version_of_read(&file, &facts, later).expect("no error"), StoredVersion::Mixed);
 }
 
 /// If set, the process is the writer that is killed, in this directory.

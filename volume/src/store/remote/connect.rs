@@ -19,6 +19,8 @@ use super::lengths::WithLengths;
 use super::reach;
 use super::reach::Answered;
 use crate::store::url::WebUrl;
+#[cfg(any(feature = "s3", feature = "gcs", feature = "azure"))]
+use crate::store::url::identified;
 
 /// Timeout for making a connection. A server that is being restarted refuses at once.
 const CONNECT: Duration = Duration::from_secs(10);
@@ -58,6 +60,8 @@ pub(super) struct Server {
     pub(super) objects: Arc<dyn ObjectStore>,
     /// Prefix of every key.
     pub(super) prefix: String,
+    /// Which server is meant, where settings say it and not the URL; empty for web servers.
+    pub(super) meant: String,
     /// Whether it is a plain web server, which can only read objects.
     pub(super) is_web: bool,
     /// Whether requests are not signed.
@@ -170,17 +174,18 @@ fn web(place: &str, patience: RetryTimes, answered: &'static Answered) -> Result
         .build()
         .map_err(|error| unusable(&error))?;
     let is_anonymous = !url.has_secrets();
-    Ok(Server { objects: Arc::new(objects), prefix: String::new(), is_web: true, is_anonymous })
+    Ok(Server { objects: Arc::new(objects), prefix: String::new(), meant: String::new(), is_web: true, is_anonymous })
 }
 
 #[cfg(any(feature = "s3", feature = "gcs", feature = "azure"))]
 fn bucket_server<B: ObjectStore>(
     bucket: object_store::Result<B>,
     prefix: &str,
+    meant: String,
     is_anonymous: bool,
 ) -> Result<Server, RequestFailure> {
     let objects = Arc::new(bucket.map_err(|error| unusable(&error))?);
-    Ok(Server { objects, prefix: prefix.to_owned(), is_web: false, is_anonymous })
+    Ok(Server { objects, prefix: prefix.to_owned(), meant, is_web: false, is_anonymous })
 }
 
 #[cfg(feature = "s3")]
@@ -227,9 +232,14 @@ async fn s3(
         };
         builder = builder.with_region(region);
     }
+    // Names of buckets are unique among the regions of one partition only, such as that of China.
+    let meant = match endpoint {
+        Some(endpoint) => identified(&endpoint, ""),
+        None => format!("region {}", builder.get_config_value(&Key::Region).unwrap_or_default()),
+    };
     let builder = builder.with_bucket_name(bucket).with_skip_signature(is_anonymous).with_retry(retries(patience));
     let builder = builder.with_http_connector(patience.connector(answered));
-    bucket_server(builder.build(), prefix, is_anonymous)
+    bucket_server(builder.build(), prefix, meant, is_anonymous)
 }
 
 #[cfg(feature = "gcs")]
@@ -251,9 +261,10 @@ fn gcs(
         && [Key::ServiceAccount, Key::ServiceAccountKey, Key::ApplicationCredentials]
             .into_iter()
             .all(|key| builder.get_config_value(&key).is_none());
+    let meant = builder.get_config_value(&Key::BaseUrl).map_or(String::new(), |url| identified(&url, ""));
     let builder = builder.with_bucket_name(bucket).with_skip_signature(is_anonymous).with_retry(retries(patience));
     let builder = builder.with_http_connector(patience.connector(answered));
-    bucket_server(builder.build(), prefix, is_anonymous)
+    bucket_server(builder.build(), prefix, meant, is_anonymous)
 }
 
 #[cfg(feature = "azure")]
@@ -271,8 +282,13 @@ fn azure(
     let is_anonymous = [Key::AccessKey, Key::SasKey, Key::ClientSecret, Key::Token, Key::MsiEndpoint]
         .into_iter()
         .all(|key| builder.get_config_value(&key).is_none());
+    // Containers are unique in an account only.
+    let set = |key: Key| builder.get_config_value(&key).unwrap_or_default();
+    let endpoint = builder.get_config_value(&Key::Endpoint).map_or(String::new(), |url| identified(&url, ""));
+    let (account, emulated, fabric) = (set(Key::AccountName), set(Key::UseEmulator), set(Key::UseFabricEndpoint));
+    let meant = format!("account {account:?} {endpoint} emulator {emulated} fabric {fabric}");
     let builder =
         builder.with_container_name(container).with_skip_signature(is_anonymous).with_retry(retries(patience));
     let builder = builder.with_http_connector(patience.connector(answered));
-    bucket_server(builder.build(), prefix, is_anonymous)
+    bucket_server(builder.build(), prefix, meant, is_anonymous)
 }

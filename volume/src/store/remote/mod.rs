@@ -7,6 +7,7 @@
 
 mod connect;
 mod failure;
+mod forked;
 mod lengths;
 mod reach;
 mod runtime;
@@ -26,10 +27,11 @@ use object_store::{
 
 use self::connect::{FIRST_PAUSE, LONGEST_PAUSE, RetryTimes, Server, Settings};
 use self::failure::RequestFailure;
+use self::forked::ForkedStore;
 use self::runtime::RequestRuntime;
 use crate::error::{Error, Result};
 use crate::retries::{self, RETRY_SECONDS};
-use crate::store::{LARGEST_OBJECT, Object, Store, key, not_built_in, too_long, url};
+use crate::store::{LARGEST_OBJECT, Object, ObjectPart, Store, StoredVersion, key, not_built_in, too_long, url};
 
 /// How long a server is tried that has never answered: enough for a restart that takes a moment, and for nothing else.
 const FIRST_PATIENCE: Duration = Duration::from_secs(3);
@@ -38,13 +40,15 @@ const FIRST_PATIENCE: Duration = Duration::from_secs(3);
 /// for silence.
 const PART: usize = 16 << 20;
 
-/// A bucket and a prefix in it, or a directory of a web server.
+/// A bucket and a prefix in it, or a directory of a web server, with the connections of one process.
 #[derive(Debug)]
 struct RemoteStore {
     io: &'static RequestRuntime,
     server: Server,
     /// The URL for messages, without secrets.
     shown: String,
+    /// The URL itself.
+    place: String,
     patience: RetryTimes,
 }
 
@@ -54,6 +58,11 @@ pub(crate) fn open(place: &str) -> Result<Arc<dyn Store>> {
 }
 
 fn open_with(place: &str, settings: &Settings) -> Result<Arc<dyn Store>> {
+    Ok(Arc::new(ForkedStore::open(place, settings)?))
+}
+
+/// Connects to the server of a URL.
+fn connect_to(place: &str, settings: &Settings) -> Result<RemoteStore> {
     let shown = url::shown(place);
     let unusable = |reason: String| Error::Url { url: shown.clone(), reason };
     let (variable, usual) = RETRY_SECONDS;
@@ -76,7 +85,7 @@ fn open_with(place: &str, settings: &Settings) -> Result<Arc<dyn Store>> {
             }
         })?
         .ok_or_else(|| not_built_in(&shown))?;
-    Ok(Arc::new(RemoteStore { io, server, shown, patience }))
+    Ok(RemoteStore { io, server, shown, place: place.to_owned(), patience })
 }
 
 fn failed(op: &'static str, object: String, failure: RequestFailure) -> Error {
@@ -88,6 +97,12 @@ struct ReceivedObject {
     bytes: Vec<u8>,
     meta: ObjectMeta,
     gzip: bool,
+}
+
+impl ReceivedObject {
+    fn into_part(self) -> ObjectPart {
+        ObjectPart { version: version(&self.meta), length: self.meta.size, bytes: self.bytes }
+    }
 }
 
 impl RemoteStore {
@@ -208,6 +223,19 @@ impl RemoteStore {
         Ok(Some(ReceivedObject { bytes, meta, gzip }))
     }
 
+    /// Asks for the facts about an object; reads nothing of it.
+    fn look(&self, key: &str) -> Result<Option<ObjectMeta>> {
+        self.ask("reading", key, async |path| {
+            let status = lengths::LastStatus::default();
+            let mut options = GetOptions { head: true, ..GetOptions::default() };
+            options.extensions.insert(status.clone());
+            match self.server.objects.get_opts(path, options).await {
+                Ok(found) => Ok(Some(found.meta)),
+                Err(error) => self.refused(&error, status.get()),
+            }
+        })
+    }
+
     /// Writes an object if there is none. On a server without conditional requests, writes it in any case.
     async fn send_new(&self, path: &Path, payload: PutPayload) -> Answer<bool> {
         let options = PutOptions { mode: PutMode::Create, ..PutOptions::default() };
@@ -273,6 +301,14 @@ impl RemoteStore {
 /// The content, `None` for a missing object, or a failure.
 type Answer<T> = std::result::Result<Option<T>, RequestFailure>;
 
+/// Returns the version of an object: its entity tag. A weak one (`W/"..."`) does not promise the same bytes.
+fn version(meta: &ObjectMeta) -> StoredVersion {
+    match &meta.e_tag {
+        Some(tag) if !tag.starts_with("W/") => StoredVersion::settled(tag),
+        _ => StoredVersion::Unknown,
+    }
+}
+
 /// Whether the server says that an object is a gzip stream. Other content encodings are errors.
 fn is_gzip(attributes: &Attributes) -> std::result::Result<bool, RequestFailure> {
     let Some(encoding) = attributes.get(&Attribute::ContentEncoding) else { return Ok(false) };
@@ -292,6 +328,16 @@ impl Store for RemoteStore {
         url::join(&self.shown, key)
     }
 
+    fn cache_place(&self, key: &str) -> Option<String> {
+        let place = url::identified(&self.place, key);
+        let meant = &self.server.meant;
+        let place = if meant.is_empty() { place } else { format!("{place} of {meant}") };
+        // Each network namespace has servers of its own at these addresses. Where there are none, the link is missing.
+        let is_here = ["://localhost", "://127.", "://[::1]"].iter().any(|host| place.contains(host));
+        let namespace = is_here.then(|| std::fs::read_link("/proc/self/ns/net").ok()).flatten();
+        Some(namespace.map_or_else(|| place.clone(), |namespace| format!("{place} in {}", namespace.display())))
+    }
+
     fn is_remote(&self) -> bool {
         true
     }
@@ -304,22 +350,24 @@ impl Store for RemoteStore {
         let received = self.ask("reading", key, async |path| self.receive(path, None, most).await)?;
         Ok(received.map(|received| {
             let ReceivedObject { bytes, gzip, meta } = received;
-            let version = meta.e_tag.unwrap_or_else(|| meta.last_modified.timestamp_millis().to_string());
-            Object { bytes, gzip, version }
+            let version = version(&meta);
+            let mark = meta.e_tag.unwrap_or_else(|| meta.last_modified.timestamp_millis().to_string());
+            Object { bytes, gzip, mark, version }
         }))
     }
 
-    fn get_range(&self, key: &str, range: Range<u64>) -> Result<Option<Vec<u8>>> {
+    fn get_range(&self, key: &str, range: Range<u64>) -> Result<Option<ObjectPart>> {
         if range.is_empty() {
-            return Ok(self.size(key)?.map(|_| Vec::new()));
+            let part = |meta: ObjectMeta| ObjectPart { bytes: Vec::new(), length: meta.size, version: version(&meta) };
+            return Ok(self.look(key)?.map(part));
         }
         let wanted = GetRange::Bounded(range);
         let received =
             self.ask("reading", key, async |path| self.receive(path, Some(wanted.clone()), LARGEST_OBJECT).await)?;
-        Ok(received.map(|received| received.bytes))
+        Ok(received.map(ReceivedObject::into_part))
     }
 
-    fn get_suffix(&self, key: &str, length: u64) -> Result<Option<Vec<u8>>> {
+    fn get_suffix(&self, key: &str, length: u64) -> Result<Option<ObjectPart>> {
         let begin = Instant::now();
         let asked = self.ask("reading", key, async |path| {
             match self.receive(path, Some(GetRange::Suffix(length)), LARGEST_OBJECT).await {
@@ -332,7 +380,7 @@ impl Store for RemoteStore {
         })?;
         match asked {
             None => Ok(None),
-            Some(Some(received)) => Ok(Some(received.bytes)),
+            Some(Some(received)) => Ok(Some(received.into_part())),
             Some(None) => {
                 // The first answer was about a range, so the object exists: it must not be taken for missing.
                 let Some(size) = self.size(key)? else {
@@ -345,15 +393,11 @@ impl Store for RemoteStore {
     }
 
     fn size(&self, key: &str) -> Result<Option<u64>> {
-        self.ask("reading", key, async |path| {
-            let status = lengths::LastStatus::default();
-            let mut options = GetOptions { head: true, ..GetOptions::default() };
-            options.extensions.insert(status.clone());
-            match self.server.objects.get_opts(path, options).await {
-                Ok(found) => Ok(Some(found.meta.size)),
-                Err(error) => self.refused(&error, status.get()),
-            }
-        })
+        Ok(self.look(key)?.map(|meta| meta.size))
+    }
+
+    fn version(&self, key: &str) -> Result<Option<StoredVersion>> {
+        Ok(self.look(key)?.map(|meta| version(&meta)))
     }
 
     fn put(&self, key: &str, bytes: Vec<u8>, gzip: bool) -> Result<()> {

@@ -2,8 +2,8 @@
 //!
 //! One asynchronous runtime serves the whole process. It only moves bytes, in a thread that starts with the first call
 //! and ends soon after the last one: an idle process has no such thread, so that Python does not warn of it at a fork.
-//! The connections stay open meanwhile. The runtime does not work in a forked child: there, a store that was opened
-//! before the fork fails with an error, and a store that is opened anew gets a new runtime and new connections.
+//! The connections stay open meanwhile. The runtime does not work in a forked child, which gets a new runtime and new
+//! connections: see `forked`.
 
 use std::future::Future;
 use std::io;
@@ -60,7 +60,7 @@ const LOOK: Duration = Duration::from_millis(50);
 /// Why the wait for an answer ended.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum NoAnswer {
-    /// This is a child that was forked after its parent opened the store.
+    /// This is a child that was forked after its parent made the runtime, or while it made a request.
     #[error("this process was forked after the volume was opened: open it again here")]
     Forked,
     /// The job was stopped.
@@ -101,6 +101,11 @@ impl RequestRuntime {
         Ok(runtime)
     }
 
+    /// Whether it was made in this process, and not in a parent before a fork.
+    pub(super) fn is_of_this_process(&self) -> bool {
+        self.process == std::process::id()
+    }
+
     /// Returns the servers that have answered a request of this process.
     pub(super) fn answered(&self) -> &Answered {
         &self.answered
@@ -109,7 +114,7 @@ impl RequestRuntime {
     /// Waits for a request. The calling thread polls it and sleeps in between. The caller may be a thread of another
     /// asynchronous runtime, which is then blocked too.
     pub(super) fn wait<F: Future>(&'static self, request: F) -> Result<F::Output, NoAnswer> {
-        if self.process != std::process::id() {
+        if !self.is_of_this_process() {
             return Err(NoAnswer::Forked);
         }
         let _wait = self.begin_wait().map_err(NoAnswer::NoThread)?;
@@ -129,14 +134,10 @@ impl RequestRuntime {
             }
             // A wake-up between the poll and the park is not lost: `unpark` before `park` makes the park return at
             // once.
-            match wanted::heeds() {
-                (false, _) => thread::park(),
-                (true, false) => thread::park_timeout(LOOK),
-                (true, true) if stopped.get_or_insert_with(Instant::now).elapsed() < GRACE => {
-                    thread::park_timeout(LOOK);
-                }
-                (true, true) => return Err(NoAnswer::Unwanted),
+            if wanted::is_unwanted() && stopped.get_or_insert_with(Instant::now).elapsed() >= GRACE {
+                return Err(NoAnswer::Unwanted);
             }
+            thread::park_timeout(LOOK);
         }
     }
 
@@ -190,6 +191,8 @@ impl Wake for Unpark {
 
 #[cfg(test)]
 mod tests {
+    use ndarray_shm::backend::interruptible;
+
     use super::*;
     use crate::progress::StopFlag;
     use crate::retries::Retries;
@@ -207,7 +210,10 @@ mod tests {
             assert!(matches!(waiting.join().expect("no panic"), Err(NoAnswer::Unwanted)));
         });
         assert_eq!(stop.run(|| io.wait(async { 7 }).expect("it is there at once")), 7);
-        assert_eq!(wanted::heeds(), (false, false), "only while it works");
+        assert!(!wanted::is_unwanted(), "only while it works");
+        let begin = Instant::now();
+        let ended = interruptible(|| false, || io.wait(std::future::pending::<()>()));
+        assert!(matches!(ended, Err(NoAnswer::Unwanted)) && begin.elapsed() >= GRACE);
     }
 
     #[test]

@@ -15,7 +15,7 @@ use super::open_with;
 use crate::error::StoreFailure;
 use crate::retries::{Retries, Retry};
 use crate::store::conformance::{self, noise, samples};
-use crate::store::{Store, local};
+use crate::store::{Store, StoredVersion, local};
 
 /// Opens a bucket behind an endpoint, with a retry time of so many seconds.
 fn bucket(endpoint: &str, place: &str, seconds: &str) -> Arc<dyn Store> {
@@ -116,9 +116,10 @@ fn nginx_keeps_every_promise_of_reading() {
     for (key, (bytes, _)) in samples() {
         assert!(store.get(key).expect(key).expect(key).bytes == bytes, "{key}");
     }
-    assert_eq!(store.get_range("c/0/1/2", 5..9).expect("a part"), Some(noise(3, 1_000_003)[5..9].to_vec()));
-    assert_eq!(store.get_suffix("c/0/1/2", 2_000_000).expect("all").expect("it is there").len(), 1_000_003);
-    assert_eq!(store.get_suffix("c/0/1/2", 7).expect("the end").expect("it is there").len(), 7);
+    let part = store.get_range("c/0/1/2", 5..9).expect("a part").expect("it is there");
+    assert_eq!(part.bytes, noise(3, 1_000_003)[5..9]);
+    assert_eq!(store.get_suffix("c/0/1/2", 2_000_000).expect("all").expect("it is there").bytes.len(), 1_000_003);
+    assert_eq!(store.get_suffix("c/0/1/2", 7).expect("the end").expect("it is there").bytes.len(), 7);
     assert!(store.get_range("c/0/1/2", 5..2_000_000).is_err());
     assert!(store.get("nothing").expect("nothing").is_none());
 }
@@ -410,4 +411,84 @@ fn status_that_is_retried_is_listed() {
         proxy.decide(|_| None);
         assert!(reading.join().expect("no panic").expect("it answers").is_some());
     });
+}
+
+/// Returns the version of an object, after checking that each way to read the object returns the same.
+fn version_of(store: &dyn Store, key: &str) -> StoredVersion {
+    let version = store.version(key).expect(key).expect("it is there");
+    assert_eq!(store.get(key).expect(key).expect(key).version, version);
+    assert_eq!(store.get_range(key, 0..1).expect(key).expect(key).version, version);
+    assert_eq!(store.get_range(key, 1..1).expect(key).expect(key).version, version);
+    assert_eq!(store.get_suffix(key, 1).expect(key).expect(key).version, version);
+    version
+}
+
+#[test]
+fn version_is_the_entity_tag() {
+    if python("version_is_the_entity_tag").is_none() {
+        return;
+    }
+    let server = S3Server::start();
+    let store = bucket(&server.endpoint(), "s3://test/v", "20");
+    let versions = [1, 2].map(|seed| {
+        store.put("object", noise(seed, 1000), false).expect("an object");
+        version_of(&*store, "object")
+    });
+    assert!(versions.iter().all(StoredVersion::is_settled) && versions[0] != versions[1], "{versions:?}");
+
+    let directory = tempfile::tempdir().expect("a directory");
+    let file = directory.path().join("object");
+    let (tagged, plain) = (HttpServer::start(directory.path()), HttpServer::without_tags(directory.path()));
+    let (tagged, plain) = (web(&tagged.url(), "20"), web(&plain.url(), "20"));
+    let versions = [1, 2].map(|seed| {
+        fs::write(&file, noise(seed, 1000)).expect("a file");
+        // The server's tags have the length and the modification time.
+        let file = fs::File::options().write(true).open(&file).expect("the file");
+        file.set_modified(std::time::UNIX_EPOCH + Duration::from_secs(seed)).expect("its time");
+        assert_eq!(version_of(&*plain, "object"), StoredVersion::Unknown);
+        version_of(&*tagged, "object")
+    });
+    assert!(versions.iter().all(StoredVersion::is_settled) && versions[0] != versions[1], "{versions:?}");
+    fs::remove_file(&file).expect("removed");
+    assert_eq!((tagged.version("object").expect("no"), plain.version("object").expect("no")), (None, None));
+}
+
+#[test]
+fn weak_tags_are_no_versions() {
+    let meta = |tag: Option<&str>| object_store::ObjectMeta {
+        location: "object".into(),
+        last_modified: std::time::UNIX_EPOCH.into(),
+        size: 1,
+        e_tag: tag.map(str::to_owned),
+        version: None,
+    };
+    let tag = "\"5f-1\"";
+    assert_eq!(super::version(&meta(Some(tag))), StoredVersion::settled(tag));
+    for tag in [Some("W/\"5f-1\""), None] {
+        assert_eq!(super::version(&meta(tag)), StoredVersion::Unknown, "{tag:?}");
+    }
+}
+
+#[test]
+fn cache_place_of_a_bucket_says_which_server_is_meant() {
+    let place = |endpoint: &str, place: &str| bucket(endpoint, place, "1").cache_place("0/1").expect("a place");
+    let first = place("http://me:secret@127.0.0.1:7001", "s3://test/v");
+    assert!(first.starts_with("\"s3://test/v/0/1\" of \"http://127.0.0.1:7001\""), "{first}");
+    // At this address each network namespace has servers of its own.
+    assert_eq!(first.contains(" in net:["), std::fs::read_link("/proc/self/ns/net").is_ok(), "{first}");
+    assert_ne!(first, place("http://127.0.0.1:7002", "s3://test/v"), "another server");
+    assert_ne!(first, place("http://127.0.0.1:7001", "s3://other/v"));
+    assert_ne!(first, place("http://127.0.0.1:7001", "s3://test/w"));
+    let of_region = |region: &str| {
+        let pairs = [("AWS_REGION", region), ("AWS_ACCESS_KEY_ID", "secret"), ("AWS_SECRET_ACCESS_KEY", "secret")];
+        let settings = Settings::new(pairs.map(|(name, value)| (name.to_owned(), value.to_owned())));
+        open_with("s3://test/v", &settings).expect("a bucket").cache_place("").expect("a place")
+    };
+    assert_eq!(of_region("eu-central-1"), "\"s3://test/v\" of region eu-central-1");
+    let azure = |account: &str| {
+        let pairs = [("AZURE_STORAGE_ACCOUNT_NAME", account), ("AZURE_STORAGE_ACCOUNT_KEY", "c2VjcmV0")];
+        let settings = Settings::new(pairs.map(|(name, value)| (name.to_owned(), value.to_owned())));
+        open_with("az://container/v", &settings).expect("a container").cache_place("").expect("a place")
+    };
+    assert!(azure("first") != azure("second") && !azure("first").contains("c2VjcmV0"), "{}", azure("first"));
 }

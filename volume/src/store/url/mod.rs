@@ -280,8 +280,7 @@ fn comparable(url: &str) -> (String, Vec<u8>) {
     if !is_web {
         return (format!("{scheme}://{authority}"), path.as_bytes().to_vec());
     }
-    let host = without_user(authority).to_ascii_lowercase();
-    let host = host.strip_suffix(if scheme == "http" { ":80" } else { ":443" }).unwrap_or(&host);
+    let host = web_host(scheme, authority);
     let path = percent_decoded(path);
     // Public buckets are read as web pages, and written as buckets.
     if host == "storage.googleapis.com" {
@@ -290,6 +289,36 @@ fn comparable(url: &str) -> (String, Vec<u8>) {
         return (format!("gs://{}", String::from_utf8_lossy(&path[..end])), key);
     }
     (format!("{scheme}://{host}"), path)
+}
+
+/// Returns the host and port of a web server, in lowercase, without user and default port.
+fn web_host(scheme: &str, authority: &str) -> String {
+    let host = without_user(authority).to_ascii_lowercase();
+    let default = if scheme == "http" { ":80" } else { ":443" };
+    host.strip_suffix(default).map_or_else(|| host.clone(), str::to_owned)
+}
+
+/// Returns a text for a key under a remote place, or under the endpoint of a service. Equal texts stand for the same
+/// object: the user is left out. A query may choose the object, and may be a secret: it is hashed with the host.
+#[cfg(feature = "remote")]
+pub(crate) fn identified(url: &str, key: &str) -> String {
+    let (scheme, rest) = url.split_once("://").unwrap_or(("", url));
+    let is_bucket = matches!(scheme, "s3" | "gs" | "az");
+    // Names and keys of buckets may contain any characters.
+    let (rest, query) = if is_bucket {
+        (rest, None)
+    } else {
+        rest.split_once('?').map_or((rest, None), |(rest, query)| (rest, Some(query)))
+    };
+    let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));
+    let host = if is_bucket { authority.to_owned() } else { web_host(scheme, authority) };
+    let parts = [path.trim_matches('/'), key].into_iter().filter(|part| !part.is_empty());
+    let place = parts.fold(format!("{scheme}://{host}"), |place, part| format!("{place}/{part}"));
+    let hash = query.map(|query| {
+        let text = format!("{scheme}://{host}?{query}");
+        format!(" query {:032x}", twox_hash::XxHash3_128::oneshot(text.as_bytes()))
+    });
+    format!("{place:?}{}", hash.unwrap_or_default())
 }
 
 /// Splits off the scheme: letters and digits in front of `://`. A single letter is a drive, not a scheme.

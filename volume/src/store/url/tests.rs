@@ -215,3 +215,42 @@ fn links_to_one_directory_are_the_same_place() {
     assert!(!at("real/em").is_same_place(&at("link")));
     std::fs::remove_dir_all(&root).expect("ours");
 }
+
+#[cfg(feature = "remote")]
+#[test]
+fn identified_places_are_equal_for_equal_objects_without_secrets() {
+    let place = |url: &str| super::identified(url, "0/1");
+    for (url, same) in [
+        ("http://host/v", "http://me:secret@HOST:80/v/"),
+        ("https://host/v", "https://host:443/v"),
+        ("https://host/v?key=1", "https://other:pass@host/v?key=1"),
+        ("s3://bucket/v", "s3://bucket/v/"),
+    ] {
+        assert_eq!(place(url), place(same), "{url}");
+    }
+    let all = [
+        "http://host/v",
+        "https://host/v",
+        "http://host:8080/v",
+        "http://other/v",
+        "http://host/w",
+        "http://host/V",
+        "http://host/v?key=1",
+        "http://host/v?key=2",
+        "http://host/v?",
+        "http://other/v?key=1",
+        "http://host/v%2Fw",
+        "http://host/v/w",
+        "s3://bucket/v",
+        "s3://bucket/v?key=1",
+        "gs://bucket/v",
+    ];
+    let places: std::collections::BTreeSet<String> = all.into_iter().map(place).collect();
+    assert_eq!(places.len(), all.len(), "{places:?}");
+    assert_eq!(super::identified("http://host/v", "w/0"), super::identified("http://host/v/w", "0"));
+    assert_eq!(super::identified("http://host/v?k", "w/0"), super::identified("http://host/v/w?k", "0"));
+    assert_eq!(super::identified("s3://bucket", ""), "\"s3://bucket\"");
+    let text = place("https://me:password@host/v?signature=secret");
+    assert!(["me", "password", "signature", "secret"].iter().all(|part| !text.contains(part)), "{text}");
+    assert!(text.starts_with("\"https://host/v/0/1\" query "), "{text}");
+}

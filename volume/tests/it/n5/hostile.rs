@@ -141,7 +141,7 @@ fn damaged_blocks_and_documents_never_panic() {
         let path = place.path(name);
         let document = dataset(&[8, 8], &[4, 4], &compression);
         let good = [header(0, &[4, 4]), pack(&elements(&[0, 0], &[4, 4]))].concat();
-        for _ in 0..200 {
+        for _ in 0..crate::rounds(200) {
             attributes(&path, &document);
             let mut damaged = good.clone();
             for _ in 0..=random(&mut state) % 4 {

@@ -164,7 +164,7 @@ fn damaged_chunks_never_panic() {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             usize::try_from(state >> 33).expect("small") % below
         };
-        for round in 0..400 {
+        for round in 0..crate::rounds(400) {
             let mut bytes = whole.clone();
             for _ in 0..=next(4) {
                 let at = if next(2) == 0 { next(bytes.len().min(64)) } else { next(bytes.len()) };

@@ -282,7 +282,7 @@ fn damaged_documents_never_panic() {
         let file = path.join(if version == 2 { ".zarray" } else { "zarr.json" });
         let document = fs::read(&file).expect("the metadata");
         let mut opened = 0;
-        for _ in 0..1500 {
+        for _ in 0..crate::rounds(1500) {
             let mut changed = document.clone();
             for _ in 0..=random(&mut state) % 2 {
                 let start = random(&mut state) % changed.len();
@@ -297,7 +297,7 @@ fn damaged_documents_never_panic() {
             let Ok(bbox) = Bbox::new(region.collect()) else { continue };
             let _ = read(&*source, &bbox);
         }
-        assert!(opened > 20, "{opened}: too few volumes opened to test reading");
+        assert!(opened > crate::rounds(20), "{opened}: too few volumes opened to test reading");
     }
 }
 
@@ -312,7 +312,7 @@ fn damaged_chunks_never_panic() {
             let file = path.join("c/0/0");
             let stored = fs::read(&file).expect("the chunk");
             let mut refused = 0;
-            for _ in 0..400 {
+            for _ in 0..crate::rounds(400) {
                 let mut changed = stored.clone();
                 for _ in 0..=random(&mut state) % 3 {
                     let at = random(&mut state) % changed.len();
@@ -326,7 +326,7 @@ fn damaged_chunks_never_panic() {
                     refused += 1;
                 }
             }
-            assert!(refused > 100, "{encoding:?}, sharded {sharded}: {refused}");
+            assert!(refused > crate::rounds(100), "{encoding:?}, sharded {sharded}: {refused}");
         }
     }
 }

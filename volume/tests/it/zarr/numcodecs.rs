@@ -75,7 +75,7 @@ fn damaged_chunks_never_panic_and_checksums_detect_damage() {
         let file = path.join("0/0");
         let stored = fs::read(&file).expect("the chunk");
         let sound = read(&*source, &"0:4,0:4".parse().expect("a region")).expect("its elements");
-        for round in 0..300 {
+        for round in 0..crate::rounds(300) {
             let mut changed = stored.clone();
             let at = random(&mut state) % changed.len();
             changed[at] ^= 1 << (random(&mut state) % 8);
@@ -133,7 +133,7 @@ fn damaged_codec_documents_never_panic() {
         drop(packed(&path, &filters, &compressor));
         let file = path.join(".zarray");
         let document: Value = serde_json::from_slice(&fs::read(&file).expect("the metadata")).expect("JSON");
-        for _ in 0..120 {
+        for _ in 0..crate::rounds(120) {
             let mut codecs = serde_json::to_vec(&json!([filters, compressor])).expect("text");
             let start = random(&mut state) % codecs.len();
             let end = (start + random(&mut state) % 6).min(codecs.len());
@@ -147,7 +147,7 @@ fn damaged_codec_documents_never_panic() {
             let _ = read(&*source, &"0:4,0:4".parse().expect("a region"));
         }
     }
-    assert!(opened > 20, "{opened}: too few volumes opened to test reading");
+    assert!(opened > crate::rounds(20), "{opened}: too few volumes opened to test reading");
 }
 
 #[test]
