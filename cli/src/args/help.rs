@@ -26,6 +26,8 @@ causes), advice (or null). The exception is a command line that cannot be parsed
 
 Environment:
   EMULATE_SHM         1, true or yes: use files in the emulated directory instead of /dev/shm; 0, false or no: never
+  NDSHM_CHUNK_CACHE   the size of this user's cache of decoded chunks, such as 16G, through which volumes are read (default:
+                      none)
   NDSHM_EMULATED_DIR  the emulated directory (default: ndarray-shm-<user id> in the directory for temporary files)
   NDSHM_EMULATED_LIMIT
                       most bytes that all files of that directory may take, such as 10G (default: no limit)
@@ -231,7 +233,7 @@ macro_rules! item_fields {
   name, backend, path        name, backend (\"shm\", \"emulated\") and file
   kind                       \"array\", \"counted\" (an array that counts its users), \"arena\", \"counters\", \"partial\" (a
                              renderbuffer that is not finished), \"ledger\", \"stream\", \"keeper\" (of a stream),
-                             \"draft\", \"lock\" (a file that uploads lock) or \"semaphore\" (of the C library)
+                             \"cache\" (of chunks), \"draft\", \"lock\" (a file that uploads lock) or \"semaphore\" (of the C library)
   size, allocated            length in bytes, and bytes of memory or disk that are allocated
   attached                   whether a process is attached, that is, holds a lease (NumPy alone takes none); of a stream,
                              whether its writer lives; null if this user may not ask, or the kernel does not tell
@@ -246,6 +248,8 @@ macro_rules! item_fields {
                              orphaned, creator; null for everything else
   stream                     facts of a stream, see below; null for everything else, and if they cannot be read
   stream_error               why these facts cannot be read, or null
+  cache                      facts of a cache of chunks, see below; null for everything else, and if they cannot be read
+  cache_error                why these facts cannot be read, or null
 
 Fields of counted:
   dtype, shape, order        NumPy's name of the type (\"<u2\"), elements per axis, \"C\" or \"F\"
@@ -272,7 +276,14 @@ Fields of stream:
                              frames, as far as they are known
   cursors                    name, acknowledged (a frame's number), behind (head - acknowledged), policy (\"overwrite\",
                              \"wait-while-alive\" or \"wait\") and has_reader of each; null if this user may not look
-  meta                       name, dtype and count of the values that each frame has beside its elements"
+  meta                       name, dtype and count of the values that each frame has beside its elements
+
+Fields of cache:
+  bytes, filled              bytes of chunks that fit, and bytes that hold some
+  hits, fills, waits         chunks that were found, that were decoded into it, and waits for a process that did so
+  evictions, stale           chunks that made way for others, and that were out of date
+  bypasses                   chunks that were not kept: too_long, held (readers held their places), no_space, late (another
+                             process took too long), unversioned (it was not certain which version of the object they are)"
     };
 }
 
@@ -300,8 +311,8 @@ A text with / or :// is a volume. Any other is a name in shared memory, or, if n
 The file of a plain array holds only its elements. Its description is in an extended attribute, which any program that may
 write to the file can change, and which many copies lack. A counted array stores its own description and number of users.
 
-Fields of --json: name, backend, array, partial and stream. `array` has the name, `partial` is the renderbuffer that will get
-it, `stream` is shown instead of both; each may be null. Each has:
+Fields of --json: name, backend, array, partial, stream and cache. `array` has the name, `partial` is the renderbuffer that will
+get it, `stream` is shown instead of both, `cache` if there is nothing else; each may be null. Each has:
   holders                    processes that use the file, with a lock or without (Linux; elsewhere null): pid, program,
                              mapped, and open (whether it has a descriptor)
   holders_hidden             number of processes that this user may not inspect, without those of other containers

@@ -410,6 +410,9 @@ pub(crate) struct UnlinkArgs {
     /// Remove streams with these names instead of arrays
     #[arg(long, conflicts_with = "partial")]
     pub(crate) stream: bool,
+    /// Remove caches of chunks with these names instead of arrays
+    #[arg(long, conflicts_with_all = ["partial", "stream"])]
+    pub(crate) cache: bool,
     /// Remove only this cursor of the streams, so that their writers no longer wait for it
     #[arg(long, value_name = "CURSOR", requires = "stream")]
     pub(crate) cursor: Option<String>,

@@ -8,6 +8,7 @@ use ndarray_shm_volume::{Found, OtherUse};
 use serde::Serialize;
 
 use super::arena::ArenaReport;
+use super::cache::CacheReport;
 use super::counted::CountedReport;
 use super::description::DescriptionReport;
 use super::places;
@@ -24,7 +25,8 @@ pub(crate) struct Item {
     pub(crate) backend: String,
     pub(crate) path: String,
     /// "array", "counted", "arena", "counters", "partial" (a renderbuffer that is not finished), "ledger", "stream",
-    /// "keeper" (of a stream), "draft", "lock" (a file that uploads lock) or "semaphore" (of the C library).
+    /// "keeper" (of a stream), "cache" (of chunks), "draft", "lock" (a file that uploads lock) or "semaphore" (of the C
+    /// library).
     pub(crate) kind: &'static str,
     /// Length in bytes.
     pub(crate) size: u64,
@@ -54,6 +56,10 @@ pub(crate) struct Item {
     pub(crate) stream: Option<StreamReport>,
     /// Why the facts of a stream cannot be read, or `null`.
     pub(crate) stream_error: Option<String>,
+    /// Facts of a cache of chunks; `null` for everything else, and if they cannot be read.
+    pub(crate) cache: Option<CacheReport>,
+    /// Why the facts of a cache cannot be read, or `null`.
+    pub(crate) cache_error: Option<String>,
     /// Whether it is one of the two files of a renderbuffer or a stream, and the other is missing.
     #[serde(skip)]
     pub(crate) is_half: bool,
@@ -80,6 +86,7 @@ impl Item {
             (EntryKind::Ledger, _) => "ledger",
             (EntryKind::Frames, _) => "stream",
             (EntryKind::Keeper, _) => "keeper",
+            (EntryKind::Cache, _) => "cache",
             (EntryKind::Draft, _) => "draft",
             _ => "other",
         };
@@ -103,10 +110,24 @@ impl Item {
                 }
             }
         }
+        let (mut cache, mut cache_error) = (None, None);
+        // Before it is opened, which attaches this process for a moment.
+        let attached_to_cache = match (entry.kind, entry.location()) {
+            (EntryKind::Cache, Some(location)) => {
+                let attached = ndarray_shm::cache::attached(backend, &location).ok();
+                match CacheReport::of(backend, &location) {
+                    Ok(found) => cache = Some(found),
+                    Err(failure) => cache_error = Some(failure.to_string()),
+                }
+                attached
+            }
+            _ => None,
+        };
         let attached = match (&counted, &arena, entry.kind) {
             (Some(counted), ..) => Some(counted.attached),
             (_, Some(arena), _) => Some(arena.attached),
             (.., EntryKind::Frames) => stream.as_ref().and_then(|stream| stream.has_writer),
+            (.., EntryKind::Cache) => attached_to_cache,
             // A keeper and a draft are no arrays to attach to.
             (.., EntryKind::Keeper) => None,
             _ => places::attached(backend, entry),
@@ -132,6 +153,8 @@ impl Item {
             arena,
             stream,
             stream_error,
+            cache,
+            cache_error,
             is_half: false,
             is_damaged,
         }
@@ -176,6 +199,9 @@ impl Item {
         }
         if let Some(stream) = &self.stream {
             return stream.summary() + if self.is_half { ", without keeper" } else { "" };
+        }
+        if let Some(cache) = &self.cache {
+            return cache.summary();
         }
         if let Some(description) = self.description.as_ref().filter(|_| self.kind == "array") {
             return description.summary();

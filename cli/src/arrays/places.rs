@@ -72,6 +72,8 @@ pub(crate) struct NameMatch {
     pub(crate) frames: Option<DirectoryEntry>,
     /// The keeper of that stream.
     pub(crate) keeper: Option<DirectoryEntry>,
+    /// The cache of chunks with this name.
+    pub(crate) cache: Option<DirectoryEntry>,
 }
 
 /// The listings of the searched directories: each directory is read once for several names.
@@ -110,6 +112,7 @@ impl Search {
                     partial: of_kind(EntryKind::Partial).cloned(),
                     frames: of_kind(EntryKind::Frames).cloned(),
                     keeper: of_kind(EntryKind::Keeper).cloned(),
+                    cache: of_kind(EntryKind::Cache).cloned(),
                 })
             })
             .collect();

@@ -4,17 +4,15 @@
 use ndarray_shm::stream::{Backpressure, CursorInspection, StreamInspection};
 use serde::Serialize;
 
+use super::description::DescriptionReport;
 use crate::show::units;
 
 /// A stream, as `ls --json` and `info --json` print it.
 #[derive(Debug, Serialize)]
 pub(crate) struct StreamReport {
-    /// The element type of a frame as `NumPy` writes it: "<u2".
-    pub(crate) dtype: String,
-    /// Lengths of a frame's axes.
-    pub(crate) shape: Vec<usize>,
-    /// "C" or "F".
-    pub(crate) order: String,
+    /// What its frames are.
+    #[serde(flatten)]
+    pub(crate) frame: DescriptionReport,
     pub(crate) slots: usize,
     /// Whether readers copy frames instead of holding them.
     pub(crate) copied: bool,
@@ -78,9 +76,7 @@ impl StreamReport {
             count: field.count,
         });
         Self {
-            dtype: found.dtype.to_string(),
-            shape: found.shape,
-            order: found.order.to_string(),
+            frame: DescriptionReport::from(&found.description),
             slots: found.slots,
             copied: found.copied,
             head: found.head,
@@ -110,7 +106,11 @@ impl StreamReport {
 
     /// Returns type and shape of its frames, for a table: "stream <u2 480x640, 8 slots".
     pub(crate) fn summary(&self) -> String {
-        format!("{}, {}", units::array("stream", &self.dtype, &self.shape), units::count(self.slots, "slot"))
+        format!(
+            "{}, {}",
+            units::array("stream", &self.frame.dtype, &self.frame.shape),
+            units::count(self.slots, "slot")
+        )
     }
 
     /// Returns all facts but the processes that have it open, for `info`.
@@ -136,18 +136,16 @@ impl StreamReport {
                 format!("{held} of {}, by the {noun} {by}", self.slots)
             }
         };
-        let mut facts: Vec<(String, String)> = [
-            ("dtype", self.dtype.clone()),
-            ("shape", units::shape_in_order(&self.shape, &self.order)),
+        let own = [
             ("slots", format!("{}, with {}", self.slots, units::count(self.frames, "frame"))),
             ("newest", newest),
             ("rate", rate),
             ("writer", writer),
             ("epoch", format!("{} so far", units::count(usize::try_from(self.epoch).unwrap_or(usize::MAX), "writer"))),
             ("held slots", held),
-        ]
-        .map(|(label, fact)| (label.to_owned(), fact))
-        .into();
+        ];
+        let mut facts = self.frame.facts();
+        facts.extend(own.map(|(label, fact)| (label.to_owned(), fact)));
         match &self.cursors {
             None => facts.push(("cursors".to_owned(), "only the stream's owner may look at them".to_owned())),
             Some(cursors) if cursors.is_empty() => facts.push(("cursors".to_owned(), "none".to_owned())),
@@ -201,6 +199,9 @@ fn policy(policy: Backpressure) -> &'static str {
 
 #[cfg(test)]
 mod tests {
+    use ndarray_shm::array::Description;
+    use ndarray_shm::{DType, Order};
+
     use super::*;
 
     fn stream(writer: &'static str) -> StreamReport {
@@ -211,10 +212,10 @@ mod tests {
             policy: "wait",
             has_reader,
         };
+        let description = Description::new(DType::U16, &[4, 6], Order::C).expect("small");
+        let description = description.with_note("axes", "y x").expect("a note");
         StreamReport {
-            dtype: "<u2".to_owned(),
-            shape: vec![4, 6],
-            order: "C".to_owned(),
+            frame: DescriptionReport::from(&description),
             slots: 8,
             copied: false,
             head: 7,
@@ -255,5 +256,6 @@ mod tests {
             ]
         );
         assert_eq!(fact("value"), ["stage: <f8 x 3"]);
+        assert_eq!((fact("shape"), fact("axes")), (vec!["4 x 6 (y, x), C order"], vec!["y x"]));
     }
 }

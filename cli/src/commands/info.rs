@@ -12,6 +12,7 @@ use serde::Serialize;
 
 use super::scales;
 use crate::args::{InfoArgs, InfoSubject};
+use crate::arrays::cache::CacheReport;
 use crate::arrays::description::DescriptionReport;
 use crate::arrays::item::Item;
 use crate::arrays::places::{self, NameMatch, Search};
@@ -31,6 +32,16 @@ struct InfoReport {
     partial: Option<PartialInfo>,
     /// The stream with this name, or `null`: it is shown only if there is no array, or if it is asked for.
     stream: Option<StreamInfo>,
+    /// The cache with this name, or `null`: it is shown only if nothing else has the name.
+    cache: Option<CacheInfo>,
+}
+
+#[derive(Debug, Serialize)]
+struct CacheInfo {
+    #[serde(flatten)]
+    item: Item,
+    #[serde(flatten)]
+    holders: Holders,
 }
 
 #[derive(Debug, Serialize)]
@@ -145,6 +156,11 @@ pub(crate) fn run(args: &InfoArgs, out: &mut dyn Write) -> Result<Exit, Failure>
             let item = Item { is_half: found.keeper.is_none(), ..Item::new(backend, entry) };
             StreamInfo { item, holders: holders(entry) }
         }),
+        cache: found
+            .cache
+            .as_ref()
+            .filter(|_| found.array.is_none() && found.partial.is_none() && found.frames.is_none())
+            .map(|entry| CacheInfo { item: Item::new(backend, entry), holders: holders(entry) }),
     };
     if args.output.json {
         report::json(out, &info)?;
@@ -165,7 +181,7 @@ fn find(location: &Location, args: &InfoArgs) -> Result<NameMatch, Failure> {
     }
     match search.find(location, &[EntryKind::Array, EntryKind::Partial]) {
         Err(failure) if failure.exit() == Exit::NotFound => {
-            search.find(location, &[EntryKind::Frames, EntryKind::Array, EntryKind::Partial])
+            search.find(location, &[EntryKind::Frames, EntryKind::Array, EntryKind::Partial, EntryKind::Cache])
         }
         other => other,
     }
@@ -224,6 +240,15 @@ fn write(info: &InfoReport, out: &mut dyn Write) -> Result<(), Failure> {
         facts.retain(|(label, _)| label != "attached"); // the writer's line says more
         facts.extend(item.stream.iter().flat_map(|stream| stream.facts(&info.name)));
         facts.extend(item.stream_error.iter().map(|error| ("error".to_owned(), error.clone())));
+        facts.push(("holders".to_owned(), holders.describe()));
+        report::facts(out, &facts)?;
+    }
+    if let Some(CacheInfo { item, holders }) = &info.cache {
+        writeln!(out, "{}: a cache of chunks", info.name)?;
+        let mut facts = facts(item);
+        facts.insert(2, ("allocated".to_owned(), units::size(item.allocated)));
+        facts.extend(item.cache.iter().flat_map(CacheReport::facts));
+        facts.extend(item.cache_error.iter().map(|error| ("error".to_owned(), error.clone())));
         facts.push(("holders".to_owned(), holders.describe()));
         report::facts(out, &facts)?;
     }

@@ -78,7 +78,8 @@ fn look(args: &ListArgs) -> Result<Vec<Item>, Failure> {
             let is_half = is_half(entry, &entries);
             let name = entry.location().map_or_else(|| entry.name.clone(), String::from);
             let is_meant = args.patterns.is_empty() || args.patterns.iter().any(|pattern| pattern.matches(&name));
-            let is_shown = matches!(entry.kind, EntryKind::Array | EntryKind::Partial | EntryKind::Frames);
+            let is_shown =
+                matches!(entry.kind, EntryKind::Array | EntryKind::Partial | EntryKind::Frames | EntryKind::Cache);
             if is_meant && (args.all || is_half || is_shown) {
                 items.push(Item { is_half, ..Item::new(&backend, entry) });
             }

@@ -46,7 +46,7 @@ pub(crate) fn run(args: &RecordArgs, out: &mut dyn Write) -> Result<Exit, Failur
     let directory = Search::new(args.backend)?.find(&args.location, &[EntryKind::Frames])?.backend;
     let found = stream::inspect(&directory, &args.location)?;
     let is_known = found.cursors.iter().flatten().any(|cursor| cursor.name == args.cursor);
-    let dtype = found.dtype;
+    let dtype = found.description.dtype();
     let recording = with_element!(dtype, T => record::<T>(args, &directory, is_known, &stop)?, else => {
         return Err(Failure::no_elements(dtype));
     });

@@ -63,6 +63,9 @@ fn replay<T: Element>(
     for (name, dtype, count) in recorded.values() {
         options = options.meta(name, dtype, count);
     }
+    for (key, text) in recorded.notes() {
+        options = options.note(key, text);
+    }
     let shape = recorded.shape();
     let ordered = IxDyn(&shape).set_f(recorded.order() == Order::F);
     let mut writer = options.create::<T, IxDyn>(&args.location, ordered, args.slots)?;

@@ -3,7 +3,7 @@
 use std::io::{self, Write};
 
 use ndarray_shm::backend::EntryKind;
-use ndarray_shm::{ErrorKind, Location, render, stream};
+use ndarray_shm::{ErrorKind, Location, cache, render, stream};
 use ndarray_shm_volume::Found;
 use serde::Serialize;
 
@@ -81,6 +81,7 @@ pub(crate) fn run(args: &UnlinkArgs, out: &mut dyn Write) -> Result<Exit, Failur
 /// Removes one name, or a cursor of the stream of that name.
 fn remove(search: &Search, location: &Location, args: &UnlinkArgs) -> Result<UnlinkReport, Failure> {
     let wanted: &[EntryKind] = match (args.partial, args.stream) {
+        _ if args.cache => &[EntryKind::Cache],
         (true, _) => &[EntryKind::Partial],
         (_, true) => &[EntryKind::Frames, EntryKind::Keeper],
         _ => &[EntryKind::Array],
@@ -91,6 +92,9 @@ fn remove(search: &Search, location: &Location, args: &UnlinkArgs) -> Result<Unl
     })?;
     if args.stream {
         return remove_stream(&found, location, args.cursor.as_deref());
+    }
+    if args.cache {
+        return remove_cache(&found, location);
     }
     let NameMatch { backend, array, partial: half, .. } = &found;
     let entry = if args.partial { half } else { array };
@@ -124,12 +128,36 @@ fn other(search: &Search, location: &Location, wanted: &[EntryKind]) -> Option<S
         ));
     }
     if has(EntryKind::Array) {
-        let missing =
-            if wanted.contains(&EntryKind::Partial) { "no unfinished renderbuffer" } else { "no stream of this name" };
+        let missing = match wanted.first() {
+            Some(EntryKind::Partial) => "no unfinished renderbuffer",
+            Some(EntryKind::Cache) => "no cache of this name",
+            _ => "no stream of this name",
+        };
         return Some(format!("there is a finished array, but {missing}: `ndshm unlink {location}` removes the array"));
     }
-    has(EntryKind::Frames)
-        .then(|| format!("there is only a stream of this name: `ndshm unlink --stream {location}` removes it"))
+    if has(EntryKind::Frames) {
+        return Some(format!("there is only a stream of this name: `ndshm unlink --stream {location}` removes it"));
+    }
+    has(EntryKind::Cache)
+        .then(|| format!("there is only a cache of this name: `ndshm unlink --cache {location}` removes it"))
+}
+
+/// Removes a cache of chunks.
+fn remove_cache(found: &NameMatch, location: &Location) -> Result<UnlinkReport, Failure> {
+    let backend = &found.backend;
+    let attached = cache::attached(backend, location).ok();
+    if !cache::unlink(backend, location)? {
+        return Err(Failure::new(Exit::NotFound, format!("another process has just removed `{location}`")));
+    }
+    Ok(UnlinkReport {
+        name: location.to_string(),
+        unlinked: true,
+        backend: Some(backend.name().to_owned()),
+        cursor: None,
+        attached,
+        in_flight: None,
+        error: None,
+    })
 }
 
 /// Removes a stream or one of its cursors.

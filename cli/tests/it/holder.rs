@@ -165,6 +165,7 @@ fn the_role_of_a_holder() {
 /// Writes or reads a stream until `wait` returns.
 fn take_part_in_stream(directory: Directory, name: &str, how: &str, and: &[&str], wait: impl FnOnce()) {
     let options = StreamOptions::new().directory(directory).meta("stage", DType::F64, 3).resume(how == "camera");
+    let options = options.note("axes", "y x").note("resolution", "0.65 0.65").note("unit", "um");
     if how == "cursor" {
         let cursor = options.open_cursor::<u16, ndarray::Ix2>(name, "disk", Backpressure::Wait);
         let mut cursor = cursor.expect("opened");

@@ -4,6 +4,7 @@
 
 mod absent;
 mod arenas;
+mod caches;
 mod counted;
 mod crashes;
 mod demonstration;

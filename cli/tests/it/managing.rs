@@ -10,7 +10,7 @@ use ndarray_shm::manager::{self, Program};
 use ndarray_shm::{CreateOptions, Directory};
 use sysinfo::{Pid, Signal};
 
-use crate::scene::{Running, Scene, heeding_hangup, is_running, run, signal, wait_until};
+use crate::scene::{Running, Scene, heeding_hangup, is_running, run, signal, wait_until, with_mounts};
 
 /// The environment variable that makes `role_of_a_client` a client. Its value is the client's directory.
 const CLIENT: &str = "NDSHM_TEST_CLIENT";
@@ -154,7 +154,11 @@ fn idle_manager_ends_after_its_timeout() {
     wait_until("its end", || !is_running(pid));
     client.kill();
     // The next manager finds the array of a client that was killed after its manager was stopped.
-    let finished = run(&mut scene.ndshm(["manager", "--idle", "1"])).expect_code(0);
+    // A manager stays while arrays are in flight, so it must not see those of other programs: it gets a /dev/shm of its own.
+    let manager = scene.ndshm(["manager", "--idle", "1"]);
+    let script = "mount -t tmpfs none /dev/shm";
+    let Some(mut manager) = with_mounts("idle_manager_ends_after_its_timeout", script, &manager) else { return };
+    let finished = run(&mut manager).expect_code(0);
     assert!(finished.out.contains("listens at"), "{finished:?}");
     assert!(!has_array(&scene));
     assert_eq!(traces(&scene), [""; 0]);

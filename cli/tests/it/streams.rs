@@ -86,7 +86,16 @@ fn info_shows_frames_held_slots_and_cursors() {
     let by = if cfg!(unix) { format!("2 of 8, by the process {}", reader.pid()) } else { "2 of 8".to_owned() };
     let cursor = format!("disk: acknowledged {}, 8 behind, has a reader, policy wait", head - 8);
     let newest = format!("number {head}");
-    for expected in ["a stream of frames", "4 x 6, C order", "stage: <f8 x 3", "lives", &by, &cursor, &newest] {
+    for expected in [
+        "a stream of frames",
+        "4 x 6 (y, x), C order",
+        "unit        um",
+        "stage: <f8 x 3",
+        "lives",
+        &by,
+        &cursor,
+        &newest,
+    ] {
         assert!(shown.contains(expected), "no {expected:?}: {shown}");
     }
 

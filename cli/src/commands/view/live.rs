@@ -8,7 +8,7 @@ use ndarray::IxDyn;
 use ndarray_shm::backend::EntryKind;
 use ndarray_shm::stream::{self, StreamOptions, StreamReader};
 use ndarray_shm::{Directory, Element, Error, ErrorKind, with_element};
-use ndarray_shm_volume::StopFlag;
+use ndarray_shm_volume::{StopFlag, VolumeNotes};
 
 use super::picture::{self, Picture};
 use super::plane::{Plane, Section};
@@ -27,7 +27,7 @@ const AGAIN: &str = "\x1b[H\x1b[J";
 pub(super) fn run(args: &ViewArgs, size: (usize, usize), out: &mut dyn Write) -> Result<Exit, Failure> {
     let stop = interrupt::flag()?;
     let directory = Search::new(args.layout.backend)?.find(&args.location, &[EntryKind::Frames])?.backend;
-    let dtype = stream::inspect(&directory, &args.location)?.dtype;
+    let dtype = stream::inspect(&directory, &args.location)?.description.dtype();
     with_element!(dtype, T => draw::<T>(args, &directory, size, &stop, out)?, else => {
         return Err(Failure::no_elements(dtype));
     });
@@ -43,7 +43,7 @@ fn draw<T: Element>(
 ) -> Result<(), Failure> {
     let mut reader: StreamReader<T, IxDyn> = StreamOptions::new().directory(directory.clone()).open(&args.location)?;
     let (shape, order) = (reader.layout().shape().to_vec(), reader.layout().order());
-    let words = (0..shape.len()).map(|axis| axis.to_string()).collect();
+    let words = VolumeNotes::read(reader.description(), &shape).axis_words(shape.len());
     let mut cuts = args.slice.clone();
     cuts.extend(args.channel.map(|index| crate::args::words::AxisCut { axis: "c".to_owned(), index }));
     let section = Section::choose(&shape, order, words, args.axes.as_deref(), &cuts)?;
