@@ -134,6 +134,7 @@ def boxes(url: str, shape: tuple[int, ...], is_raw: bool) -> dict[str, Callable[
     peers = {"tensorstore, private memory": timed(lambda region: store[region].read(order="F").result())} if is_raw else {}
     return {
         "ndshm": timed(lambda region: ndshm.download(opened, region, order="F").result()),
+        "ndshm, volume[..], private memory": timed(lambda region: opened[region]),
         "ndshm, all begun at once": lambda: timed_together(opened, regions),
         "CloudVolume, private memory": timed(lambda region: cloud[region]),
         **peers,

@@ -18,7 +18,7 @@ def camera(name: str) -> None:
     """Write frames with a spot that goes round. The exposure is a value beside the elements."""
     y, x = numpy.indices(SHAPE)
     # `resume`: after a crash the next run goes on with the same stream, and with the viewers that wait for it.
-    with ndshm.Stream.create(name, SHAPE, "uint16", slots=8, meta={"exposure": "float64"}, resume=True) as out:
+    with ndshm.Stream.create(name, SHAPE, "uint16", slots=8, meta={"exposure": "float64"}, notes={"axes": "y x"}, resume=True) as out:
         print("camera: ready", flush=True)
         begin = time.monotonic()
         while (seconds := time.monotonic() - begin) < SECONDS:

@@ -10,16 +10,14 @@ import xarray
 import ndshm
 
 
-def dataset(volume: ndshm.Volume, bbox: tuple[slice, ...]) -> xarray.Dataset:
-    """Download a region into shared memory. The dataset keeps the memory attached."""
-    scale = ndshm.info(volume).scales[0]
-    x = numpy.asarray(ndshm.download(volume, bbox).result())  # without a lock: nothing else writes
-    coordinates = {
-        axis: (axis, numpy.arange(part.start, part.stop) * size, {"units": scale.unit})
-        for axis, part, size in zip(scale.axes, bbox, scale.resolution)  # channels have no resolution
-    }
-    result = xarray.Dataset({"em": (scale.axes, x)}, coordinates)
-    assert numpy.shares_memory(result.em.values, x)
+def shared(em: xarray.DataArray, volume: ndshm.Volume, bbox: tuple[slice, ...]) -> xarray.DataArray:
+    """Download a region into shared memory. The result keeps the memory attached."""
+    array = ndshm.download(volume, bbox).result()
+    begins = zip(bbox, volume.origin)
+    part = em[tuple(slice(axis.start - begin, axis.stop - begin) for axis, begin in begins)]
+    x = numpy.asarray(array)  # without a lock: nothing else writes
+    result = part.copy(data=x)
+    assert numpy.shares_memory(result.values, x)
     return result
 
 
@@ -28,7 +26,8 @@ def main(url: str) -> None:
     volume = ndshm.create_volume(url, x.shape, (64, 64, 16), x.dtype, resolution=(4, 4, 40))
     ndshm.upload(volume, x).result()
 
-    em = dataset(volume, numpy.s_[32:128, 0:128, 0:32]).em.squeeze("channel")
+    em = xarray.open_dataarray(url, engine="ndshm")  # names and coordinates; elements are read when they are needed
+    em = shared(em, volume, numpy.s_[32:128, 0:128, 0:32]).squeeze("channel")
     print(f"{em.dtype} {dict(em.sizes)}, from x = {em.x[0].item()} {em.x.units}")
     part = em.sel(x=slice(200, 300), z=400)  # nanometres; the end belongs to it
     assert (part.values == x[50:76, :, 10]).all()

@@ -71,6 +71,7 @@ from . import torch as torch
 from ._array import Array
 from ._attach import create, from_array
 from ._attach import open as open
+from ._caches import CacheInspection, ChunkCache
 from ._core import attached
 from ._dtypes import shown as _shown
 from ._errors import (
@@ -120,6 +121,7 @@ from ._share import get_all_sharing_strategies, get_sharing_strategy, set_sharin
 from ._shared_list import SharedList
 from ._shared_memory import SharedMemory
 from ._streams import Frame, NewFrame, Stream, StreamCursorInspection, StreamInspection, StreamReader, StreamWriter
+from ._volume_arrays import VolumeView
 from ._volumes import (
     Download,
     DownloadReport,
@@ -138,7 +140,9 @@ from ._volumes import (
 __all__ = [
     "AlreadyExists",
     "Array",
+    "CacheInspection",
     "Cancelled",
+    "ChunkCache",
     "ChunkError",
     "Claim",
     "Closed",
@@ -193,6 +197,7 @@ __all__ = [
     "ViewCopied",
     "ViewOutlivesGuard",
     "Volume",
+    "VolumeView",
     "VolumeInfo",
     "WouldBlock",
     "WouldDeadlock",

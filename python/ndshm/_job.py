@@ -292,6 +292,7 @@ def _before_fork() -> None:
 
     A child may find locks of other threads, which it does not have. So Python 3.12 and later warn of each fork beside a thread.
     """
+    _core.end_read_threads()  # those that are idle
     begin = time.monotonic()
     try:
         while time.monotonic() - begin < (_PATIENCE if _is_working() else _LONGEST_END) and _has_threads():

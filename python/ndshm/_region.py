@@ -42,6 +42,22 @@ def slices_of(ends: Sequence[tuple[int, int]]) -> tuple[slice, ...]:
 
 def region_of(index: Any, shape: Sequence[int], strides: Sequence[int]) -> tuple[int, list[int], list[int]]:
     """Return offset, lengths and strides of a region of an array, as numpy's basic indexing has them. The unit is that of `strides`."""
+    offset, lengths, distances = 0, list[int](), list[int]()
+    for step, stride in zip(selection_of(index, shape), strides, strict=True):
+        if isinstance(step, range):
+            count = len(step)
+            offset += step.start * stride if count else 0
+            lengths.append(count)
+            # One element has no distance to the next, and a step may be longer than memory.
+            distances.append(step.step * stride if count > 1 else stride)
+        else:
+            offset += step * stride
+    # Where there are no elements, an index along another axis may lie behind the memory.
+    return 0 if 0 in lengths else offset, lengths, distances
+
+
+def selection_of(index: Any, shape: Sequence[int]) -> list[range | int]:
+    """Return what numpy's basic indexing selects along each axis: the positions, or one position of an axis that the result lacks."""
     steps: list[Any] = [*index] if isinstance(index, tuple) else [index]
     if sum(step is ... for step in steps) > 1:
         raise IndexError(f"{index!r} has more than one `...`")
@@ -54,22 +70,16 @@ def region_of(index: Any, shape: Sequence[int], strides: Sequence[int]) -> tuple
         steps[at : at + 1] = rest
     else:
         steps += rest
-    offset, lengths, distances = 0, list[int](), list[int]()
-    for axis, (step, length, stride) in enumerate(zip(steps, shape, strides, strict=True)):
+    selection = list[range | int]()
+    for axis, (step, length) in enumerate(zip(steps, shape, strict=True)):
         if isinstance(step, slice):
-            start, stop, every = step.indices(length)
-            count = len(range(start, stop, every))
-            offset += start * stride if count else 0
-            lengths.append(count)
-            # One element has no distance to the next, and a step may be longer than memory.
-            distances.append(every * stride if count > 1 else stride)
+            selection.append(range(*step.indices(length)))
         else:
             position = _position(step, index)
             if not -length <= position < length:
                 raise IndexError(f"{position} is outside of axis {axis}, which has {length} elements")
-            offset += position % length * stride
-    # Where there are no elements, an index along another axis may lie behind the memory.
-    return 0 if 0 in lengths else offset, lengths, distances
+            selection.append(position % length)
+    return selection
 
 
 def _position(step: Any, index: Any) -> int:

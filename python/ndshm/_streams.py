@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import struct
@@ -92,6 +93,13 @@ def _fields_of(meta: Mapping[str, MetaLike]) -> list[tuple[str, str, int]]:
             raise InvalidArgument(f"{name!r} cannot be of {shown(code)}: use {'uint8' if code == '|b1' else 'float32'}")
         fields.append((name, code, number_of(count, f"meta[{name!r}], count")))
     return fields
+
+
+def _notes_of(notes: Mapping[str, str]) -> list[tuple[str, str]]:
+    for key, text in notes.items():
+        if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise InvalidArgument(f"notes[{key!r}]={text!r}: give a text, with a space between words: {{'axes': 'y x', 'resolution': '0.65 0.65'}}")
+    return list(notes.items())
 
 
 class NewMeta(Mapping[str, Any]):
@@ -229,13 +237,16 @@ class StreamWriter(Generic[Scalar]):
         Raises
         ------
         Mismatch
-            The array has another shape or dtype than the frames.
+            The array has another shape or dtype than the frames, or is an `Array` with other names of axes.
         InvalidArgument, KeyError
             A value is not one of its dtype, or the stream has no such value.
 
         The other errors are those of `frame`. Nothing was committed.
         """
         if is_array(x):
+            if x.axes and self.axes and x.axes != self.axes:
+                theirs, ours = ", ".join(x.axes), ", ".join(self.axes)
+                raise Mismatch(f"`{self.name}` has frames of {ours}, and the array is of {theirs}: send numpy.asarray(array), turned if need be")
             with x.read() as view:
                 return self._send(view, timeout, meta)
         refuse_mask(x)
@@ -278,6 +289,16 @@ class StreamWriter(Generic[Scalar]):
     def order(self) -> str:
         """``"C"`` or ``"F"``."""
         return self._raw.order
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """A word for each axis of a frame: its name, or its number if it has no name. Empty if the stream names no axis."""
+        return self._raw.axes
+
+    @property
+    def notes(self) -> dict[str, str]:
+        """What the stream says about its frames, by the keys that `Stream.create` was given."""
+        return self._raw.notes
 
     @property
     def slots(self) -> int:
@@ -434,7 +455,8 @@ class StreamReader(Generic[Scalar]):
         Closed
             The writer has ended the stream, and all frames were returned.
         NoWriter
-            The writer was killed, and all frames were returned. Another call waits for a successor.
+            The writer was killed, and all frames were returned. Another call waits for a successor. With the timeout 0 it is raised once, and only
+            if the descriptor (`fileno`) became readable for it.
         Unlinked
             Another stream has the name.
         Unsupported
@@ -455,6 +477,19 @@ class StreamReader(Generic[Scalar]):
         """Return the frame of this number, or None if it is not there. What `next` returns is not affected."""
         found = self._raw.get(number_of(number, "number"))
         return None if found is None else self._frame(found, 3)
+
+    def since(self, number: int) -> None:
+        """Go on behind frame `number`, as if `next` had returned it: `next` returns the oldest one behind it that is there, and `lost` counts those
+        that are not. 0 begins anew.
+
+        Raises
+        ------
+        InvalidArgument
+            The stream has no frame of this number yet.
+        Unsupported
+            This is a cursor, which misses no frame.
+        """
+        self._raw.since(number_of(number, "number"))
 
     def _take(self, latest: bool, timeout: float | None) -> Frame[Scalar]:
         checked(timeout)
@@ -489,28 +524,81 @@ class StreamReader(Generic[Scalar]):
         return self
 
     async def __anext__(self) -> Frame[Scalar]:
-        """Wait without blocking the event loop: look for a frame with pauses of at most 20 ms."""
+        """Wait without blocking the event loop. A task that is cancelled meanwhile takes no frame."""
         with importing("asyncio"):
             import asyncio
 
-        begin = time.monotonic()
-        asked = begin
-        end = math.inf if self._timeout is None else begin + self._timeout
-        pause = 0.0005
+        end = math.inf if self._timeout is None else time.monotonic() + self._timeout
+        await asyncio.sleep(0)  # otherwise a fast writer would keep the loop's other tasks from running
+        asks, turn = False, 0
         while True:
-            now = time.monotonic()
-            asks = now - asked >= 0.1
-            asked = now if asks else asked
             try:
                 found = self._raw.poll(self._latest, asks)
             except Closed:
                 raise StopAsyncIteration from None
             if found is not None:
                 return self._frame(found, 3)
-            if now >= end:
+            left = end - time.monotonic()
+            if left <= 0:
                 raise TimedOut(f"`{self.name}` had no new frame for {self._timeout} seconds")
-            await asyncio.sleep(min(pause, end - now))
-            pause = min(2 * pause, 0.02)
+            asks = await self._news(left, turn)
+            turn += 1
+
+    async def _news(self, limit: float, turn: int) -> bool:
+        """Wait until there may be a frame, or for ``limit`` seconds. Return whether to ask whether the writer lives."""
+        import asyncio
+
+        loop = asyncio.get_running_loop()
+        came = loop.create_future()
+
+        def come() -> None:
+            if not came.done():
+                came.set_result(None)
+
+        def leave(descriptor: int) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop was closed
+                loop.remove_reader(descriptor)
+
+        with contextlib.ExitStack() as after:
+            try:
+                # A duplicate: a loop has one callback for each descriptor, which may be the program's own.
+                descriptor = os.dup(self._raw.fileno(True))
+                after.callback(os.close, descriptor)
+                loop.add_reader(descriptor, come)
+            except NotImplementedError:  # on Windows, and in loops that wait for no descriptor
+                await asyncio.sleep(min(0.0005 * 2 ** min(turn, 6), 0.02, limit))
+                return turn % 8 == 7
+            after.callback(leave, descriptor)
+            if limit < math.inf:
+                after.callback(loop.call_later(limit, come).cancel)
+            await came
+        return True
+
+    def fileno(self) -> int:
+        """Return a descriptor that is readable when there is something to take, for ``select``, ``poll`` and event loops.
+
+        ::
+
+            while select.select([cam], [], [], 1)[0]:
+                with contextlib.suppress(ndshm.WouldBlock):
+                    show(cam.next(timeout=0).x)
+
+        It becomes readable for a frame that was not returned yet, the end of the stream, its replacement, and once for the death of its writer.
+        Take frames with ``timeout=0`` then: `WouldBlock` says that there is none. It is readable until none is left; after the end
+        of the stream always, as a socket is. Only wait for it, and neither read nor close it: it belongs to this reader, until that is closed. In a forked child call this again.
+
+        From the first call on a thread watches the stream, which wakes ten times a second while there is no frame. It needs no lock of the interpreter.
+
+        Raises
+        ------
+        Unsupported
+            On Windows. There ``async for`` looks for frames with pauses of at most 20 ms.
+        OSError
+            The process may have no more descriptors or threads.
+        ValueError
+            The reader is closed.
+        """
+        return self._raw.fileno(False)
 
     def ack(self, number: int) -> None:
         """Let the writer overwrite all frames up to this number, when what they were for is done: when they are on the disk, for example.
@@ -560,6 +648,16 @@ class StreamReader(Generic[Scalar]):
     def order(self) -> str:
         """``"C"`` or ``"F"``."""
         return self._raw.order
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """A word for each axis of a frame: its name, or its number if it has no name. Empty if the stream names no axis."""
+        return self._raw.axes
+
+    @property
+    def notes(self) -> dict[str, str]:
+        """What the stream says about its frames, by the keys that `Stream.create` was given."""
+        return self._raw.notes
 
     @property
     def slots(self) -> int:
@@ -641,6 +739,7 @@ class StreamInspection(NamedTuple):
     dtype: str
     shape: tuple[int, ...]
     order: str
+    notes: dict[str, str]
     slots: int
     copied: bool
     meta: dict[str, tuple[str, int]]
@@ -687,6 +786,7 @@ class Stream:
         *,
         order: str = "C",
         meta: Mapping[str, MetaLike] | None = None,
+        notes: Mapping[str, str] | None = None,
         resume: bool = False,
         replace: bool = False,
         keep: bool = False,
@@ -704,6 +804,7 @@ class Stream:
         *,
         order: str = "C",
         meta: Mapping[str, MetaLike] | None = None,
+        notes: Mapping[str, str] | None = None,
         resume: bool = False,
         replace: bool = False,
         keep: bool = False,
@@ -720,6 +821,7 @@ class Stream:
         *,
         order: str = "C",
         meta: Mapping[str, MetaLike] | None = None,
+        notes: Mapping[str, str] | None = None,
         resume: bool = False,
         replace: bool = False,
         keep: bool = False,
@@ -741,6 +843,9 @@ class Stream:
         meta
             The values that each frame has beside its elements, by their names: a dtype, or a dtype and how many of them, such as
             ``{"exposure": "float64", "stage": ("int32", 3)}``. They have at most 240 bytes together.
+        notes
+            What the frames are, for readers, recordings and ``ndshm view --live``: texts by their keys, such as
+            ``{"axes": "y x", "resolution": "0.65 0.65", "unit": "um"}``. ``axes`` has a different word for each axis, in the order of `shape`.
         resume
             Take over a stream of this name that has no writer: it was killed, or has ended a stream that is kept. Numbers go on. If there is
             none, it is created.
@@ -763,7 +868,7 @@ class Stream:
         HasWriter
             With ``resume`` or ``replace``: its writer lives.
         Mismatch, InvalidArgument
-            With ``resume``: the stream has other frames, another number of slots or other values. Or an argument is not valid.
+            With ``resume``: the stream has other frames, another number of slots, other values or other notes. Or an argument is not valid.
         NoSpace
             There is not enough memory. Nothing was created.
         """
@@ -778,6 +883,7 @@ class Stream:
                 order,
                 count,
                 _fields_of(meta or {}),
+                _notes_of(notes or {}),
                 resume=resume,
                 replace=replace,
                 keep=keep,

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import math
 import os
 import warnings
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, TypeVar, overload
 
 from . import _core, _program
 from ._array import Array, is_array, register_with_multiprocessing
 from ._attach import number_of
 from ._attach import open as open_array
+from ._caches import ChunkCache
 from ._dtypes import name_of, refuse_mask, shown
 from ._errors import InvalidArgument, TransferWarning, Unsupported
 from ._guard import require_numpy
 from ._imports import importing
 from ._job import Work, run
 from ._region import RegionLike, slices_of, text_of
+from ._volume_arrays import Facts, VolumeArray, check_memory, facts_of
 
 if TYPE_CHECKING:
     import numpy.typing
+
+_Out = TypeVar("_Out")
 
 _ENCODINGS = ("raw", "gzip", "zstd", "blosc", "jpeg", "png", "compressed_segmentation", "compressed_segmentation_gzip")
 _FORMATS = {"zarr3": ("zarr", 3), "zarr2": ("zarr", 2), "precomputed": ("precomputed", 1)}
@@ -92,8 +97,11 @@ def _html() -> Any:
     return html
 
 
-class Volume:
-    """An open volume. Opening it once saves the requests for its description in each download.
+class Volume(VolumeArray):
+    """An open volume. It is indexed as a numpy array, and each access reads from the store.
+
+    ``volume[5, ::2]`` counts from 0, and from the end if a number is negative; `read` takes the volume's coordinates, as `download` does. The
+    two differ where a volume does not begin at 0. ``volume[region] = x`` writes, as `upload` does.
 
     It can be pickled: the receiver opens the same volume. (The pickle has the whole URL, with a password if there is one.)
 
@@ -104,6 +112,16 @@ class Volume:
         ``n5://`` in front to name the format.
     mip
         The number of the scale. 0 is the finest.
+    missing
+        The elements of chunks that are not stored, as for `download`.
+    partial
+        Whether ``volume[region] = x`` may change a part of a stored object, as for `upload`.
+    cache
+        A `ChunkCache`, or the size of this user's own one, such as ``"16GiB"``: each chunk is decoded once per machine, and all processes copy it.
+        None takes the size from the environment variable ``NDSHM_CHUNK_CACHE``; if that is not set, nothing is cached.
+    recheck
+        When a cached chunk is compared with the stored object again, which a file's times or a server's entity tag tell from a later one:
+        ``"open"``, once after a volume was opened; True, at each access; False, never.
 
     Raises
     ------
@@ -111,14 +129,54 @@ class Volume:
         There is no volume, something else is there, it needs what this library lacks, or it has no such scale.
     StoreError, PermissionDenied
         The server does not answer, or refuses.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> path = tempfile.mkdtemp() + "/em.zarr"
+    >>> volume = ndshm.create_volume(path, (64, 64, 64), (32, 32, 32), "uint8")
+    >>> volume[:32] = 7
+    >>> volume[30:34, 5, ::16].tolist()
+    [[7, 7, 7, 7], [7, 7, 7, 7], [0, 0, 0, 0], [0, 0, 0, 0]]
     """
 
-    __slots__ = ("_raw", "_url")
+    __slots__ = ("_cache", "_facts", "_missing", "_partial", "_raw", "_recheck", "_url")
 
-    def __init__(self, url: str | os.PathLike[str], mip: int = 0) -> None:
+    def __init__(
+        self,
+        url: str | os.PathLike[str],
+        mip: int = 0,
+        *,
+        missing: str | float | None = None,
+        partial: bool = False,
+        cache: ChunkCache | int | str | None = None,
+        recheck: bool | Literal["open"] = "open",
+    ) -> None:
         self._url = _absolute(url)
-        self._raw = _core.RawVolume(self._url, number_of(mip, "mip"))
+        if missing is not None:
+            _missing(missing)  # checks it
+        self._missing = missing
+        self._partial = partial
+        if recheck not in ("open", True, False):
+            raise InvalidArgument(f'recheck is {recheck!r}: give "open", True or False')
+        self._cache = cache if cache is None or isinstance(cache, ChunkCache) else ChunkCache(nbytes=cache)
+        self._recheck = recheck
+        self._raw = self._opened(number_of(mip, "mip"))
         run(self._raw.open())
+        self._facts = facts_of(self._raw)
+
+    def _opened(self, mip: int) -> _core.RawVolume:
+        """Return a scale of the volume, to be read through the same cache."""
+        recheck = {"open": "open", True: "always", False: "never"}[self._recheck]
+        return _core.RawVolume(self._url, mip, None if self._cache is None else self._cache._raw, recheck)
+
+    def _seen(self) -> tuple[Volume, Facts, tuple[int, ...]]:
+        return self, self._facts, tuple(range(len(self._facts.shape)))
+
+    @property
+    def cache(self) -> ChunkCache | None:
+        """The cache of its chunks."""
+        return self._cache
 
     @property
     def mip(self) -> int:
@@ -130,8 +188,73 @@ class Volume:
         """The path or URL, without password and query."""
         return self._raw.url
 
+    @overload
+    def read(self, region: RegionLike = None) -> numpy.typing.NDArray[Any]: ...
+    @overload
+    def read(self, region: RegionLike = None, *, out: _Out) -> _Out: ...
+
+    def read(self, region: RegionLike = None, *, out: Any = None) -> Any:
+        """Read a region, given in the volume's coordinates, into memory of this process.
+
+        `download` does so in the background, with progress, and into memory that processes share.
+
+        Parameters
+        ----------
+        region
+            As for `download`: text such as ``"100:164,:,5:"``, a slice for each axis, a ``Bbox`` of CloudVolume, or None for all of the volume.
+        out
+            Memory for the elements, an `Array` or part of one, which is locked for writing meanwhile, or a numpy array. It has the shape of
+            the region, where the last axis of a volume of one channel may be left out, the volume's dtype, and positive strides.
+
+        Returns
+        -------
+        numpy.ndarray or out
+            `out`, or a new array in the order of the volume's chunks, the fastest: C, and F in Precomputed and N5.
+
+        Raises
+        ------
+        InvalidArgument, Mismatch
+            The region is not in the volume, or `out` does not fit.
+        ChunkError, MissingChunk, StoreError, NoSpace
+            As for `download`.
+
+        Examples
+        --------
+        >>> import tempfile
+        >>> path = "precomputed://" + tempfile.mkdtemp() + "/em"
+        >>> volume = ndshm.create_volume(path, (64, 64, 64), (32, 32, 32), "uint8", origin=(100, 0, 0))
+        >>> volume[:32] = 7
+        >>> int(volume.read("100:101,5:6,9:10").item()), int(volume[0, 5, 9, 0])
+        (7, 7)
+        """
+        ends = self._raw.resolve(text_of(region))
+        if out is not None:
+            elements, dtype = _writable(out)
+            _core.read(self._raw, ends, elements, dtype, self._missing_text())
+            return out
+        numpy = require_numpy("reading from a volume")
+        lengths = [stop - start for start, stop in ends]
+        element = self.dtype
+        check_memory(math.prod(lengths) * element.itemsize)
+        x = numpy.empty(lengths, element, self._facts.order)
+        self._read_into(ends, x)
+        return x
+
+    def _read_into(self, ends: Sequence[tuple[int, int]], x: Any) -> None:
+        """Read a region into an array with positive strides."""
+        code = self._facts.code
+        x = x if x.ndim else x.reshape(1)  # a buffer without axes has no shape
+        # bfloat16 has no format in the buffer protocol.
+        _core.read(self._raw, ends, x.view("u2") if code == "bfloat16" else x, code, self._missing_text())
+
+    def _missing_text(self) -> str:
+        return "stored" if self._missing is None else _missing(self._missing)
+
+    def _write(self, x: Any, region: tuple[slice, ...]) -> None:
+        upload(self, x, region, partial=self._partial).result()
+
     def __reduce__(self) -> tuple[Any, ...]:
-        return Volume, (self._url, self.mip)
+        return _volume, (self._url, self.mip, self._missing, self._partial, self._cache, self._recheck)
 
     def __repr__(self) -> str:
         return f"<ndshm.Volume {self.url!r}: mip {self.mip}>"
@@ -144,6 +267,13 @@ class Volume:
             rows |= {"shape": html.lengths(shape), **({"axes": ", ".join(axes)} if axes else {})}
             rows |= {"dtype": shown(dtype), "chunk": html.lengths(chunk), "format": description}
         return str(html.table(rows))
+
+
+def _volume(
+    url: str, mip: int, missing: str | float | None, partial: bool, cache: ChunkCache | None, recheck: bool | Literal["open"]
+) -> Volume:
+    """Open a volume that was pickled."""
+    return Volume(url, mip, missing=missing, partial=partial, cache=cache, recheck=recheck)
 
 
 #: What `download` and `upload` accept: a path or URL, an open volume, or a ``CloudVolume``.
@@ -269,7 +399,7 @@ def download(
     requests
         How many requests a server gets at a time. By default 16.
     missing
-        The elements of chunks that are not stored: ``"stored"`` (the default) takes the volume's fill value, and is an error in a volume
+        The elements of chunks that are not stored, by default what the `Volume` or ``CloudVolume`` says: ``"stored"`` takes the volume's fill value, and is an error in a volume
         without one; ``"error"``; ``"fill"`` takes the volume's fill value or 0; a number is the value.
     replace
         Replace the array or file that has the name, if any, and at once what a killed download of another region left under the name.
@@ -308,14 +438,14 @@ def download(
     elements, out_dtype = _writable(out) if out is not None else (None, None)
     if name is None and path is None and out is None:
         register_with_multiprocessing()  # the result is counted
-    target, of_cloudvolume = _target(volume, mip)
+    target, of_volume = _target(volume, mip)
     program = None
     if processes:
         program = _program.path()
         if program is None:
             raise Unsupported("processes=True needs the program `ndshm`, which comes with the wheel: install the wheel, or use threads")
     if missing is None:
-        missing = of_cloudvolume or "stored"
+        missing = of_volume or "stored"
     job = _begin_download(
         target,
         text_of(bbox),
@@ -450,6 +580,7 @@ def _buffer(x: Any) -> tuple[Any, str]:
     dtype = name_of(x.dtype)
     if not x.flags.aligned or any(stride <= 0 or stride % x.itemsize for stride in x.strides):
         x = x.copy()
+    x = x if x.ndim else x.reshape(1)  # a buffer without axes has no shape
     # bfloat16 has no format in the buffer protocol.
     return x.view("u2") if dtype == "bfloat16" else x, dtype
 
@@ -581,11 +712,11 @@ def create_volume(
 
 
 def _target(volume: VolumeLike, mip: int | None) -> tuple[_core.RawVolume, str | float | None]:
-    """Return the volume, and what a ``CloudVolume`` says about missing chunks."""
+    """Return the volume, and what it says about missing chunks."""
     if isinstance(volume, Volume):
         if mip is None or mip == volume.mip:
-            return volume._raw, None
-        return _core.RawVolume(volume._url, number_of(mip, "mip")), None
+            return volume._raw, volume._missing
+        return volume._opened(number_of(mip, "mip")), volume._missing
     if hasattr(volume, "__fspath__") or isinstance(volume, str):
         place: Any = volume
         return _core.RawVolume(_absolute(place), number_of(mip or 0, "mip")), None

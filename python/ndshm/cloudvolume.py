@@ -6,19 +6,21 @@
 From then on ``cloudvolume.sharedmemory`` has the functions of `ndshm.sharedmemory`, and four methods of volumes transfer with this package:
 ``download_to_shared_memory``, ``download_to_file``, ``upload_from_shared_memory`` and ``upload_from_file``. What this package cannot do,
 CloudVolume's own method does; `why_not` decides it and gives the reason.
+
+``install(cache="8GiB")`` also leads CloudVolume's own reads through a cache of chunks, which all processes of this
+user share.
 """
 
 from __future__ import annotations
 
-import functools
-import importlib
-import itertools
-import json
 import os
 from typing import Any, NamedTuple
 
 from . import _core, _volumes, sharedmemory
 from ._array import Array
+from ._caches import ChunkCache
+from ._cloudvolume_plans import Plan, cached_plan_of, cloudvolume, frontend, image_source, plan_of
+from ._cloudvolume_reads import CachedReads
 from ._dtypes import name_of
 from ._errors import InvalidArgument, MissingChunk, NoSpace, Unsupported
 from ._guard import require_numpy
@@ -28,46 +30,46 @@ __all__ = ["download", "install", "uninstall", "upload", "why_not"]
 
 _FUNCTIONS = ("ndarray", "ndarray_fs", "ndarray_shm", "allocate_shm_file", "unlink", "unlink_fs", "unlink_shm")
 
-# The element types of each encoding of Precomputed volumes, and its numbers of channels, or None for all.
-_INTEGERS = ("uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64")
-_ENCODINGS: dict[str, tuple[tuple[str, ...], tuple[int, ...] | None]] = {
-    "raw": ((*_INTEGERS, "float32"), None),
-    "jpeg": (("uint8",), (1, 3)),
-    "png": (("uint8", "uint16"), (1, 2, 3, 4)),
-    "compressed_segmentation": (("uint32", "uint64"), None),
-}
-# The name that an encoding has here, together with the compression of its chunks.
-_WRITTEN = {
-    ("raw", None): "raw",
-    ("raw", "gzip"): "gzip",
-    ("jpeg", None): "jpeg",
-    ("png", None): "png",
-    ("compressed_segmentation", None): "compressed_segmentation",
-    ("compressed_segmentation", "gzip"): "compressed_segmentation_gzip",
-}
-# Suffixes of files with chunks that are compressed in a way that is not read here.
-_UNREADABLE = (".br", ".zstd", ".xz", ".bz2")
-# How many files of a directory are looked at to find such suffixes.
-_LOOKED_AT = 64
-
 # What `install` has replaced: object, attribute and original value.
 _replaced: list[tuple[Any, str, Any]] = []
 
 
-def install() -> None:
+def install(cache: ChunkCache | int | str | None = None) -> None:
     """Replace functions of ``cloudvolume.sharedmemory`` and four methods of volumes, in this process.
 
     Functions that were imported before with ``from cloudvolume.sharedmemory import ...`` are not replaced. Processes that are spawned later do
     not inherit the replacement: call `install` there too. CloudVolume's own worker processes do not need it.
+
+    Parameters
+    ----------
+    cache
+        A `ChunkCache`, or the size of this user's own one, such as ``"8GiB"``. CloudVolume's own reads of Precomputed
+        volumes, as ``vol[...]`` and ``vol.download(...)``, then go through it: each chunk is decoded once per machine.
+        The results are the same, and so are the exceptions. At each read, chunks are compared with the stored objects,
+        so that writes are seen. What could differ, CloudVolume reads itself; ``why_not(vol, cached=True)`` gives the
+        reason. None leaves these reads as they are.
+
+    Raises
+    ------
+    Mismatch, NoSpace, PermissionDenied, InvalidArgument
+        The cache cannot be opened or made, as for `ChunkCache`. Nothing is replaced.
     """
-    if _replaced:
-        return
-    module = _cloudvolume("sharedmemory")
-    for name in _FUNCTIONS:
-        _replace(module, name, getattr(sharedmemory, name))
-    for name, method in _METHODS.items():
-        _replace(_frontend(), name, method)
-    sharedmemory.adopt(module)
+    if cache is not None and not isinstance(cache, ChunkCache):
+        cache = ChunkCache(nbytes=cache)
+    module = cloudvolume("sharedmemory")
+    if not _replaced:
+        for name in _FUNCTIONS:
+            _replace(module, name, getattr(sharedmemory, name))
+        for name, method in _METHODS.items():
+            _replace(frontend(), name, method)
+        sharedmemory.adopt(module)
+    if cache is not None:
+        source = image_source()
+        original = _original("download", source)
+        if original is None:
+            original = source.download
+            _replaced.append((source, "download", original))
+        source.download = CachedReads(cache).instead_of(original)
 
 
 def uninstall() -> None:
@@ -129,7 +131,7 @@ def download(
     """
     if location is not None and path is not None:
         raise InvalidArgument("give either location or path")
-    plan = _plan(vol, _mip(vol, mip), False)
+    plan = plan_of(vol, _mip(vol, mip), False)
     if isinstance(plan, str):
         raise Unsupported(f"{plan}: use the methods of CloudVolume")
     target = _Target.named(location) if path is None else _Target.file(path)
@@ -187,22 +189,30 @@ def upload(
     """
     if (location is None) == (path is None):
         raise InvalidArgument("give either location or path")
-    plan = _plan(vol, vol.mip, True)
+    plan = plan_of(vol, vol.mip, True)
     if isinstance(plan, str):
         raise Unsupported(f"{plan}: use the methods of CloudVolume")
     x: Any = _File(path) if path is not None else location
     return _store(vol, plan, x, bbox, order, cutout_bbox, workers, progress)
 
 
-def why_not(vol: Any, mip: int | None = None, *, write: bool = False) -> str | None:
-    """Return why the methods that `install` replaces leave this volume to CloudVolume, or None if they transfer it with this package."""
-    plan = _plan(vol, _mip(vol, mip), write)
+def why_not(vol: Any, mip: int | None = None, *, write: bool = False, cached: bool = False) -> str | None:
+    """Return why the methods that `install` replaces leave this volume to CloudVolume, or None if they transfer it with this package.
+
+    With `cached`, it is about CloudVolume's own reads, which ``install(cache=...)`` leads through a cache.
+    """
+    if cached and write:
+        raise InvalidArgument("only reads go through the cache: give either write or cached")
+    if cached:
+        plan: Plan | str = cached_plan_of(getattr(vol, "image", None), _mip(vol, mip))
+        return plan if isinstance(plan, str) else None
+    plan = plan_of(vol, _mip(vol, mip), write)
     return plan if isinstance(plan, str) else None
 
 
 def _download_to_shared_memory(self: Any, slices: Any, location: str | None = None, mip: int | None = None) -> Any:
     """Download a region into shared memory, with `ndshm`. The location is ``self.image.shared_memory_id`` by default."""
-    plan = _plan(self, _mip(self, mip), False)
+    plan = plan_of(self, _mip(self, mip), False)
     if isinstance(plan, str):
         return _original("download_to_shared_memory")(self, slices, location, mip)
     target = _Target.named(self.image.shared_memory_id if location is None else location)
@@ -211,7 +221,7 @@ def _download_to_shared_memory(self: Any, slices: Any, location: str | None = No
 
 def _download_to_file(self: Any, path: str, bbox: Any, mip: int | None = None) -> Any:
     """Download a region into a file, with `ndshm`."""
-    plan = _plan(self, _mip(self, mip), False)
+    plan = plan_of(self, _mip(self, mip), False)
     if isinstance(plan, str):
         return _original("download_to_file")(self, path, bbox, mip)
     return _fetch(self, plan, bbox, _Target.file(path), "F")
@@ -219,7 +229,7 @@ def _download_to_file(self: Any, path: str, bbox: Any, mip: int | None = None) -
 
 def _upload_from_shared_memory(self: Any, location: str, bbox: Any, order: str = "F", cutout_bbox: Any = None) -> None:
     """Upload an array in shared memory, or a part of it, with `ndshm`."""
-    plan = _plan(self, self.mip, True)
+    plan = plan_of(self, self.mip, True)
     if isinstance(plan, str):
         return _original("upload_from_shared_memory")(self, location, bbox, order, cutout_bbox)  # type: ignore[no-any-return]
     _store(self, plan, location, bbox, order, cutout_bbox)
@@ -228,7 +238,7 @@ def _upload_from_shared_memory(self: Any, location: str, bbox: Any, order: str =
 
 def _upload_from_file(self: Any, location: str, bbox: Any, order: str = "F", cutout_bbox: Any = None) -> None:
     """Upload the elements in a file, or a part of them, with `ndshm`."""
-    plan = _plan(self, self.mip, True)
+    plan = plan_of(self, self.mip, True)
     if isinstance(plan, str):
         return _original("upload_from_file")(self, location, bbox, order, cutout_bbox)  # type: ignore[no-any-return]
     _store(self, plan, _File(location), bbox, order, cutout_bbox)
@@ -241,48 +251,6 @@ _METHODS = {
     "upload_from_shared_memory": _upload_from_shared_memory,
     "upload_from_file": _upload_from_file,
 }
-
-
-class _Plan(NamedTuple):
-    """How a scale of a CloudVolume is transferred by this package."""
-
-    url: str
-    mip: int
-    # The first element, in CloudVolume's coordinates and in those of this package, along x, y and z.
-    theirs: tuple[int, ...]
-    ours: tuple[int, ...]
-    channels: int
-    # Whether the volume has an axis of channels here, and whether its axes are in reversed order.
-    has_channels: bool = True
-    is_reversed: bool = False
-    # The value of chunks that are not stored.
-    missing: str | float = "error"
-    # The value of elements outside of the volume.
-    background: Any = 0
-    encoding: str | None = None
-
-    def region(self, bbox: Any) -> tuple[slice, ...]:
-        """Return a region of x, y and z in the coordinates and axes of this package."""
-        shifts = [ours - theirs for ours, theirs in zip(self.ours, self.theirs, strict=True)]
-        axes = [slice(int(a) + by, int(b) + by) for a, b, by in zip(bbox.minpt, bbox.maxpt, shifts, strict=True)]
-        axes += [slice(0, self.channels)] if self.has_channels else []
-        return tuple(reversed(axes) if self.is_reversed else axes)
-
-    def order(self, order: str) -> str:
-        """Return the order here of elements that are to have this order with the axes x, y, z and channel."""
-        if order not in ("C", "F"):
-            raise InvalidArgument(f"order={order!r}: give 'C' or 'F'")
-        return {"C": "F", "F": "C"}[order] if self.is_reversed else order
-
-    def theirs_of(self, x: Any) -> Any:
-        """Return a view with the axes x, y, z and channel of an array with the axes of this package."""
-        x = x.T if self.is_reversed else x
-        return x if self.has_channels else x[..., None]
-
-    def ours_of(self, x: Any) -> Any:
-        """Return a view with the axes of this package of an array with the axes x, y, z and channel."""
-        x = x if self.has_channels else x[..., 0]
-        return x.T if self.is_reversed else x
 
 
 class _Target(NamedTuple):
@@ -305,14 +273,14 @@ class _Target(NamedTuple):
 
     @staticmethod
     def file(path: str | os.PathLike[str]) -> _Target:
-        return _Target(path=_cloudvolume("lib").toabs(os.fspath(path)), is_file=True)
+        return _Target(path=cloudvolume("lib").toabs(os.fspath(path)), is_file=True)
 
 
 class _File:
     """The elements of an upload are in a file."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path: str = _cloudvolume("lib").toabs(os.fspath(path))
+        self.path: str = cloudvolume("lib").toabs(os.fspath(path))
 
 
 def _mip(vol: Any, mip: Any) -> int:
@@ -320,116 +288,12 @@ def _mip(vol: Any, mip: Any) -> int:
     return int(vol.mip if mip is None else vol.meta.to_mip(mip))
 
 
-def _plan(vol: Any, mip: int, write: bool) -> _Plan | str:
-    """Return how a scale is transferred by this package, or why it is left to CloudVolume. Nothing is transferred here."""
-    if type(vol) is not _frontend():
-        return "only volumes of the class CloudVolumePrecomputed are transferred, and not graphene"
-    path, image, config = vol.meta.path, vol.image, vol.config
-    if path.format not in ("precomputed", "zarr", "zarr2", "zarr3", "n5"):
-        return f"volumes of the format {path.format!r} are not supported"
-    url = _volumes.url_of(vol)
-    scheme = path.protocol
-    # One with "://" in the middle is a server that CloudVolume has a name for.
-    if scheme not in (("file",) if write else ("file", "http", "https", "s3")) or url.count("://") > (1 if scheme == "file" else 2):
-        return f"volumes at {scheme}:// are not {'written' if write else 'read'}"
-    if config.secrets:
-        return "the volume has `secrets`"
-    if scheme == "s3" and _has_secret_file(path.bucket):
-        return "CloudVolume has a file of secrets for the bucket"
-    if vol.cache.enabled:
-        return "the volume has a cache"
-    if getattr(image, "lru", None) is not None and image.lru.size > 0:
-        return "the volume has an LRU"
-    if config.green:
-        return "the volume uses green threads, which would all wait"
-    if write and image.readonly:
-        return "the volume is read-only"
-    if path.format == "precomputed":
-        return _plan_precomputed(vol, mip, write, url)
-    return _plan_other(vol, mip, write, url)
-
-
-def _plan_precomputed(vol: Any, mip: int, write: bool, url: str) -> _Plan | str:
-    meta, image, config = vol.meta, vol.image, vol.config
-    encoding, encoded = meta.encoding(mip), None
-    dtypes, channels = _ENCODINGS.get(encoding, ((), None))
-    if meta.data_type not in dtypes or (channels is not None and meta.num_channels not in channels):
-        return f"{meta.data_type} with {meta.num_channels} channels in the encoding {encoding!r} is not supported"
-    if meta.rois is not None:
-        return "the volume has regions of interest"
-    if not _is_stored(meta, mip):
-        return "the description of the scale is not stored, or was changed since"
-    if _is_packed_otherwise(vol, mip):
-        return "stored chunks have a compression other than gzip"
-    if write:
-        if mip in meta.locked_mips():
-            return "the scale is locked"
-        if image.is_sharded(mip) or len(meta.scale(mip)["chunk_sizes"]) > 1:
-            return "scales with shards, or with several chunk sizes, are not written"
-        if config.compress_level is not None:
-            return "the volume has a `compress_level`"
-        if image.overwrite_partial_chunks:
-            return "the volume has `overwrite_partial_chunks`"
-        if image.delete_black_uploads and image.background_color != 0:
-            return "`delete_black_uploads` with a background other than 0 is not supported"
-        compression = _cloudvolume("datasource.precomputed.common").should_compress(encoding, config.compress, vol.cache)
-        encoded = _WRITTEN.get((encoding, compression or None))
-        if encoded is None:
-            return f"chunks of the encoding {encoding!r} are not written with the compression {compression!r}"
-    # CloudVolume converts the background in the same way.
-    background = (float if meta.data_type == "float32" else int)(image.background_color)
-    first = tuple(map(int, meta.voxel_offset(mip)))
-    return _Plan(
-        url,
-        mip,
-        theirs=first,
-        ours=first,
-        channels=meta.num_channels,
-        missing=background if image.fill_missing else "error",
-        background=background,
-        encoding=encoded,
-    )
-
-
-def _plan_other(vol: Any, mip: int, write: bool, url: str) -> _Plan | str:
-    """As `_plan`, for Zarr and N5."""
-    meta = vol.meta
-    if write and meta.path.format == "n5":
-        return "N5 volumes are not written"
-    scales = _volumes.info(url).scales
-    if mip >= len(scales):
-        return f"scale {mip} of the volume is not found"
-    scale = scales[mip]
-    # Plain arrays do not name their axes. CloudVolume then takes the last one for x.
-    names = tuple(name.lower() for name in scale.axes) or ("c", "z", "y", "x")[-len(scale.shape) :]
-    is_reversed = names in (("z", "y", "x"), ("c", "z", "y", "x"), ("channel", "z", "y", "x"))
-    if not is_reversed and names not in (("x", "y", "z"), ("x", "y", "z", "c"), ("x", "y", "z", "channel")):
-        return f"the axes {', '.join(names)} are not x, y, z and channel, in this order or reversed"
-    has_channels = len(scale.shape) == 4
-    shape, origin = (scale.shape[::-1], scale.origin[::-1]) if is_reversed else (scale.shape, scale.origin)
-    known = (*map(int, meta.volume_size(mip)), meta.num_channels)
-    if (shape if has_channels else (*shape, 1)) != known or require_numpy("CloudVolume").dtype(scale.dtype) != meta.dtype:
-        return "the description of the scale is not stored, or CloudVolume reads it in another way"
-    background = meta.background_color(mip) if hasattr(meta, "background_color") else 0
-    return _Plan(
-        url,
-        mip,
-        theirs=tuple(map(int, meta.voxel_offset(mip)))[:3],
-        ours=origin[:3],
-        channels=meta.num_channels,
-        has_channels=has_channels,
-        is_reversed=is_reversed,
-        missing="fill" if vol.image.fill_missing else "error",
-        background=background or 0,
-    )
-
-
 def _fetch(
-    vol: Any, plan: _Plan, region: Any, target: _Target, order: str, workers: int | None = None, progress: bool | None = None
+    vol: Any, plan: Plan, region: Any, target: _Target, order: str, workers: int | None = None, progress: bool | None = None
 ) -> Any:
     """Download a region, and return it as CloudVolume's methods do."""
     bbox, steps, channels = _requested(vol, plan.mip, region)
-    inside = _cloudvolume("lib").Bbox.intersection(bbox, vol.meta.bounds(plan.mip))
+    inside = cloudvolume("lib").Bbox.intersection(bbox, vol.meta.bounds(plan.mip))
     permissions = _permissions(target.path) if target.is_file else None
     try:
         if inside == bbox:
@@ -438,7 +302,7 @@ def _fetch(
             part = None if inside.subvoxel() else _downloaded(vol, plan, inside, _Target(), order, workers, progress)
             array = _surrounded(vol, plan, bbox, inside, part, target, order)
     except MissingChunk as error:
-        raise _cloudvolume("exceptions").EmptyVolumeException(str(error)) from error
+        raise cloudvolume("exceptions").EmptyVolumeException(str(error)) from error
     except NoSpace as error:
         raise sharedmemory.allocation_error(error) from error
     if permissions is not None and target.path is not None:
@@ -451,7 +315,7 @@ def _fetch(
 
 def _requested(vol: Any, mip: int, region: Any) -> tuple[Any, list[int], slice]:
     """Return the region of x, y and z that is asked for, its steps, and the channels."""
-    meta, lib = vol.meta, _cloudvolume("lib")
+    meta, lib = vol.meta, cloudvolume("lib")
     if isinstance(region, lib.Bbox):
         region = region.convert_units("vx", meta.resolution(mip)).to_slices()
     *axes, channels = meta.bbox(mip).reify_slices(region, bounded=vol.bounded)
@@ -460,12 +324,12 @@ def _requested(vol: Any, mip: int, region: Any) -> tuple[Any, list[int], slice]:
     if vol.autocrop:
         bbox = lib.Bbox.intersection(bbox, meta.bounds(mip))
     if bbox.subvoxel():
-        raise _cloudvolume("exceptions").SubvoxelVolumeError(f"{bbox} has no elements")
+        raise cloudvolume("exceptions").SubvoxelVolumeError(f"{bbox} has no elements")
     return bbox, steps, channels
 
 
 def _downloaded(
-    vol: Any, plan: _Plan, bbox: Any, target: _Target, order: str, workers: int | None, progress: bool | None
+    vol: Any, plan: Plan, bbox: Any, target: _Target, order: str, workers: int | None, progress: bool | None
 ) -> Array:
     work = _volumes.download(
         plan.url,
@@ -484,7 +348,7 @@ def _downloaded(
     return work.result()
 
 
-def _surrounded(vol: Any, plan: _Plan, bbox: Any, inside: Any, part: Array | None, target: _Target, order: str) -> Array:
+def _surrounded(vol: Any, plan: Plan, bbox: Any, inside: Any, part: Array | None, target: _Target, order: str) -> Array:
     """Create an array for a region that reaches beyond the volume: background, and the part of it that is in the volume."""
     shape = [axis.stop - axis.start for axis in plan.region(bbox)]
     how: dict[str, Any] = {"dtype": name_of(vol.meta.dtype), "order": plan.order(order)}
@@ -506,10 +370,10 @@ def _surrounded(vol: Any, plan: _Plan, bbox: Any, inside: Any, part: Array | Non
     return array
 
 
-def _cutout(vol: Any, plan: _Plan, bbox: Any, array: Array) -> Any:
+def _cutout(vol: Any, plan: Plan, bbox: Any, array: Array) -> Any:
     """Return an array as a `VolumeCutout`. CloudVolume's own constructor would copy an array in C order."""
     x = plan.theirs_of(require_numpy("CloudVolume").asarray(array))
-    meta, kind = vol.meta, _cloudvolume("volumecutout").VolumeCutout
+    meta, kind = vol.meta, cloudvolume("volumecutout").VolumeCutout
     cutout = x.view(kind)
     resolution = meta.resolution(plan.mip)
     kind.__init__(cutout, x, meta.path, meta.cloudpath, resolution, plan.mip, meta.layer_type, bbox, array)
@@ -518,7 +382,7 @@ def _cutout(vol: Any, plan: _Plan, bbox: Any, array: Array) -> Any:
 
 def _store(
     vol: Any,
-    plan: _Plan,
+    plan: Plan,
     x: Any,
     bbox: Any,
     order: str,
@@ -527,7 +391,7 @@ def _store(
     progress: bool | None = None,
 ) -> _volumes.UploadReport | None:
     """Upload an array: a name, a file, or a numpy array."""
-    lib, exceptions, mip = _cloudvolume("lib"), _cloudvolume("exceptions"), plan.mip
+    lib, exceptions, mip = cloudvolume("lib"), cloudvolume("exceptions"), plan.mip
     bounds = vol.meta.bounds(mip)
     bbox = _voxels(vol, bbox)
     cutout = bbox.clone() if cutout_bbox is None else _voxels(vol, cutout_bbox)
@@ -541,7 +405,7 @@ def _store(
         raise exceptions.OutOfBoundsError(f"{cutout} is not in the volume, which is {bounds}: set bounded=False to ignore what is outside")
     handle, image = _elements(vol, x, bbox, order)
     try:
-        is_aligned = _cloudvolume("datasource").check_grid_aligned(
+        is_aligned = cloudvolume("datasource").check_grid_aligned(
             vol.meta, image, cutout, mip, throw_error=not vol.non_aligned_writes
         )
         cutout = lib.Bbox.intersection(cutout, bounds)
@@ -569,8 +433,8 @@ def _store(
 
 def _voxels(vol: Any, region: Any) -> Any:
     """Return a region of x, y and z as a `Bbox` of whole numbers."""
-    bbox = _cloudvolume("lib").Bbox.create(region).convert_units("vx", vol.resolution)
-    return _cloudvolume("lib").Bbox([int(end) for end in bbox.minpt[:3]], [int(end) for end in bbox.maxpt[:3]])
+    bbox = cloudvolume("lib").Bbox.create(region).convert_units("vx", vol.resolution)
+    return cloudvolume("lib").Bbox([int(end) for end in bbox.minpt[:3]], [int(end) for end in bbox.maxpt[:3]])
 
 
 def _elements(vol: Any, x: Any, bbox: Any, order: str) -> tuple[Any, Any]:
@@ -583,50 +447,16 @@ def _elements(vol: Any, x: Any, bbox: Any, order: str) -> tuple[Any, Any]:
     x = require_numpy("CloudVolume").asarray(x)
     x = x[..., None] if x.ndim == 3 else x
     if x.shape != shape:
-        raise _cloudvolume("exceptions").AlignmentError(f"the array has the shape {x.shape}, and its region {shape}")
+        raise cloudvolume("exceptions").AlignmentError(f"the array has the shape {x.shape}, and its region {shape}")
     return None, x
 
 
 def _require_border(vol: Any, cutout: Any, mip: int) -> None:
     """Raise an exception if a chunk that the region cuts through is not stored."""
-    lib = _cloudvolume("lib")
+    lib = cloudvolume("lib")
     for name, is_stored in vol.image.exists(cutout, mip).items():
         if not is_stored and not cutout.contains_bbox(lib.Bbox.from_filename(name)):
-            raise _cloudvolume("exceptions").EmptyVolumeException(name)
-
-
-def _is_stored(meta: Any, mip: int) -> bool:
-    """Return whether the description that CloudVolume has in memory is the stored one, as far as it is about this scale."""
-    lib, exceptions = _cloudvolume("lib"), _cloudvolume("exceptions")
-    try:
-        stored = meta.fetch_info()
-    except exceptions.InfoUnavailableError:
-        return False
-
-    def part(info: Any) -> Any:
-        scales = info.get("scales", ())
-        return json.loads(
-            lib.jsonify([info.get(key) for key in ("data_type", "num_channels", "type")] + list(scales[mip : mip + 1]))
-        )
-
-    return bool(part(stored) == part(meta.info))
-
-
-def _is_packed_otherwise(vol: Any, mip: int) -> bool:
-    """Return whether one of the first files of the scale is compressed in a way that is not read here."""
-    if vol.meta.path.protocol != "file":
-        return False
-    directory = os.path.join(_volumes.url_of(vol).partition("://")[2], vol.meta.key(mip))
-    try:
-        with os.scandir(directory) as files:
-            return any(file.name.endswith(_UNREADABLE) for file in itertools.islice(files, _LOOKED_AT))
-    except FileNotFoundError:
-        return False
-
-
-def _has_secret_file(bucket: str) -> bool:
-    path = importlib.import_module("cloudfiles.secrets").secretpath
-    return any(os.path.exists(path(name)) for name in ("aws-secret.json", f"{bucket}-aws-secret.json"))
+            raise cloudvolume("exceptions").EmptyVolumeException(name)
 
 
 def _permissions(path: str | None) -> int:
@@ -642,15 +472,7 @@ def _replace(where: Any, name: str, value: Any) -> None:
     setattr(where, name, value)
 
 
-def _original(method: str) -> Any:
-    return next(value for where, name, value in _replaced if name == method and where is _frontend())
-
-
-def _frontend() -> Any:
-    return _cloudvolume("frontends.precomputed").CloudVolumePrecomputed
-
-
-@functools.cache
-def _cloudvolume(module: str) -> Any:
-    """Import a module of CloudVolume, which is installed by the program that calls this one."""
-    return importlib.import_module(f"cloudvolume.{module}")
+def _original(name: str, where: Any = None) -> Any:
+    """Return what `install` has replaced in a class, by default that of volumes, or None."""
+    where = frontend() if where is None else where
+    return next((value for place, known, value in _replaced if known == name and place is where), None)

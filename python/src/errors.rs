@@ -172,7 +172,8 @@ fn class_of(kind: &ErrorKind) -> &'static str {
         | ErrorKind::DescriptionMismatch { .. }
         | ErrorKind::DTypeMismatch { .. }
         | ErrorKind::ShapeMismatch { .. }
-        | ErrorKind::Mismatch { .. } => "Mismatch",
+        | ErrorKind::Mismatch { .. }
+        | ErrorKind::CacheSize { .. } => "Mismatch",
         ErrorKind::Incomplete { .. } => "Incomplete",
         ErrorKind::HandleSpent => "HandleExpired",
         ErrorKind::TooManyHandles { .. } => "TooManyHandles",

@@ -9,28 +9,30 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, SystemTime};
 
 use ndarray::IxDyn;
-use ndarray_shm::array::with_element;
+use ndarray_shm::array::{Description, with_element};
 use ndarray_shm::stream::{self, Backpressure, Frame, StreamCursor, StreamOptions, StreamReader};
 use ndarray_shm::{Element, Error, ErrorKind, Result};
 use pyo3::exceptions::{PyBufferError, PyValueError};
 use pyo3::ffi;
 use pyo3::prelude::*;
-use pyo3::types::PyTuple;
+use pyo3::types::{PyDict, PyTuple};
 
 use crate::arguments::{Name, seconds};
+#[cfg(unix)]
+use crate::bell::StreamBell;
 use crate::dlpack;
 use crate::errors::named;
 use crate::export::{self, Elements, Kept};
 use crate::guard::{self, Numpy};
 use crate::memory::{ElementType, Shape};
-use crate::stream::{FieldRows, Meta, fields_of, on_stream, place, policy_of, stream_exception};
+use crate::stream::{FieldRows, Meta, axes_of, fields_of, notes_of, on_stream, place, policy_of, stream_exception};
 
 /// How many times a stream is opened again because another one has got its name.
 const TRIES: usize = 100;
 
-/// Wanted frame is asked for.
+/// The frame that is asked for.
 #[derive(Clone, Copy)]
-enum Wanted {
+pub(crate) enum Wanted {
     Next,
     Latest,
 }
@@ -45,6 +47,8 @@ impl Wanted {
 trait Position: Send {
     /// Takes a frame, if it is there.
     fn take(&mut self, which: Wanted, shape: &Shape) -> Result<Option<HeldFrame>>;
+    /// Goes on behind this frame.
+    fn since(&mut self, number: u64) -> Result<()>;
     fn acknowledge(&mut self, number: u64) -> Result<()>;
     /// Returns the last number that was acknowledged; `None` of a reader without a cursor.
     fn acknowledged(&self) -> Option<u64>;
@@ -53,9 +57,16 @@ trait Position: Send {
 }
 
 /// A reader with elements of any type, for what changes no position that Python sees.
-trait Reads: Send {
+pub(crate) trait Reads: Send {
     /// Returns another reader at the same position.
     fn again(&self) -> Box<dyn Reads>;
+    /// Waits until there is a frame with a number greater than `number`, and returns the newest number.
+    #[cfg(unix)]
+    fn head_wait(&self, number: u64, limit: Duration) -> Result<u64>;
+    #[cfg(unix)]
+    fn last(&self) -> u64;
+    #[cfg(unix)]
+    fn epoch(&self) -> u64;
     /// Waits until there is a frame, and returns what holds it.
     fn wait(&mut self, which: Wanted, limit: Duration) -> Result<Arc<dyn Kept>>;
     fn get(&self, number: u64, shape: &Shape) -> Result<Option<HeldFrame>>;
@@ -87,6 +98,10 @@ impl<T: Element> Position for StreamReader<T, IxDyn> {
         Ok(found.map(|frame| HeldFrame::new(frame, shape)))
     }
 
+    fn since(&mut self, number: u64) -> Result<()> {
+        Self::since(self, number)
+    }
+
     fn acknowledge(&mut self, _number: u64) -> Result<()> {
         let what = "acknowledging frames without a cursor (open the stream with cursor=)";
         Err(ErrorKind::Unsupported { what: what.into() }.at(self.location()))
@@ -114,6 +129,11 @@ impl<T: Element> Position for StreamCursor<T, IxDyn> {
         Ok(self.next()?.map(|frame| HeldFrame::new(frame, shape)))
     }
 
+    fn since(&mut self, _number: u64) -> Result<()> {
+        let what = "another position of a cursor, which misses no frame (open the stream without cursor=)";
+        Err(ErrorKind::Unsupported { what: what.into() }.at(self.reader().location()))
+    }
+
     fn acknowledge(&mut self, number: u64) -> Result<()> {
         Self::acknowledge(self, number)
     }
@@ -134,6 +154,21 @@ impl<T: Element> Position for StreamCursor<T, IxDyn> {
 impl<T: Element> Reads for StreamReader<T, IxDyn> {
     fn again(&self) -> Box<dyn Reads> {
         Box::new(self.clone())
+    }
+
+    #[cfg(unix)]
+    fn head_wait(&self, number: u64, limit: Duration) -> Result<u64> {
+        Self::head_wait(self, number, limit)
+    }
+
+    #[cfg(unix)]
+    fn last(&self) -> u64 {
+        Self::last(self)
+    }
+
+    #[cfg(unix)]
+    fn epoch(&self) -> u64 {
+        Self::epoch(self)
     }
 
     fn wait(&mut self, which: Wanted, limit: Duration) -> Result<Arc<dyn Kept>> {
@@ -162,7 +197,7 @@ impl<T: Element> Reads for StreamReader<T, IxDyn> {
 }
 
 /// A frame that is held, and what its entry says.
-struct HeldFrame {
+pub(crate) struct HeldFrame {
     elements: Elements,
     frame: Weak<dyn Inheritable>,
     number: u64,
@@ -193,16 +228,30 @@ pub(crate) struct RawReader {
     /// `None` after `close`. Locked for moments, by threads that hold the interpreter's lock and keep it meanwhile. So
     /// no thread has it when a process forks.
     position: Mutex<Option<Box<dyn Position>>>,
+    /// From the first use of its descriptor on. Locked as `position` is, and after it.
+    #[cfg(unix)]
+    bell: Mutex<Option<StreamBell>>,
     shape: Shape,
     name: String,
     directory: PathBuf,
     slots: usize,
     fields: Arc<FieldRows>,
+    description: Description,
 }
 
 impl RawReader {
     fn position(&self) -> MutexGuard<'_, Option<Box<dyn Position>>> {
         self.position.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the bell. That of a process from which this one was forked is given up.
+    #[cfg(unix)]
+    fn bell(&self) -> MutexGuard<'_, Option<StreamBell>> {
+        let mut bell = self.bell.lock().unwrap_or_else(PoisonError::into_inner);
+        if bell.as_ref().is_some_and(|bell| !bell.is_own()) {
+            *bell = None;
+        }
+        bell
     }
 
     /// Calls `act` with the position, while no other thread changes it.
@@ -236,8 +285,35 @@ impl RawReader {
         Ok((FreshFrame(Mutex::new(Some(frame))), held))
     }
 
-    fn take_now(&self, py: Python<'_>, which: Wanted) -> PyResult<Option<HeldFrame>> {
-        self.with(py, |position| position.take(which, &self.shape))
+    /// Takes a frame, if it is there. If there is none and the writer was killed, fails with `asks`, or if the bell
+    /// rang for that.
+    fn take_now(&self, py: Python<'_>, which: Wanted, asks: bool) -> PyResult<Option<HeldFrame>> {
+        self.with(py, |position| {
+            let (taken, is_told) = self.look(position, which)?;
+            let is_dead = |position: &dyn Position| position.reader().has_writer().map(|alive| alive == Some(false));
+            if taken.is_some() || !(asks || is_told) || !is_dead(&*position)? {
+                return Ok(taken);
+            }
+            // A last frame, or a successor, may have come before the query.
+            let (taken, _) = self.look(position, which)?;
+            if taken.is_none() && is_dead(&*position)? {
+                return Err(ErrorKind::NoWriter.at(self.name.as_str()));
+            }
+            Ok(taken)
+        })
+    }
+
+    /// Looks for a frame once. Also returns whether there is none and the bell rang for the death of the writer.
+    fn look(&self, position: &mut dyn Position, which: Wanted) -> Result<(Option<HeldFrame>, bool)> {
+        #[cfg(unix)]
+        let head = position.reader().head();
+        let taken = position.take(which, &self.shape)?;
+        #[cfg(unix)]
+        if let Some(bell) = &*self.bell() {
+            let is_told = bell.looked(position.reader(), head, taken.is_some());
+            return Ok((taken, is_told));
+        }
+        Ok((taken, false))
     }
 }
 
@@ -274,6 +350,16 @@ impl RawReader {
     }
 
     #[getter]
+    fn notes<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        notes_of(py, &self.description)
+    }
+
+    #[getter]
+    fn axes<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
+        axes_of(py, &self.description)
+    }
+
+    #[getter]
     fn head(&self, py: Python<'_>) -> PyResult<u64> {
         self.with(py, |position| Ok(position.reader().head()))
     }
@@ -307,6 +393,45 @@ impl RawReader {
     fn close(&self) {
         let position = self.position().take();
         drop(position);
+        #[cfg(unix)]
+        self.bell().take();
+    }
+
+    /// Returns a descriptor that is readable while there is something to take. With `tells_again`, a death of the
+    /// writer that was told before makes it readable once more.
+    fn fileno(&self, py: Python<'_>, tells_again: bool) -> PyResult<i32> {
+        #[cfg(unix)]
+        {
+            let descriptor = self.with(py, |position| {
+                let mut bell = self.bell();
+                if bell.is_none() {
+                    match StreamBell::new(position.reader().again()) {
+                        Ok(new) => *bell = Some(new),
+                        Err(error) => return Ok(Err(error)),
+                    }
+                }
+                Ok(Ok(bell.as_ref().map_or(-1, |bell| bell.descriptor(tells_again))))
+            })?;
+            Ok(descriptor?)
+        }
+        #[cfg(not(unix))]
+        {
+            let _ = tells_again;
+            let what = "a descriptor to wait for frames, on this system (`async for` and `next` wait without it)";
+            let error = ErrorKind::Unsupported { what: what.into() }.at(self.name.as_str());
+            Err(stream_exception(py, &error))
+        }
+    }
+
+    fn since(&self, py: Python<'_>, number: u64) -> PyResult<()> {
+        self.with(py, |position| {
+            position.since(number)?;
+            #[cfg(unix)]
+            if let Some(bell) = &*self.bell() {
+                bell.moved(position.reader());
+            }
+            Ok(())
+        })
     }
 
     fn acknowledge(&self, py: Python<'_>, number: u64) -> PyResult<()> {
@@ -320,7 +445,7 @@ impl RawReader {
         let until =
             timeout.map(|timeout| seconds(timeout).map(|limit| (std::time::Instant::now(), limit))).transpose()?;
         loop {
-            if let Some(taken) = self.take_now(py, which)? {
+            if let Some(taken) = self.take_now(py, which, false)? {
                 return self.fresh(py, taken).map(Some);
             }
             let left = until.map_or(Duration::MAX, |(begin, limit)| limit.saturating_sub(begin.elapsed()));
@@ -338,7 +463,7 @@ impl RawReader {
                 Err(Error { kind: ErrorKind::TimedOut { .. }, .. }) => Ok(None), // told above, with the whole time
                 other => other.map(Some),
             })?;
-            let taken = self.take_now(py, which);
+            let taken = self.take_now(py, which, false);
             drop(hint);
             if let Some(taken) = taken? {
                 return self.fresh(py, taken).map(Some);
@@ -348,16 +473,7 @@ impl RawReader {
 
     /// As `take`, without waiting. With `asks`, fails if there is no frame and the writer was killed.
     fn poll(&self, py: Python<'_>, latest: bool, asks: bool) -> PyResult<Option<(FreshFrame, usize)>> {
-        let which = Wanted::of(latest);
-        let is_dead = |position: &mut dyn Position| Ok(asks && position.reader().has_writer()? == Some(false));
-        let mut taken = self.take_now(py, which)?;
-        if taken.is_none() && self.with(py, is_dead)? {
-            // A last frame, or a successor, may have come before the query.
-            taken = self.take_now(py, which)?;
-            if taken.is_none() && self.with(py, is_dead)? {
-                return Err(stream_exception(py, &ErrorKind::NoWriter.at(self.name.as_str())));
-            }
-        }
+        let taken = self.take_now(py, Wanted::of(latest), asks)?;
         taken.map(|taken| self.fresh(py, taken)).transpose()
     }
 
@@ -542,7 +658,7 @@ pub(crate) fn open_stream(
 
 fn open(directory: Option<PathBuf>, name: &str, cursor: Option<&str>, policy: Backpressure) -> Result<RawReader> {
     let (directory, location) = place(directory, name)?;
-    let dtype = stream::inspect(&directory, &location)?.dtype;
+    let dtype = stream::inspect(&directory, &location)?.description.dtype();
     let options = StreamOptions::new().directory(directory.clone());
     with_element!(dtype, T => match cursor {
         None => {
@@ -569,6 +685,9 @@ fn of<T: Element>(
         directory: directory.path().to_owned(),
         slots: reader.slots(),
         fields: Arc::new(fields_of(reader.meta_fields())),
+        description: reader.description().clone(),
         position: Mutex::new(Some(position)),
+        #[cfg(unix)]
+        bell: Mutex::new(None),
     }
 }

@@ -62,6 +62,12 @@ pub(crate) fn hold_jobs() {
     FORKING.fetch_add(1, Ordering::Relaxed);
 }
 
+/// Ends the threads that help to read, if they are idle.
+#[pyfunction]
+pub(crate) fn end_read_threads() {
+    ndarray_shm_volume::end_read_threads();
+}
+
 /// Lets new work begin, after a fork, in the parent.
 #[pyfunction]
 pub(crate) fn free_jobs() {

@@ -5,14 +5,18 @@
 //! (`export`), DLPack (`dlpack`), work in threads of its own (`job`), volumes (`volume`), downloads and uploads
 //! (`transfer`), calls that are made later (`soon`), and exceptions (`errors`), calls that Ctrl-C can end (`signals`),
 //! handles that still protect their arrays (`in_flight`), memory that is used again (`recycle`), which array has an
-//! address (`addresses`), copies of numpy arrays (`copying`), writers of streams (`stream`), their readers
-//! (`frame`), and forks while those hold frames (`inherited`). On Linux also arrays in the memory of a GPU
-//! (`device_memory`), and the class of those (`cuda`). What can be written in Python is written there.
+//! address (`addresses`), copies of numpy arrays (`copying`), writers of streams (`stream`), their readers (`frame`),
+//! descriptors that tell of frames (`bell`), and forks while readers hold frames (`inherited`). On Linux also arrays
+//! in the memory of a GPU (`device_memory`), and the class of those (`cuda`). What can be written in Python is written
+//! there.
 
 mod addresses;
 mod arguments;
 mod array;
 mod attachment;
+#[cfg(unix)]
+mod bell;
+mod cache;
 mod copying;
 #[cfg(target_os = "linux")]
 mod cuda;
@@ -63,6 +67,8 @@ mod _core {
     use super::array::{Made, RawArray, attached, checked_name, create, emulation, open, open_bytes, unlink};
     #[pymodule_export]
     use super::attachment::Attachment;
+    #[pymodule_export]
+    use super::cache::{RawCache, RawKeyClaim};
     #[cfg(target_os = "linux")]
     #[pymodule_export]
     use super::cuda::{
@@ -83,7 +89,7 @@ mod _core {
     #[pymodule_export]
     use super::inherited::{free_frames, hold_frames, keep_frames};
     #[pymodule_export]
-    use super::job::{Job, JobWatch, free_jobs, free_jobs_of_child, hold_jobs};
+    use super::job::{Job, JobWatch, end_read_threads, free_jobs, free_jobs_of_child, hold_jobs};
     #[pymodule_export]
     use super::listing::{listing, partial_listing, reclaim};
     #[pymodule_export]
@@ -99,7 +105,9 @@ mod _core {
     #[pymodule_export]
     use super::stream::{RawNewFrame, RawWriter, create_stream, inspect_stream, unlink_stream};
     #[pymodule_export]
-    use super::transfer::{download, upload};
+    use super::transfer::{download, read, upload};
     #[pymodule_export]
-    use super::volume::{RawVolume, missing_markers, new_volume, shard_from_environment, write_marker};
+    use super::volume::{
+        RawVolume, available_memory, missing_markers, new_volume, shard_from_environment, write_marker,
+    };
 }

@@ -9,17 +9,24 @@ use ndarray_shm::backend::interruptible;
 use pyo3::exceptions::PyKeyboardInterrupt;
 use pyo3::prelude::*;
 
-use crate::errors::exception;
+use crate::errors::{exception, volume_exception};
 
 /// Why a call has failed.
 pub(crate) enum Failed {
     Library(Error),
+    Volume(ndarray_shm_volume::Error),
     Python(PyErr),
 }
 
 impl From<Error> for Failed {
     fn from(error: Error) -> Self {
         Self::Library(error)
+    }
+}
+
+impl From<ndarray_shm_volume::Error> for Failed {
+    fn from(error: ndarray_shm_volume::Error) -> Self {
+        Self::Volume(error)
     }
 }
 
@@ -33,6 +40,7 @@ impl Failed {
     fn into_exception(self, py: Python<'_>) -> PyErr {
         match self {
             Self::Library(error) => exception(py, &error),
+            Self::Volume(error) => volume_exception(py, &error),
             Self::Python(error) => error,
         }
     }

@@ -7,9 +7,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use ndarray::{IxDyn, ShapeBuilder};
-use ndarray_shm::array::with_element;
+use ndarray_shm::array::{Description, with_element};
 use ndarray_shm::stream::{self, Backpressure, MetaField, NewFrame, StreamOptions, StreamWriter};
 use ndarray_shm::{Directory, Element, Error, ErrorKind, Location, Order, Pages, Result, default_directory};
+use ndarray_shm_volume::VolumeNotes;
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
@@ -190,6 +191,7 @@ pub(crate) struct RawWriter {
     slots: usize,
     epoch: u64,
     fields: FieldRows,
+    description: Description,
     head: AtomicU64,
     /// The process that writes.
     pid: u32,
@@ -245,6 +247,16 @@ impl RawWriter {
     #[getter]
     fn slots(&self) -> usize {
         self.slots
+    }
+
+    #[getter]
+    fn notes<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        notes_of(py, &self.description)
+    }
+
+    #[getter]
+    fn axes<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
+        axes_of(py, &self.description)
     }
 
     #[getter]
@@ -433,7 +445,7 @@ impl RawNewFrame {
 /// Creates a stream, or takes one over.
 #[pyfunction]
 #[pyo3(signature = (
-    name, lengths, dtype, order, slots, meta, *, resume=false, replace=false, keep=false, copied=false, sparse=false, permissions=0o600
+    name, lengths, dtype, order, slots, meta, notes, *, resume=false, replace=false, keep=false, copied=false, sparse=false, permissions=0o600
 ))]
 #[allow(clippy::too_many_arguments, clippy::needless_pass_by_value, clippy::fn_params_excessive_bools)] // Python gives them by name
 pub(crate) fn create_stream(
@@ -444,6 +456,7 @@ pub(crate) fn create_stream(
     order: &str,
     slots: usize,
     meta: Vec<(String, String, usize)>,
+    notes: Vec<(String, String)>,
     resume: bool,
     replace: bool,
     keep: bool,
@@ -464,25 +477,47 @@ pub(crate) fn create_stream(
     for (name, dtype, count) in meta {
         options = options.meta(name, parse(&dtype)?.dtype, count);
     }
+    for (key, text) in notes {
+        options = options.note(&key, &text);
+    }
     let made = on_stream(py, || {
         let lengths = IxDyn(&shape.lengths).set_f(shape.order == Order::F);
         with_element!(shape.element.dtype, T => {
             let writer = options.create::<T, IxDyn>(&*name, lengths, slots)?;
-            let facts = (writer.location().to_string(), writer.epoch(), writer.head(), fields_of(writer.meta_fields()));
+            let facts = (
+                writer.location().to_string(),
+                writer.epoch(),
+                writer.head(),
+                fields_of(writer.meta_fields()),
+                writer.description().clone(),
+            );
             let cell = WriterCell { writer: UnsafeCell::new(writer), is_taken: AtomicBool::new(false) };
             Ok((Arc::new(cell) as Arc<dyn Writes>, facts))
         }, else => unreachable!("all features of elements are enabled"))
     })?;
-    let (writer, (name, epoch, head, fields)) = made;
+    let (writer, (name, epoch, head, fields, description)) = made;
     let (head, pid) = (AtomicU64::new(head), std::process::id());
     let writer = Mutex::new(Some(writer));
-    Ok(RawWriter { writer, shape, name, slots, epoch, fields, head, pid })
+    Ok(RawWriter { writer, shape, name, slots, epoch, fields, description, head, pid })
 }
 
 /// Returns the directory of this path, by default the default directory, and the location of a name.
 pub(crate) fn place(directory: Option<PathBuf>, name: &str) -> Result<(Directory, Location)> {
     let directory = directory.map_or_else(default_directory, |path| Ok(directory_at(path)))?;
     Ok((directory, Location::new(name)?))
+}
+
+/// Returns the notes of a stream, by their keys.
+pub(crate) fn notes_of<'py>(py: Python<'py>, description: &Description) -> PyResult<Bound<'py, PyDict>> {
+    let notes = PyDict::new(py);
+    description.notes().try_for_each(|(key, text)| notes.set_item(key, text))?;
+    Ok(notes)
+}
+
+/// Returns a word for each axis of a frame, its name or its number; nothing if no axis has a name.
+pub(crate) fn axes_of<'py>(py: Python<'py>, description: &Description) -> PyResult<Bound<'py, PyTuple>> {
+    let notes = VolumeNotes::read(description, description.shape());
+    PyTuple::new(py, notes.axis_words(notes.axes.len()))
 }
 
 /// Removes the name of a stream, or one of its cursors, and returns whether it existed.
@@ -514,9 +549,10 @@ pub(crate) fn inspect_stream(py: Python<'_>, name: Name) -> PyResult<Bound<'_, P
         rows.collect::<Vec<_>>()
     });
     let facts = PyDict::new(py);
-    facts.set_item("dtype", found.dtype.as_str())?;
-    facts.set_item("shape", PyTuple::new(py, found.shape)?)?;
-    facts.set_item("order", name_of_order(found.order))?;
+    facts.set_item("dtype", found.description.dtype().as_str())?;
+    facts.set_item("shape", PyTuple::new(py, found.description.shape())?)?;
+    facts.set_item("order", name_of_order(found.description.order()))?;
+    facts.set_item("notes", notes_of(py, &found.description)?)?;
     facts.set_item("slots", found.slots)?;
     facts.set_item("copied", found.copied)?;
     facts.set_item("meta", fields_of(&found.meta))?;

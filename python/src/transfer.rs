@@ -5,11 +5,13 @@ use std::sync::Arc;
 
 use ndarray::{ArrayView, ArrayViewD, ArrayViewMut, ArrayViewMutD, IxDyn, ShapeBuilder};
 use ndarray_shm::array::{ArrayLock, Description, with_element};
+use ndarray_shm::backend::goes_on;
 use ndarray_shm::{Access, ErrorKind, Location, Order, default_directory};
 use ndarray_shm_volume::{
     Alignment, Bbox, ChunkSink, ChunkSource, DownloadOptions, Downloaded, Encoding, Error, FillValue, Missing, Painted,
-    ProcessWorkers, Result, UploadOptions, Uploaded, VolumeMeta, VolumeNotes, Workers, download_counted, download_into,
-    download_to_file, download_to_shared_memory, download_with_report, file_location, upload_from_array,
+    ProcessWorkers, ReadOptions, Result, UploadOptions, Uploaded, VolumeMeta, VolumeNotes, Workers, download_counted,
+    download_into, download_to_file, download_to_shared_memory, download_with_report, file_location, read_into,
+    upload_from_array,
 };
 use pyo3::buffer::PyUntypedBuffer;
 use pyo3::exceptions::PyBufferError;
@@ -22,6 +24,7 @@ use crate::errors::exception;
 use crate::job::{Job, JobState};
 use crate::memory::{BOOL_OF_VOLUME, ElementType, Memory, Nameless, Shape};
 use crate::part::Window;
+use crate::signals::interruptibly;
 use crate::volume::{RawVolume, Target, ends, region};
 
 /// Where a download puts the elements in a new array.
@@ -70,18 +73,9 @@ impl DownloadRequest {
         let meta = source.meta();
         let bbox = region(meta, self.region.as_deref())?;
         let options = self.take_options(meta, state)?;
-        let (wanted, found, axes) = (element_of(&*source), elements.dtype(), bbox.shape().len());
-        let location = "the array in memory";
-        if wanted != found {
-            let (expected, found) = (wanted.as_str().to_owned(), found.as_str().to_owned());
-            return Err(ErrorKind::DTypeMismatch { expected, found }.at(location).into());
-        }
-        let lengths = elements.lengths(axes);
-        if lengths != bbox.shape() {
-            let (expected, found) = (format!("{:?}", bbox.shape()), format!("{lengths:?}"));
-            return Err(ErrorKind::ShapeMismatch { expected, found }.at(location).into());
-        }
-        elements.lock(Access::ReadWrite, state)?;
+        elements.check(&*source, &bbox)?;
+        elements.lock(Access::ReadWrite, &mut || !state.stop.is_stopped())?;
+        let axes = bbox.ranges().len();
         let painted = with_element!(meta.dtype, T => {
             #[allow(unsafe_code)]
             // SAFETY: `T` is the type of the elements, and `elements` keeps them alive. No element is there twice, as
@@ -95,7 +89,7 @@ impl DownloadRequest {
 
     fn take_options<'a>(&mut self, meta: &VolumeMeta, state: &'a JobState) -> Result<DownloadOptions<'a>> {
         let options: DownloadOptions<'a> = std::mem::take(&mut self.options);
-        let (workers, missing) = (self.workers()?, self.missing(meta)?);
+        let (workers, missing) = (self.workers()?, missing_of(&self.missing, meta)?);
         Ok(options.order(self.order).workers(workers).missing(missing).progress(state).stop(&state.stop))
     }
 
@@ -138,19 +132,49 @@ impl DownloadRequest {
         let Target { url, mip, .. } = &*self.target;
         Ok(Workers::Processes(ProcessWorkers::of_program(self.workers, program, url, *mip, &backend)))
     }
+}
 
-    fn missing(&self, meta: &VolumeMeta) -> Result<Missing> {
-        Ok(match self.missing.as_str() {
-            "stored" => Missing::AsStored,
-            "error" => Missing::Error,
-            "fill" => Missing::Fill,
-            value => Missing::FillWith(FillValue::parse(value, meta.dtype)?),
-        })
-    }
+/// Returns what Python's word or number for missing chunks means.
+fn missing_of(text: &str, meta: &VolumeMeta) -> Result<Missing> {
+    Ok(match text {
+        "stored" => Missing::AsStored,
+        "error" => Missing::Error,
+        "fill" => Missing::Fill,
+        value => Missing::FillWith(FillValue::parse(value, meta.dtype)?),
+    })
+}
+
+/// Reads a region, given by its ends, into an array of this library or, with a dtype, another object with a buffer.
+/// Ctrl-C ends it in the main thread.
+#[pyfunction]
+pub(crate) fn read(
+    py: Python<'_>,
+    source: &RawVolume,
+    region: Vec<(i64, i64)>,
+    out: &Bound<'_, PyAny>,
+    out_dtype: Option<&str>,
+    missing: &str,
+) -> PyResult<()> {
+    let mut elements = elements_of(py, out, out_dtype, Access::ReadWrite)?;
+    let target = source.target();
+    let into = &mut elements; // freed with the interpreter's lock
+    interruptibly(py, move || {
+        let source = target.source()?;
+        let bbox = Bbox::new(region.into_iter().map(|(start, end)| start..end).collect())?;
+        let options = ReadOptions::new().missing(missing_of(missing, source.meta())?);
+        into.check(&*source, &bbox)?;
+        into.lock(Access::ReadWrite, &mut goes_on)?;
+        with_element!(source.meta().dtype, T => {
+            #[allow(unsafe_code)]
+            // SAFETY: as in `run_into`.
+            let view: ArrayViewMutD<'_, T> = unsafe { into.view_mut(bbox.ranges().len()) };
+            Ok(read_into(&*source, &bbox, view, &options)?)
+        }, else => unreachable!("all features of elements are enabled"))
+    })
 }
 
 /// Returns the element type of a volume.
-fn element_of(source: &dyn ChunkSource) -> ElementType {
+pub(crate) fn element_of(source: &dyn ChunkSource) -> ElementType {
     let is_bool = source.notes().iter().any(|(key, text)| (*key, text.as_str()) == BOOL_OF_VOLUME);
     ElementType { dtype: source.meta().dtype, is_bool }
 }
@@ -256,7 +280,7 @@ impl UploadRequest {
         if let Some(text) = &self.cutout {
             options = options.cutout(region(meta, Some(text))?);
         }
-        elements.lock(Access::Read, state)?;
+        elements.lock(Access::Read, &mut || !state.stop.is_stopped())?;
         let dtype = elements.dtype();
         with_element!(dtype.dtype, T => {
             #[allow(unsafe_code)]
@@ -293,7 +317,7 @@ impl UploadRequest {
 
 impl Elements {
     /// Returns the lengths of the axes, for a region of so many axes. Arrays of one channel may lack the axis of
-    /// channels.
+    /// channels. A buffer always has an axis: that of one element stands for no axis.
     fn lengths(&self, axes: usize) -> Vec<usize> {
         let mut lengths = match self {
             Self::Array(_, _, window, _) => window.lengths.clone(),
@@ -301,6 +325,8 @@ impl Elements {
         };
         if lengths.len() + 1 == axes {
             lengths.push(1);
+        } else if axes == 0 && lengths == [1] {
+            lengths.clear();
         }
         lengths
     }
@@ -311,12 +337,28 @@ impl Elements {
         }
     }
 
+    /// Checks that these elements can be those of a region.
+    fn check(&self, source: &dyn ChunkSource, bbox: &Bbox) -> Result<()> {
+        let (wanted, found, axes) = (element_of(source), self.dtype(), bbox.ranges().len());
+        let location = "the array in memory";
+        if wanted != found {
+            let (expected, found) = (wanted.as_str().to_owned(), found.as_str().to_owned());
+            return Err(ErrorKind::DTypeMismatch { expected, found }.at(location).into());
+        }
+        let lengths = self.lengths(axes);
+        if lengths != bbox.shape() {
+            let (expected, found) = (format!("{:?}", bbox.shape()), format!("{lengths:?}"));
+            return Err(ErrorKind::ShapeMismatch { expected, found }.at(location).into());
+        }
+        Ok(())
+    }
+
     /// Waits for the lock of an array.
-    fn lock(&mut self, access: Access, state: &JobState) -> Result<()> {
+    fn lock(&mut self, access: Access, goes_on: &mut dyn FnMut() -> bool) -> Result<()> {
         let Self::Array(memory, _, _, lock @ None) = self else { return Ok(()) };
-        match memory.lock(access, None, &mut || !state.stop.is_stopped()) {
+        match memory.lock(access, None, goes_on) {
             Ok(taken) => *lock = Some(taken),
-            Err(_) if state.stop.is_stopped() => return Err(Error::Interrupted { done: 0, total: 0 }),
+            Err(_) if !goes_on() => return Err(Error::Interrupted { done: 0, total: 0 }),
             Err(error) => return Err(error.into()),
         }
         Ok(())
@@ -436,10 +478,15 @@ pub(crate) fn upload(
     let elements = elements_of(py, x, dtype, Access::Read)?;
     let notes = x.cast::<RawArray>().map_or_else(|_| VolumeNotes::default(), |array| array.get().volume_notes());
     let target = target.target();
+    let written = Arc::clone(&target);
     let request =
         UploadRequest { target, region, notes, cutout, partial, skip_background, workers, requests, encoding };
     Job::start(
-        move |state| request.run(elements, state),
+        move |state| {
+            let done = request.run(elements, state);
+            written.forget(); // also after an error: some objects are replaced
+            done
+        },
         |py, done: Uploaded| {
             let report = (ends(&done.bbox), done.stored, done.background, done.bytes, done.stored_bytes, done.warnings);
             Ok(report.into_pyobject(py)?.into_any().unbind())

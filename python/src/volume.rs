@@ -1,20 +1,25 @@
 //! Volumes: opening and creating them, and dividing a region among machines.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use ndarray_shm::DType;
+use ndarray_shm::cache::ChunkCache;
+use ndarray_shm::{DType, Order};
 use ndarray_shm_volume::markers::{self, Marker};
 use ndarray_shm_volume::{
-    Bbox, ChunkSink, ChunkSource, Encoding, Error, NewVolume, Result, ScaleInfo, Shard, SourceFailure, VolumeFormat,
-    VolumeKind, VolumeMeta, VolumeNotes, VolumeOptions, VolumeUrl, create_volume, plan,
+    Bbox, ChunkSink, ChunkSource, Encoding, Error, NewVolume, Recheck, Result, ScaleInfo, Shard, SourceFailure,
+    VolumeFormat, VolumeKind, VolumeMeta, VolumeNotes, VolumeOptions, VolumeUrl, create_volume, plan,
 };
 use pyo3::prelude::*;
 
 use crate::array::RawArray;
+use crate::cache::RawCache;
 use crate::errors::{exception, volume_exception};
 use crate::forks::forks;
 use crate::job::Job;
 use crate::memory::ElementType;
+use crate::signals::interruptibly;
+use crate::transfer::element_of;
 
 /// The address of a volume, and the volume once it was opened. `ndshm.Volume` has one.
 #[pyclass(frozen, module = "ndshm._core")]
@@ -26,20 +31,28 @@ pub(crate) struct RawVolume {
 pub(crate) struct Target {
     pub(crate) url: VolumeUrl,
     pub(crate) mip: usize,
+    cache: Option<ChunkCache>,
+    recheck: Recheck,
     source: Mutex<Option<InProcess<dyn ChunkSource>>>,
+    /// How often this object has written to the volume. What was opened before a write knows old facts about shards,
+    /// and takes cached chunks for up to date.
+    writes: AtomicU64,
 }
 
 /// A volume, and how often this process had been forked when it was opened.
 struct InProcess<V: ?Sized> {
     volume: Arc<V>,
     forks: u32,
+    writes: u64,
 }
 
 impl Target {
     /// Returns the volume, opened for reading.
     pub(crate) fn source(&self) -> Result<Arc<dyn ChunkSource>> {
+        let (forks, writes) = (forks(), self.writes.load(Ordering::Acquire));
         let known = |slot: &Option<InProcess<dyn ChunkSource>>| {
-            slot.as_ref().filter(|open| open.forks == forks()).map(|open| Arc::clone(&open.volume))
+            let open = slot.as_ref().filter(|open| (open.forks, open.writes) == (forks, writes));
+            open.map(|open| Arc::clone(&open.volume))
         };
         // In a forked child a thread of the parent may have locked it for ever: the volume is opened anew then.
         if let Some(open) = self.source.try_lock().ok().and_then(|slot| known(&slot)) {
@@ -48,9 +61,14 @@ impl Target {
         // The lock is not held while a server answers.
         let volume: Arc<dyn ChunkSource> = Arc::from(self.options().open(self.url.clone())?);
         if let Ok(mut slot) = self.source.try_lock() {
-            *slot = Some(InProcess { volume: Arc::clone(&volume), forks: forks() });
+            *slot = Some(InProcess { volume: Arc::clone(&volume), forks, writes });
         }
         Ok(volume)
+    }
+
+    /// Opens the volume anew when it is read next.
+    pub(crate) fn forget(&self) {
+        self.writes.fetch_add(1, Ordering::AcqRel);
     }
 
     /// Opens the volume for writing. It is opened each time, because other programs may have changed it.
@@ -63,7 +81,11 @@ impl Target {
     }
 
     fn options(&self) -> VolumeOptions {
-        VolumeOptions::new().mip(self.mip)
+        let options = VolumeOptions::new().mip(self.mip).recheck(self.recheck);
+        match &self.cache {
+            Some(cache) => options.cache(cache),
+            None => options,
+        }
     }
 }
 
@@ -83,6 +105,10 @@ type Row = (
     Vec<String>,
     String,
 );
+
+/// What a scale is, as an array: origin, shape, shape of a chunk, shape of a stored object, dtype, order of its
+/// elements, fill value, words of the axes.
+type VolumeFacts = (Vec<i64>, Vec<u64>, Vec<u64>, Vec<u64>, &'static str, &'static str, Option<Vec<u8>>, Vec<String>);
 
 /// What an open volume is known to be: see [`RawVolume::seen`].
 type Seen = (Vec<u64>, Vec<u64>, &'static str, Vec<String>, String);
@@ -108,9 +134,17 @@ pub(crate) fn region(meta: &VolumeMeta, text: Option<&str>) -> Result<Bbox> {
 #[pymethods]
 impl RawVolume {
     #[new]
-    fn new(py: Python<'_>, url: &str, mip: usize) -> PyResult<Self> {
+    #[pyo3(signature = (url, mip, cache=None, recheck="open"))]
+    fn new(py: Python<'_>, url: &str, mip: usize, cache: Option<&RawCache>, recheck: &str) -> PyResult<Self> {
         let url: VolumeUrl = url.parse().map_err(|error| volume_exception(py, &error))?;
-        Ok(Self { target: Arc::new(Target { url, mip, source: Mutex::default() }) })
+        let recheck = match recheck {
+            "always" => Recheck::Always,
+            "never" => Recheck::Never,
+            _ => Recheck::Open,
+        };
+        let cache = cache.map(|raw| raw.cache.clone());
+        let (source, writes) = (Mutex::default(), AtomicU64::new(0));
+        Ok(Self { target: Arc::new(Target { url, mip, cache, recheck, source, writes }) })
     }
 
     /// The URL or path, without password and query.
@@ -133,6 +167,24 @@ impl RawVolume {
         let meta = open.volume.meta();
         let names = if meta.axes.is_empty() { Vec::new() } else { meta.axis_words() };
         Some((meta.shape.clone(), meta.chunk_shape.clone(), meta.dtype.as_str(), names, meta.description.clone()))
+    }
+
+    /// Returns what the scale is: see [`VolumeFacts`].
+    fn facts(&self, py: Python<'_>) -> PyResult<VolumeFacts> {
+        let target = self.target();
+        interruptibly(py, || {
+            let source = target.source()?;
+            let VolumeMeta { origin, shape, chunk_shape, stored_shape, fill, .. } = source.meta().clone();
+            let order = if source.order() == Order::F { "F" } else { "C" };
+            let (dtype, axes) = (element_of(&*source).as_str(), source.meta().axis_words());
+            Ok((origin, shape, chunk_shape, stored_shape, dtype, order, fill, axes))
+        })
+    }
+
+    /// Returns the ends of a region.
+    fn resolve(&self, py: Python<'_>, region_text: Option<&str>) -> PyResult<Vec<(i64, i64)>> {
+        let target = self.target();
+        interruptibly(py, || Ok(ends(&region(target.source()?.meta(), region_text)?)))
     }
 
     /// Starts to list the scales.
@@ -326,6 +378,12 @@ pub(crate) fn new_volume(
         }
     };
     Job::start(work, |py, said: Vec<String>| Ok(said.into_pyobject(py)?.into_any().unbind()))
+}
+
+/// Returns how many bytes of memory this process could allocate now, or None if the system does not report it.
+#[pyfunction]
+pub(crate) fn available_memory() -> Option<u64> {
+    ndarray_shm::backend::available_memory()
 }
 
 /// Returns index and count of the part of this process, from the variables of its scheduler.

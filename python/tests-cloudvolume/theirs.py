@@ -1,4 +1,4 @@
-"""Runs CloudVolume's own tests, as they are and with this package installed, and prints a table of both by name.
+"""Runs CloudVolume's own tests, as they are, with this package, and also with a cache, and prints a table by name.
 
     theirs.py ARCHIVE FOLDER        those of shared memory, files and worker processes, and of reading and writing
     theirs.py ARCHIVE FOLDER --all  all of `test_cloudvolume.py`
@@ -37,6 +37,9 @@ LEFT_OUT = {
 }
 #: Tests that this package cannot change, since they neither share memory nor write: only with --all.
 SLOW = r"test_point_reads_unsharded|test_read_binary_image|test_unique|test_caching|test_aligned_read|test_exists|test_delete\["
+#: Slow tests of what a cache cannot change, which are not run with one: writes by worker processes, and the module of
+#: shared memory.
+NOT_CACHED = r"test_parallel_write|test_parallel_shared_memory_write|test_ndarray_sh"
 
 
 def unpack(archive: Path, folder: Path) -> None:
@@ -56,15 +59,17 @@ def unpack(archive: Path, folder: Path) -> None:
     (folder / "pytest.ini").write_text("[pytest]\n")
 
 
-def run(folder: Path, plugin: str | None, deselected: str) -> dict[str, str]:
-    """Return the outcome of each test."""
-    report = folder / f"report-{plugin}.xml"
+def run(folder: Path, plugin: str | None, deselected: str, cache: str | None = None) -> dict[str, str]:
+    """Return the outcome of each test, with this package's plugin and a cache of this name, if there are any."""
+    label = f"{plugin}-cache" if cache else plugin
+    report = folder / f"report-{label}.xml"
     (folder / "tmp").mkdir(exist_ok=True)
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", f"--junitxml={report}", "-p", "chosen"]
     command += ["-p", plugin] if plugin else []
     here = os.path.dirname(__file__)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([here, os.environ.get("PYTHONPATH", "")]), "NDSHM_TEST_LEFT_OUT": deselected}
-    with open(folder / f"log-{plugin}.txt", "wb") as log:
+    environment |= {"NDSHM_TEST_CACHE": cache} if cache else {}
+    with open(folder / f"log-{label}.txt", "wb") as log:
         subprocess.run([*command, *FILES], cwd=folder, env=environment, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
     shutil.rmtree(folder / "tmp", ignore_errors=True)
     found = {}
@@ -90,21 +95,30 @@ def main() -> int:
     deselected = "|".join([*omitted, *([] if sys.argv[3:] == ["--all"] else [SLOW])])
     begun = time.monotonic()
     original, installed = run(folder, None, deselected), run(folder, "with_ndshm", deselected)
+    cached = run(folder, "with_ndshm", f"{deselected}|{NOT_CACHED}", f"py-cv-theirs-{os.getpid()}")
     width = max(map(len, installed))
-    print(f"{'test of CloudVolume':{width}}  CloudVolume  with ndshm")
+    print(f"{'test of CloudVolume':{width}}  CloudVolume  with ndshm  with a cache")
     for name, outcome in installed.items():
-        print(f"{name:{width}}  {original.get(name, '-'):11}  {outcome}")
+        print(f"{name:{width}}  {original.get(name, '-'):11}  {outcome:10}  {cached.get(name, '-')}")
     for pattern, why in omitted.items():
         print(f"left out: {pattern}: {why}")
     if sys.argv[3:] != ["--all"]:
         print(f"left out without --all: {SLOW}")
     transfers = json.loads((folder / "transfers.json").read_text())
     print(f"transfers by the four methods: {transfers.pop('', 0)} by ndshm; left to CloudVolume: {transfers}")
-    passed = sum(outcome == "passed" for outcome in installed.values())
+    chunks = json.loads((folder / "cache.json").read_text())
+    print(f"not run with a cache: {NOT_CACHED}")
+    print(f"chunks of CloudVolume's own reads: {chunks['hits']} found, {chunks['fills']} cached, {chunks['unversioned']} too new to be cached")
+    passed, through = (sum(outcome == "passed" for outcome in outcomes.values()) for outcomes in (installed, cached))
     before = sum(outcome == "passed" for outcome in original.values())
-    print(f"{passed} of {len(installed)} passed with ndshm, {before} of {len(original)} without, in {time.monotonic() - begun:.0f} s")
-    if passed != len(installed) or not passed or original.keys() != installed.keys():
-        print(f"see {folder}/log-with_ndshm.txt")
+    print(
+        f"{passed} of {len(installed)} passed with ndshm, {through} of {len(cached)} with a cache, {before} of {len(original)} without, "
+        f"in {time.monotonic() - begun:.0f} s"
+    )
+    is_used = chunks["hits"] + chunks["fills"] + chunks["unversioned"] > 0
+    is_right = passed == len(installed) and through == len(cached) and original.keys() == installed.keys()
+    if not is_right or not passed or not through or not is_used:
+        print(f"see {folder}/log-with_ndshm.txt and log-with_ndshm-cache.txt")
         return 1
     return 0
 

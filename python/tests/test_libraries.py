@@ -5,11 +5,14 @@ from __future__ import annotations
 import copy
 import operator
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import dask.array
+import dask.sizeof
 import matplotlib
 import numpy as np
 import pandas
@@ -149,3 +152,17 @@ def test_array_protocol_is_numpys(dtype: str | None) -> None:
     assert np.shares_memory(array.__array__(), np.asarray(array)) and not np.shares_memory(array.__array__(copy=True), np.asarray(array))
     with pytest.raises(ValueError, match="without a copy"):
         array.__array__("i4", copy=False)
+
+
+def test_dask_knows_how_large_arrays_are(tmp_path: Path) -> None:
+    sizeof = dask.sizeof.sizeof
+    array = ndshm.share(np.zeros((100, 1000), "u2"))
+    assert (sizeof(array), sizeof(array.part(3)), sizeof(watched(array))) == (200_000, 2_000, 200_000)
+    assert sizeof([array, array]) > 400_000
+    volume = ndshm.create_volume(tmp_path / "v", (1 << 20,) * 3, (64,) * 3, "u1")
+    assert sizeof(volume) < 1000 and sizeof(volume.T) < 1000  # its elements are elsewhere
+
+
+def test_dask_imports_nothing_of_this_package() -> None:
+    code = "import sys, dask.array, dask.sizeof; dask.sizeof.sizeof(object()); assert 'ndshm' not in sys.modules and '_ndshm_dask' in sys.modules"
+    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True)

@@ -29,8 +29,8 @@ def programs(page: str) -> list[str]:
 )
 def test_programs_of_the_guide_run_and_leave_nothing(page: str, number: int, tmp_path: Path) -> None:
     text = programs(page)[number]
-    names = set(re.findall(r'(?:create|paint|open|RenderBuffer|SharedMemory)\("([^"]+)"', text))
-    assert names or re.search(r"ndshm\.(share|share_zeros|multiprocessing\.install|SharedList)\(", text)
+    names = set(re.findall(r'(?:create|paint|open|RenderBuffer|SharedMemory|ChunkCache)\("([^"]+)"', text))
+    assert names or re.search(r"ndshm\.(share|share_zeros|create_volume|multiprocessing\.install|SharedList)\(", text)
     # A file, because spawned processes import it.
     program = tmp_path / "program.py"
     program.write_text(text, encoding="utf-8")

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import gc
 import multiprocessing
 import os
 import pickle
 import re
+import select
 import signal
+import struct
 import subprocess
 import sys
 import textwrap
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -253,6 +256,19 @@ def test_send_refuses_other_arrays(name: str) -> None:
         assert Stream.open(name).next().meta == {"a": 255}
 
 
+def test_send_refuses_an_array_with_other_axes(name: str, tmp_path: Path) -> None:
+    volume = ndshm.create_volume(f"precomputed://{tmp_path}/v", (2, 2, 2), (2, 2, 2), "uint8", kind="image")
+    volume[...] = np.arange(8, dtype="u1").reshape(2, 2, 2, 1)
+    array = ndshm.download(volume).result()
+    assert array.axes == ("x", "y", "z", "channel")
+    for axes, fits in ((None, True), ("x y z channel", True), ("z y x channel", False)):
+        with Stream.create(name, array.shape, "u1", notes=axes and {"axes": axes}) as out:
+            if not fits:
+                with pytest.raises(ndshm.Mismatch, match="z, y, x, channel"):
+                    out.send(array)
+            assert out.send(array if fits else np.asarray(array).T.reshape(array.shape)) == 1
+
+
 def test_values_beside_the_elements_are_zeros_until_they_are_set(name: str) -> None:
     with Stream.create(name, 4, "u1", 3, meta={"a": "f8", "b": ("c8", 2), "c": "f2", "d": ("i8", 1)}) as out:
         zeros = {"a": 0, "b": (0, 0), "c": 0, "d": 0}
@@ -272,6 +288,9 @@ def test_arguments_are_checked(name: str) -> None:
         {"slots": -1},
         {"dtype": "bool"},
         {"dtype": "U3"},
+        {"notes": {"axes": "y x"}},
+        {"notes": {"axes": ("x",)}},
+        {"notes": {"dtype": "u1"}},
         {"meta": {"a": "bool"}},
         {"meta": {"a": ("f8", 31)}},
         {"meta": {"": "f8"}},
@@ -390,6 +409,22 @@ def test_reader_chooses_its_frames(name: str) -> None:
         assert (every.lost, latest.lost, every.head) == (4, 0, 9)
         found = every.get(8)
         assert found is not None and found.x[0] == 8 and every.get(3) is None and every.get(0) is None and every.get(10) is None
+
+
+def test_reader_goes_on_behind_a_number(name: str) -> None:
+    with other(name) as writer:
+        writer.write(*range(10))
+        cam = Stream.open(name)
+        cam.since(5)
+        assert (cam.next().number, cam.lost) == (7, 1)
+        cam.since(10)
+        with pytest.raises(ndshm.WouldBlock):
+            cam.next(timeout=0)
+        for wrong in (11, -1):
+            with pytest.raises(ndshm.InvalidArgument):
+                cam.since(wrong)
+        with pytest.raises(ndshm.Unsupported, match="cursor"):
+            Stream.open(name, cursor="disk").since(1)
 
 
 def test_timeouts_of_a_reader(name: str) -> None:
@@ -728,6 +763,583 @@ def test_async_loop_is_told_of_a_killed_writer_and_of_a_timeout(name: str) -> No
         writer.kill()
         with pytest.raises(ndshm.NoWriter):
             asyncio.run(asyncio.wait_for(first(cam), 60))
+
+
+# Descriptors and event loops
+
+
+def is_readable(cam: ndshm.StreamReader, timeout: float = 60) -> bool:
+    return bool(select.select([cam], [], [], timeout)[0])
+
+
+def is_silent(cam: ndshm.StreamReader) -> bool:
+    """Whether the descriptor stays as it is when there is nothing to take, for longer than the thread sleeps."""
+    return not is_readable(cam, 0.25)
+
+
+def threads() -> set[int]:
+    """The threads of this process that watch streams."""
+    found = set()
+    for task in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
+            if (task / "comm").read_text() == "ndshm-stream\n":
+                found.add(int(task.name))
+    return found
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+@pytest.fixture
+def alone() -> None:
+    """Wait for the end of the threads of earlier tests."""
+    gc.collect()
+    wait_until(lambda: not threads())
+
+
+def test_descriptor_is_readable_until_all_frames_are_taken(name: str) -> None:
+    with other(name) as writer, Stream.open(name) as cam:
+        assert cam.fileno() == cam.fileno() and is_silent(cam)
+        writer.write(1)
+        assert is_readable(cam)
+        assert cam.next(timeout=0).number == 1 and not is_readable(cam, 0)
+        with pytest.raises(ndshm.WouldBlock):
+            cam.next(timeout=0)
+        assert is_silent(cam)
+        writer.write(2, 3, 4)
+        for number in (2, 3, 4):
+            assert is_readable(cam) and cam.next(timeout=0).number == number
+        assert is_silent(cam)
+        writer.write(5, 6)
+        assert is_readable(cam) and cam.latest(timeout=0).number == 6 and is_silent(cam)
+        poller = select.poll()
+        poller.register(cam, select.POLLIN)
+        assert poller.poll(0) == []
+        writer.write(7)
+        assert poller.poll(60_000) == [(cam.fileno(), select.POLLIN)] and next(cam).number == 7 and poller.poll(0) == []
+
+
+def test_descriptor_tells_what_came_before_its_first_use(name: str) -> None:
+    with Stream.create(name, 4, "u1", 4, keep=True) as out:
+        fill(out, 1)
+        assert is_readable(Stream.open(name))
+    cam = Stream.open(name)
+    assert is_readable(cam) and cam.next(timeout=0).number == 1 and is_readable(cam)
+    with pytest.raises(ndshm.Closed):
+        cam.next(timeout=0)
+    assert Stream.unlink(name)
+
+
+def test_descriptor_stays_readable_after_the_end(name: str) -> None:
+    with other(name) as writer:
+        cam = Stream.open(name)
+        assert is_silent(cam)
+        writer.end()
+        for _ in range(2):
+            assert is_readable(cam)
+            with pytest.raises(ndshm.Closed):
+                cam.next(timeout=0)
+
+
+def test_descriptor_tells_of_a_replacement_and_of_a_stream_that_goes_on(name: str) -> None:
+    with Stream.create(name, 4, "u1", 4, keep=True):
+        cam = Stream.open(name)
+        assert is_silent(cam)
+    assert is_readable(cam)
+    with Stream.create(name, 4, "u1", 4, keep=True, resume=True) as out:
+        with pytest.raises(ndshm.WouldBlock):
+            cam.next(timeout=0)
+        assert is_silent(cam)
+        fill(out, 1)
+        assert is_readable(cam) and cam.next(timeout=0).number == 1 and is_silent(cam)
+    with Stream.create(name, 4, "u1", 4, replace=True):
+        assert is_readable(cam)
+        with pytest.raises(ndshm.Unlinked):
+            cam.next(timeout=0)
+
+
+def refuse_without_writer(cam: ndshm.StreamReader) -> None:
+    """Check that the death of the writer is told, once."""
+    assert is_readable(cam)
+    with pytest.raises(ndshm.NoWriter, match=cam.name):
+        cam.next(timeout=0)
+    with pytest.raises(ndshm.WouldBlock):
+        cam.next(timeout=0)
+    assert is_silent(cam)
+
+
+def test_descriptor_tells_of_each_death_once(name: str) -> None:
+    with other(name, resume=True) as writer:
+        cam = Stream.open(name)
+        assert is_silent(cam)
+        writer.write(1)
+        writer.kill()
+        assert is_readable(cam) and cam.next(timeout=0).number == 1
+        refuse_without_writer(cam)
+        successor = Other(name, resume=True)
+        successor.write(2)
+        assert is_readable(cam)
+        frame = cam.next(timeout=0)
+        assert (frame.number, frame.epoch) == (2, 2) and is_silent(cam)
+        successor.kill()
+        refuse_without_writer(cam)
+
+
+# A writer that writes many frames, each as soon as it has a slot.
+FAST = """
+    import sys, ndshm
+    with ndshm.Stream.create(sys.argv[1], 4, "uint32", 16, copied=sys.argv[3] == "copied") as out:
+        print(flush=True)
+        sys.stdin.readline()
+        for number in range(int(sys.argv[2])):
+            with out.frame(timeout=60) as frame:
+                frame.x[:] = number
+"""
+
+
+@contextlib.contextmanager
+def fast(name: str, count: int, kind: str = "held") -> Iterator[Callable[[], None]]:
+    """Start such a writer. It begins when the function is called."""
+    command = [sys.executable, "-c", textwrap.dedent(FAST), name, str(count), kind]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as writer:
+        assert writer.stdin is not None and writer.stdout is not None and writer.stdout.readline() == "\n"
+
+        def begin() -> None:
+            assert writer.stdin is not None
+            writer.stdin.write("\n")
+            writer.stdin.flush()
+
+        try:
+            yield begin
+        except BaseException:
+            writer.kill()
+            raise
+    assert writer.returncode == 0
+
+
+@pytest.mark.parametrize("kind", ["held", "copied"])
+def test_no_frame_of_a_fast_writer_is_missed_by_select(name: str, kind: str) -> None:
+    with fast(name, 10_000, kind) as begin, Stream.open(name, cursor="disk", backpressure="wait") as cam:
+        seen, in_vain = list[int](), 0
+        cam.fileno()
+        begin()
+        with contextlib.suppress(ndshm.Closed):
+            while is_readable(cam):
+                try:
+                    frame = cam.next(timeout=0)
+                except ndshm.WouldBlock:
+                    in_vain += 1
+                    continue
+                seen.append(int(frame.x[0]))
+                cam.ack(frame.number)
+        assert seen == list(range(10_000))
+        assert in_vain < 100, "it is readable for frames only"
+
+
+def test_thread_that_watches_ends_with_its_reader(name: str, alone: None) -> None:
+    with Stream.create(name, 4, "u1", 4) as out:
+        before = descriptors()
+        cam, other_one = Stream.open(name), Stream.open(name)
+        # Threads and descriptors of earlier tests may still end.
+        others = threads()
+        fill(out, 1)
+        for reader in (cam, other_one):
+            assert is_readable(reader)
+        assert len(threads() - others) == 2
+        descriptor = cam.fileno()
+        cam.close()
+        with pytest.raises(OSError):
+            os.fstat(descriptor)
+        with pytest.raises(ValueError, match="closed"):
+            cam.fileno()
+        assert other_one.next(timeout=0).number == 1 and is_silent(other_one)
+        wait_until(lambda: len(threads() - others) == 1)
+        del cam, other_one, reader
+        gc.collect()
+        wait_until(lambda: not threads() - others and descriptors() <= before)
+
+
+def test_watching_thread_sleeps(name: str, alone: None) -> None:
+    def switches(thread: int) -> int:
+        status = Path(f"/proc/self/task/{thread}/status").read_text()
+        return sum(int(line.split()[1]) for line in status.splitlines() if line.startswith("voluntary_ctxt_switches"))
+
+    with Stream.create(name, 4, "u1", 4) as out, Stream.open(name) as cam:
+        assert is_silent(cam)
+        (thread,) = threads()
+        for most in (12, 1):
+            begin, before = time.monotonic(), switches(thread)
+            time.sleep(2)
+            per_second = (switches(thread) - before) / (time.monotonic() - begin)
+            assert per_second <= most
+            fill(out, 1)  # until this is taken, the thread does not wake
+            assert is_readable(cam)
+
+
+def test_thread_that_watches_holds_no_frame(name: str) -> None:
+    with Stream.create(name, 4, "u1", 3) as out, Stream.open(name) as cam:
+        for _ in range(50):
+            fill(out, 1)
+            assert is_readable(cam) and cam.held == 0 and Stream.inspect(name).held == 0
+            if cam.head % 5 == 0:
+                cam.latest(timeout=0)
+
+
+def test_descriptor_follows_a_reader_that_changes_its_position(name: str) -> None:
+    with Stream.create(name, 4, "u1", 8) as out, Stream.open(name) as cam:
+        fill(out, 1, 2, 3)
+        assert is_readable(cam)
+        cam.since(3)
+        assert is_silent(cam)
+        cam.since(1)
+        for number in (2, 3):
+            assert is_readable(cam) and cam.next(timeout=0).number == number
+        assert is_silent(cam)
+        cam.since(2)
+        fill(out, 4)  # for which the thread waits already
+        for number in (3, 4):
+            assert is_readable(cam) and cam.next(timeout=0).number == number
+        assert is_silent(cam)
+        out.end()
+        assert is_readable(cam)
+        cam.since(4)
+        assert is_readable(cam)
+        with pytest.raises(ndshm.Closed):
+            cam.next(timeout=0)
+
+
+def test_frame_that_is_locked_makes_no_busy_loop(name: str) -> None:
+    """A writer that looks whether it may overwrite a frame has its lock, and may be stopped then."""
+    with Stream.create(name, 4, "u1", 4) as out, Stream.open(name, cursor="disk", backpressure="wait") as disk:
+        disk.fileno()
+        fill(out, 1)
+        with open(f"/dev/shm/.ndshm-frames-{name}", "r+b") as file:
+            fcntl.fcntl(file, 37, struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 2**62 + 4096, 4 * 2**22, 0))  # F_OFD_SETLK, all slots
+            turns, begin = 0, time.monotonic()
+            while time.monotonic() < begin + 1:
+                turns += 1
+                assert is_readable(disk)
+                with pytest.raises(ndshm.WouldBlock):
+                    disk.next(timeout=0)
+            assert turns <= 2 + 60 * (time.monotonic() - begin)
+        assert is_readable(disk) and disk.next(timeout=0).number == 1 and is_silent(disk)
+
+
+def test_forked_child_has_a_descriptor_of_its_own(name: str, alone: None) -> None:
+    with Stream.create(name, 4, "u1", 16) as out:
+        cam = Stream.open(name)
+        fill(out, 1)
+        assert is_readable(cam)
+        parents = os.fstat(cam.fileno()).st_ino
+
+        def read() -> Any:
+            before = descriptors()
+            assert threads() == set()
+            seen = [is_readable(cam), os.fstat(cam.fileno()).st_ino != parents, len(threads()), cam.next(timeout=0).number, is_silent(cam)]
+            fill_from_here.send(None)
+            seen += [is_readable(cam), cam.next(timeout=0).number, is_silent(cam)]
+            cam.close()
+            wait_until(lambda: not threads() and descriptors() < before)
+            return seen
+
+        for _ in range(5):
+            fill_here, fill_from_here = multiprocessing.Pipe(duplex=False)
+            number = cam.head
+
+            def answer() -> None:
+                assert fill_here.poll(60)
+                fill_here.recv()
+                fill(out, 1)
+
+            thread = threading.Thread(target=answer)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", DeprecationWarning)  # of a fork beside a thread
+                thread.start()
+                assert in_child(read) == [True, True, 1, number, True, True, number + 1, True]
+            thread.join()
+            # Nothing that the child took or closed is missing here.
+            assert is_readable(cam) and cam.next(timeout=0).number == number and is_readable(cam)
+        child = os.fork()
+        if child == 0:
+            del cam
+            gc.collect()
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        assert is_readable(cam) and cam.latest(timeout=0).number == 6 and is_silent(cam)
+
+
+@pytest.mark.parametrize("last", ["cam.latest(timeout=0)", "pass", "asyncio.run(read())"])
+def test_thread_that_watches_does_not_keep_the_interpreter(name: str, last: str) -> None:
+    program = f"""
+        import asyncio, select, sys, ndshm
+        cam = ndshm.Stream.open(sys.argv[1])
+        async def read():
+            async for frame in cam:
+                if frame.number > 20:
+                    sys.exit()
+        assert select.select([cam], [], [], 60)[0]
+        keep = [cam]
+        keep.append(keep)
+        print("watching", flush=True)
+        {last}
+    """
+    with Stream.create(name, 4, "u1", 4) as out:
+        is_done = threading.Event()
+
+        def write() -> None:
+            while not is_done.wait(0.0005):
+                fill(out, 1)
+
+        thread = threading.Thread(target=write)
+        thread.start()
+        for _ in range(3):
+            done = subprocess.run([sys.executable, "-c", textwrap.dedent(program), name], capture_output=True, text=True, timeout=60)
+            assert (done.returncode, done.stdout, done.stderr) == (0, "watching\n", "")
+        is_done.set()
+        thread.join()
+
+
+def test_ctrl_c_reaches_a_thread_that_selects(name: str) -> None:
+    program = """
+        import select, sys, ndshm
+        cam = ndshm.Stream.open(sys.argv[1])
+        cam.fileno()
+        print("waiting", flush=True)
+        try:
+            select.select([cam], [], [])
+        except KeyboardInterrupt:
+            print("interrupted", flush=True)
+    """
+    with Stream.create(name, 4, "u1", 4):
+        command = [sys.executable, "-c", textwrap.dedent(program), name]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None and process.stdout.readline() == "waiting\n"
+            time.sleep(0.3)
+            process.send_signal(signal.SIGINT)
+            assert process.communicate(timeout=60)[0] == "interrupted\n"
+
+
+def test_descriptors_where_shared_memory_is_emulated(name: str, tmp_path: Path) -> None:
+    program = """
+        import asyncio, select, sys, ndshm
+        async def read(cam):
+            return [frame.number async for frame in cam]
+        with ndshm.Stream.create(sys.argv[1], 4, "uint8", 4) as out:
+            cam = ndshm.Stream.open(sys.argv[1])
+            assert not select.select([cam], [], [], 0.2)[0]
+            with out.frame() as frame:
+                frame.x[:] = 1
+            assert select.select([cam], [], [], 60)[0]
+        print(asyncio.run(read(cam)))
+    """
+    env = {**os.environ, "EMULATE_SHM": "1", "TMPDIR": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(program), name], capture_output=True, text=True, env=env, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "[1]\n", "")
+
+
+class Blind(asyncio.SelectorEventLoop):
+    """A loop that can wait for no descriptor, as that of Windows."""
+
+    def add_reader(self, *_: Any) -> None:
+        raise NotImplementedError
+
+    def remove_reader(self, *_: Any) -> bool:
+        raise NotImplementedError
+
+
+def new_uvloop() -> asyncio.AbstractEventLoop:
+    import uvloop
+
+    return uvloop.new_event_loop()
+
+
+LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {"asyncio": asyncio.SelectorEventLoop, "uvloop": new_uvloop, "blind": Blind}
+
+
+def run(kind: str, work: Coroutine[Any, Any, Any]) -> Any:
+    with asyncio.Runner(loop_factory=LOOPS[kind]) as runner:
+        return runner.run(asyncio.wait_for(work, 120))
+
+
+async def numbers(cam: ndshm.StreamReader) -> list[int]:
+    return [frame.number async for frame in cam]
+
+
+@pytest.mark.parametrize("loop", sorted(LOOPS))
+def test_many_readers_wait_in_one_loop(name: str, loop: str, alone: None) -> None:
+    async def main() -> None:
+        readers = [Stream.open(name) for _ in range(20)]
+        seen: list[list[int]] = [[] for _ in readers]
+
+        async def read(cam: ndshm.StreamReader, numbers: list[int]) -> None:
+            async for frame in cam:
+                numbers.append(frame.number)
+
+        tasks = [asyncio.create_task(read(*pair)) for pair in zip(readers, seen, strict=True)]
+        for number in range(1, 51):
+            writer.write(number)
+            while not all(len(numbers) == number for numbers in seen):
+                await asyncio.sleep(0.001)
+        writer.end()
+        await asyncio.gather(*tasks)
+        assert seen == [list(range(1, 51))] * 20
+
+    with other(name) as writer:
+        before = descriptors()
+        run(loop, main())
+        gc.collect()
+        wait_until(lambda: not threads() and descriptors() <= before)
+
+
+@pytest.mark.parametrize("loop", sorted(LOOPS))
+def test_loop_gets_every_frame_of_a_fast_writer(name: str, loop: str) -> None:
+    async def main() -> None:
+        ticks = 0
+
+        async def tick() -> None:
+            nonlocal ticks
+            while True:
+                ticks += 1
+                await asyncio.sleep(0)
+
+        ticking = asyncio.create_task(tick())
+        begin()
+        seen = list[int]()
+        async for frame in cam:
+            seen.append(int(frame.x[0]))
+            cam.ack(frame.number)
+        ticking.cancel()
+        assert seen == list(range(2000)) and ticks > 1000
+
+    with fast(name, 2000) as begin, Stream.open(name, cursor="disk", backpressure="wait") as cam:
+        run(loop, main())
+
+
+@pytest.mark.parametrize("loop", sorted(LOOPS))
+def test_cancelled_task_loses_no_frame(name: str, loop: str, alone: None) -> None:
+    async def main() -> None:
+        seen = list[int]()
+
+        async def read() -> None:
+            async for frame in cam:
+                seen.append(int(frame.x[0]))
+                cam.ack(frame.number)
+
+        begin()
+        task, cancelled, turn = asyncio.create_task(read()), 0, 0
+        while not task.done():
+            turn += 1
+            await asyncio.sleep(0.0001 * (turn % 7))
+            if task.cancel():
+                cancelled += 1
+                with contextlib.suppress(asyncio.CancelledError):
+                    await task
+                    break
+                task = asyncio.create_task(read())
+        await task
+        assert seen == list(range(500)) and cancelled > 10
+
+    with fast(name, 500) as begin, Stream.open(name, cursor="disk", backpressure="wait") as cam:
+        before = descriptors()
+        run(loop, main())
+        assert descriptors() <= before + 2, "those of the reader"
+
+
+@pytest.mark.parametrize("loop", sorted(LOOPS))
+def test_tasks_share_a_reader(name: str, loop: str) -> None:
+    async def main() -> None:
+        tasks = [asyncio.create_task(numbers(cam)) for _ in range(3)]
+        for value in range(1, 31):
+            fill(out, value)
+            await asyncio.sleep(0.001)
+        out.end()
+        assert sorted(sum(await asyncio.gather(*tasks), [])) == list(range(1, 31))
+
+    with Stream.create(name, 4, "u1", 64) as out:
+        cam = Stream.open(name)
+        run(loop, main())
+
+
+@pytest.mark.parametrize("loop", sorted(LOOPS))
+def test_every_task_is_told_of_a_death(name: str, loop: str) -> None:
+    async def main() -> None:
+        tasks = [asyncio.create_task(numbers(cam)) for _ in range(3)]
+        await asyncio.sleep(0.2)
+        writer.kill()
+        assert all(isinstance(error, ndshm.NoWriter) for error in await asyncio.gather(*tasks, return_exceptions=True))
+        with pytest.raises(ndshm.NoWriter):  # as each call of `next`
+            await anext(cam)
+
+    with other(name) as writer:
+        cam = Stream.open(name)
+        run(loop, main())
+
+
+def test_program_watches_a_reader_that_a_task_reads_too(name: str) -> None:
+    async def main() -> None:
+        loop, told = asyncio.get_running_loop(), asyncio.Event()
+        loop.add_reader(cam.fileno(), told.set)
+        task = asyncio.create_task(numbers(cam))
+        await asyncio.sleep(0.05)
+        assert not told.is_set()
+        writer.write(1)
+        await told.wait()
+        writer.end()
+        assert await task == [1]
+        assert loop.remove_reader(cam.fileno())
+
+    with other(name) as writer:
+        cam = Stream.open(name)
+        run("asyncio", main())
+
+
+@pytest.mark.parametrize("loop", sorted(LOOPS))
+def test_reader_that_is_closed_ends_the_wait_of_its_tasks(name: str, loop: str) -> None:
+    async def main() -> None:
+        tasks = [asyncio.create_task(numbers(cam)) for _ in range(3)]
+        await asyncio.sleep(0.05)
+        cam.close()
+        for error in await asyncio.gather(*tasks, return_exceptions=True):
+            assert isinstance(error, ValueError) and "closed" in str(error)
+
+    with Stream.create(name, 4, "u1", 4):
+        cam = Stream.open(name)
+        run(loop, main())
+
+
+@pytest.mark.parametrize("loop", sorted(LOOPS))
+def test_loop_may_be_closed_while_a_task_waits(name: str, loop: str, alone: None) -> None:
+    with Stream.create(name, 4, "u1", 4) as out:
+        cam = Stream.open(name)
+        before = descriptors()
+        for _ in range(3):
+            events = LOOPS[loop]()
+            task = events.create_task(numbers(cam))
+            events.run_until_complete(asyncio.sleep(0.05))
+            events.close()
+            task._log_destroy_pending = False  # type: ignore[attr-defined]
+            del task, events
+            gc.collect()
+        fill(out, 1)
+        assert cam.next(timeout=0).number == 1
+        assert descriptors() <= before + 2
+
+
+def test_time_limit_of_an_async_loop(name: str) -> None:
+    async def main() -> None:
+        begin = time.monotonic()
+        with pytest.raises(ndshm.TimedOut, match="0.2"):
+            await anext(cam)
+        assert time.monotonic() - begin >= 0.2
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(anext(unlimited), 0.2)
+        fill(out, 1)
+        assert (await anext(cam)).number == (await anext(unlimited)).number == 1
+
+    with Stream.create(name, 4, "u1", 4) as out:
+        cam, unlimited = Stream.open(name, timeout=0.2), Stream.open(name)
+        run("asyncio", main())
 
 
 # Cursors
@@ -1124,6 +1736,17 @@ def test_copied_frames_arrive_whole_from_another_process(name: str) -> None:
             assert (frame.x == frame.number).all()
             count += 1
     assert writer.returncode == 0 and count > 1
+
+
+def test_notes_name_the_axes_of_frames(name: str) -> None:
+    notes = {"axes": "y x", "resolution": "0.65 0.65", "unit": "um"}
+    with Stream.create(name, (4, 6), "uint16", notes=notes) as out:
+        cam = Stream.open(name)
+        assert out.axes == cam.axes == ("y", "x")
+        assert out.notes == cam.notes == Stream.inspect(name).notes == notes
+        assert pickle.loads(pickle.dumps(cam)).axes == ("y", "x")
+    with Stream.create(name, (4, 6), "uint16") as out:
+        assert (out.axes, out.notes) == ((), {})
 
 
 def test_inspection_says_what_a_stream_is(name: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import select
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -78,6 +79,7 @@ def streaming(name: str) -> None:
             new.meta["gain"] = 0.5
         number: int = out.send(np.full((8, 16), 4, np.uint8), stage=(1, 2))
         kept: list[NDArray[np.uint8]] = []
+        assert select.select([cam], [], [], 5)[0] == [cam]
         for frame in cam:
             assert_type(frame, ndshm.Frame[np.uint8])
             kept.append(frame.x)

@@ -1,0 +1,104 @@
+"""Times random crops of a chunked volume in several processes, as training reads them: by this library with and without a cache, and by others.
+
+    crops.py --place DIRECTORY [--workers N] [--crops N] [--samples N]
+
+The volume has 512 x 512 x 256 uint8 in zstd chunks of 64^3, Zarr 3. Each worker reads random crops of 96^3 into a new array, as a DataLoader's worker does before
+it sends them; nothing is sent here. The cache is empty in the beginning and has room for 1.25 times the volume. `decodes` is how many chunks were decoded in
+all workers together, where that is known; the volume has 256.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import resource
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import ndshm
+
+SHAPE, CHUNK, CROP = (512, 512, 256), 64, 96
+CACHE = "bench-crops"
+
+
+def opened(kind: str, path: str) -> Any:
+    """Open the volume by one of the libraries."""
+    if kind == "ndshm":
+        return ndshm.Volume(path)
+    if kind == "ndshm, cached":
+        return ndshm.Volume(path, cache=ndshm.ChunkCache(CACHE))
+    if kind.startswith("tensorstore"):
+        import tensorstore
+
+        limit = int(1.25 * np.prod(SHAPE)) if kind.endswith("cached") else 0
+        context = tensorstore.Context({"cache_pool": {"total_bytes_limit": limit}, "data_copy_concurrency": {"limit": 1}, "file_io_concurrency": {"limit": 1}})
+        return tensorstore.open({"driver": "zarr3", "kvstore": f"file://{path}/", "recheck_cached_data": "open"}, context=context, open=True).result()
+    import zarr
+
+    return zarr.open_array(path, mode="r")
+
+
+def work(kind: str, path: str, seed: int, count: int, barrier: Any, results: Any) -> None:
+    """Read crops, and report how long it took, the processor time and a checksum."""
+    volume, random = opened(kind, path), np.random.default_rng(seed)
+    barrier.wait()
+    begin, total = time.perf_counter(), 0
+    for _ in range(count):
+        region = tuple(slice(start := int(random.integers(0, length - CROP + 1)), start + CROP) for length in SHAPE)
+        found = volume[region]
+        if kind.startswith("tensorstore"):
+            found = found.read().result()
+        total += int(found[::13, ::17, ::19].sum(dtype="u8"))
+    spent = resource.getrusage(resource.RUSAGE_SELF)
+    results.put((time.perf_counter() - begin, spent.ru_utime + spent.ru_stime, total))
+
+
+def run(kind: str, path: str, workers: int, count: int) -> tuple[float, float, int]:
+    context = multiprocessing.get_context("spawn")
+    barrier, results = context.Barrier(workers), context.Queue()
+    children = [context.Process(target=work, args=(kind, path, seed, count // workers, barrier, results)) for seed in range(workers)]
+    for child in children:
+        child.start()
+    found = [results.get() for _ in children]
+    for child in children:
+        child.join()
+    return max(row[0] for row in found), sum(row[1] for row in found), sum(row[2] for row in found)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--place", type=Path, required=True)
+    parser.add_argument("--workers", type=int, nargs="*", default=[1, 2, 4])
+    parser.add_argument("--crops", type=int, default=400)
+    arguments = parser.parse_args()
+    path = arguments.place / "crops.zarr"
+    if not (path / "complete").exists():
+        made = ndshm.create_volume(path, SHAPE, (CHUNK,) * 3, "uint8", exist_ok=True, encoding="zstd")
+        noise, axes = np.random.default_rng(5), np.ogrid[: SHAPE[0], : SHAPE[1], : SHAPE[2]]
+        x = (sum(np.sin(axis / 17) for axis in axes) * 40 + 120).astype("uint8") + noise.integers(0, 16, SHAPE, "uint8")
+        made[:] = x
+        (path / "complete").touch()
+        time.sleep(2.5)  # files that have just changed are not cached
+    for file in path.rglob("*"):
+        if file.is_file():
+            file.read_bytes()
+    for workers in arguments.workers:
+        sums = set()
+        for kind in ("zarr", "tensorstore", "tensorstore, cached", "ndshm", "ndshm, cached", "ndshm, cached"):
+            cache = None
+            if kind.endswith("cached") and kind.startswith("ndshm"):
+                cache = ndshm.ChunkCache(CACHE, int(1.25 * np.prod(SHAPE)))
+                before = cache.inspect().fills
+            seconds, spent, total = run(kind, str(path), workers, arguments.crops)
+            sums.add(total)
+            decodes = "" if cache is None else f", {cache.inspect().fills - before} decodes, {cache.inspect().waits} waits"
+            print(f"{workers} workers, {kind:20} {arguments.crops / seconds:8.1f} crops/s, {spent:6.1f} CPU s{decodes}", flush=True)
+        assert len(sums) == 1, "the libraries read different elements"
+        ndshm.ChunkCache(CACHE).unlink()
+
+
+if __name__ == "__main__":
+    main()
