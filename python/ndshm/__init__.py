@@ -297,14 +297,15 @@ def unlink(name: str, *, partial: bool = False) -> bool:
     return _core.unlink(name, partial=partial)
 
 
-def gc(dry_run: bool = False, in_flight: bool = False) -> list[str]:
+def gc(dry_run: bool = False, in_flight: bool = False, caches: bool = False) -> list[str]:
     """Remove the files that killed processes left in the default directory, and return their names.
 
     It removes what ``ndshm gc`` removes: also the locks of killed uploads, and what killed downloads without a name had painted. Plain
     arrays stay: they are removed by `unlink` only. With `in_flight`, counted arrays that no process has are removed even if a pickle
-    of them could still be loaded. With `dry_run` nothing is removed.
+    of them could still be loaded. With `caches`, caches of chunks that no process has open are removed although they were used lately. With
+    `dry_run` nothing is removed.
     """
-    return _core.reclaim(dry_run, in_flight)
+    return _core.reclaim(dry_run, in_flight, caches)
 
 
 __version__: str

@@ -15,7 +15,8 @@ _UNITS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
 class CacheInspection(NamedTuple):
     """What a cache holds, and what it was good for. `ChunkCache.inspect` returns it.
 
-    `nbytes` is how many bytes of chunks fit, `filled` how many of them hold chunks, and `allocated` the memory that the cache has now. The others
+    `nbytes` is how many bytes of chunks fit, `filled` how many of them hold chunks, and `allocated` the memory that the cache has now. It stays for
+    `keep` seconds after its last use, and was not used for `unused` seconds. The others
     count since the cache was made, over all processes: chunks that were found (`hits`), that were decoded into it (`fills`), waits for a process
     that decoded the chunk, chunks that made way for others (`evictions`), chunks that had changed in the store (`stale`), and what was not cached
     because it is longer than 64 MiB or a quarter of the cache (`too_long`), because readers held its places (`held`), because the machine is
@@ -26,6 +27,8 @@ class CacheInspection(NamedTuple):
     nbytes: int
     filled: int
     allocated: int
+    keep: float
+    unused: float
     hits: int
     fills: int
     waits: int
@@ -41,7 +44,8 @@ class CacheInspection(NamedTuple):
 class ChunkCache:
     """Memory for decoded chunks of volumes, shared by all processes of this user: each chunk is decoded once per machine.
 
-    It outlives its processes, so that the next run finds it; `unlink` removes it. Its memory is taken as it is filled. When it is full, the
+    It outlives its processes, so that the next run finds it; an hour after its last use the manager or `ndshm.gc` removes it, and `unlink` at once.
+    Its memory is taken as it is filled. When it is full, the
     chunks go that were not used for the longest time. Chunks of several volumes can be in one cache.
 
     It can be pickled: the receiver opens the same cache, or makes it if it has gone.
@@ -52,6 +56,9 @@ class ChunkCache:
         The name. Without one it is the one cache of this user, ``chunks-`` and the user's number.
     nbytes
         The size in bytes, or as text: ``"16GiB"``. The cache is made if there is none of this name. None opens one that exists.
+    keep
+        For how many seconds it stays after its last use, while no process has it open; ``math.inf`` keeps it until it is unlinked. A cache that
+        exists gets this time too. None leaves it as it is, an hour from the beginning.
 
     Raises
     ------
@@ -79,10 +86,10 @@ class ChunkCache:
 
     __slots__ = ("_raw",)
 
-    def __init__(self, name: str | None = None, nbytes: int | str | None = None) -> None:
+    def __init__(self, name: str | None = None, nbytes: int | str | None = None, *, keep: float | None = None) -> None:
         if name is None and nbytes is None:
             raise InvalidArgument('a cache without a name needs a size, such as ndshm.ChunkCache(nbytes="16GiB")')
-        self._raw = _core.RawCache(name, None if nbytes is None else nbytes_of(nbytes))
+        self._raw = _core.RawCache(name, None if nbytes is None else nbytes_of(nbytes), keep)
 
     @property
     def name(self) -> str:

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use ndarray_shm::DType;
-use ndarray_shm::cache::{self, CachedChunk, ChunkCache, KeyClaim, Lookup};
+use ndarray_shm::cache::{self, CacheOptions, CachedChunk, ChunkCache, KeyClaim, Lookup};
 use pyo3::IntoPyObjectExt as _;
 use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::PyValueError;
@@ -32,14 +32,24 @@ pub(crate) struct RawCache {
 
 #[pymethods]
 impl RawCache {
-    /// Opens a cache; with a size, creates it if there is none. Without a name it is the one of this user.
+    /// Opens a cache; with a size, creates it if there is none. Without a name it is the one of this user. It stays for
+    /// `keep` seconds after its last use, or for ever if they are infinite.
     #[new]
+    #[pyo3(signature = (name, nbytes, keep=None))]
     #[allow(clippy::needless_pass_by_value)] // Python gives it as an object, from which the value is extracted
-    fn new(py: Python<'_>, name: Option<Name>, nbytes: Option<u64>) -> PyResult<Self> {
+    fn new(py: Python<'_>, name: Option<Name>, nbytes: Option<u64>, keep: Option<f64>) -> PyResult<Self> {
+        let mut options = CacheOptions::new();
+        if let Some(keep) = keep {
+            let wrong = || format!("keep={keep}: give seconds, 0 or more, or math.inf to keep it until it is unlinked");
+            options = options.keep(match keep {
+                f64::INFINITY => Duration::MAX,
+                _ => Duration::try_from_secs_f64(keep).map_err(|_| PyValueError::new_err(wrong()))?,
+            });
+        }
         let cache = match (&name, nbytes) {
-            (Some(name), Some(nbytes)) => ChunkCache::open_or_create(&**name, nbytes),
-            (Some(name), None) => ChunkCache::open(&**name),
-            (None, Some(nbytes)) => ChunkCache::of_user(nbytes),
+            (Some(name), Some(nbytes)) => options.open_or_create(&**name, nbytes),
+            (Some(name), None) => options.open(&**name),
+            (None, Some(nbytes)) => options.of_user(nbytes),
             (None, None) => return Err(PyValueError::new_err("a cache without a name needs a size")),
         };
         Ok(Self { cache: cache.map_err(|error| exception(py, &error))? })
@@ -84,6 +94,10 @@ impl RawCache {
             ("unversioned", found.unversioned),
         ];
         fields.into_iter().try_for_each(|(name, value)| facts.set_item(name, value))?;
+        let keep = if found.keep == Duration::MAX { f64::INFINITY } else { found.keep.as_secs_f64() };
+        for (name, value) in [("keep", keep), ("unused", found.unused.as_secs_f64())] {
+            facts.set_item(name, value)?;
+        }
         Ok(facts)
     }
 

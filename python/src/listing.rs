@@ -83,10 +83,10 @@ type LedgerRow = (&'static str, Vec<usize>, &'static str, String, (usize, usize)
 
 /// Removes the names of orphans in the default directory, and returns them.
 #[pyfunction]
-pub(crate) fn reclaim(py: Python<'_>, dry_run: bool, in_flight: bool) -> PyResult<Vec<String>> {
+pub(crate) fn reclaim(py: Python<'_>, dry_run: bool, in_flight: bool, caches: bool) -> PyResult<Vec<String>> {
     let run = || {
-        let found =
-            ndarray_shm_volume::reclaim(Reclaim::new().dry_run(dry_run).in_flight(in_flight), &default_directory()?)?;
+        let options = Reclaim::new().dry_run(dry_run).in_flight(in_flight).caches(caches);
+        let found = ndarray_shm_volume::reclaim(options, &default_directory()?)?;
         let removed = found.reclaimed.removed.into_iter().map(|removed| removed.name);
         Ok(removed.chain(found.leftovers.into_iter().map(|leftover| leftover.name)).collect())
     };

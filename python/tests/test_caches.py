@@ -269,6 +269,33 @@ def test_cache_is_trimmed_and_pickled(place: tuple[str, Array], cache: ndshm.Chu
     assert (volume[...] == x).all()
 
 
+def test_unused_cache_is_removed_after_its_time(tmp_path: Path, place: tuple[str, Array]) -> None:
+    environment = {**os.environ, "EMULATE_SHM": "1", "NDSHM_EMULATED_DIR": str(tmp_path)}
+    hold = """
+import sys, ndshm
+cache = ndshm.ChunkCache("held", "16MiB", keep=float(sys.argv[1]))
+int(ndshm.Volume(sys.argv[2], cache=cache)[1, 2, 3])
+print(cache.inspect().keep, cache.inspect().unused < 60, ndshm.gc(caches=True), flush=True)
+input()
+"""
+    look = """
+import ndshm
+print(*[ndshm.gc(dry_run=True), ndshm.gc(caches=True), ndshm.gc(caches=True)], sep=";")
+"""
+    for keep in ["0", "inf", "3600"]:
+        command = [sys.executable, "-c", hold, keep, place[0]]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment) as user:
+            assert user.stdout is not None
+            assert user.stdout.readline().split() == [str(float(keep)), "True", "[]"]
+            user.kill()
+        found = subprocess.run([sys.executable, "-c", look], env=environment, check=True, capture_output=True, text=True).stdout
+        held = "['.ndshm-cache-held']"
+        assert found.strip() == f"{held if keep == '0' else '[]'};{held};[]"
+    for wrong in [-1, float("nan")]:
+        with pytest.raises(ndshm.InvalidArgument, match="keep="):
+            ndshm.ChunkCache("wrong", "16MiB", keep=wrong)
+
+
 def test_sizes_and_names_are_checked(name: str, place: tuple[str, Array]) -> None:
     for size in ("1.5GiB", "16GB", "G", "", "-1"):
         with pytest.raises(ndshm.InvalidArgument, match="size"):

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::fs::File;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use super::claim::KeyClaim;
@@ -11,14 +12,22 @@ use super::holds::CacheLocks;
 use super::memory::CacheMemory;
 use super::table::{Counter, FoundChunk, Records};
 use crate::backend::{Access, Backend, Companion, Directory, DraftOptions, IntoLocation, Location, Pages, Publish};
+use crate::backoff::Backoff;
 use crate::error::{Error, ErrorKind, Result};
 use crate::interrupt;
+use crate::manager_client;
 use crate::os;
 use crate::segment::footer::Kind;
-use crate::segment::{DraftSegment, Home, LockFile, Mapped, pin, read_trailer, with_room};
+use crate::segment::{DraftSegment, Home, LockFile, Mapped, pin, read_trailer, stay, with_room};
 
 /// How many times a cache is opened again because another one got its name.
 const TRIES: usize = 1000;
+
+/// How long a cache stays after its last use, unless its options say otherwise.
+const KEEP: Duration = Duration::from_secs(3600);
+
+/// How long opening waits for a process that finds out whether the cache can be removed.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 /// How long a process that waits for a chunk sleeps at most: a killed filler does not ring.
 const LOOK: Duration = Duration::from_millis(5);
@@ -39,6 +48,8 @@ pub(super) struct OpenCache {
     /// The public name.
     home: Home,
     id: u128,
+    /// When this process last noted that it uses the cache.
+    seen: AtomicU64,
 }
 
 /// Options for creating and opening caches.
@@ -59,6 +70,7 @@ pub(super) struct OpenCache {
 #[must_use = "options do nothing until `create` or `open` is called"]
 pub struct CacheOptions {
     backend: Option<Directory>,
+    keep: Option<Duration>,
 }
 
 impl CacheOptions {
@@ -73,6 +85,14 @@ impl CacheOptions {
         self
     }
 
+    /// Keeps the cache for this long after its last use, in whole seconds, rounded up; by default for an hour. Then the
+    /// [manager](crate::manager) or [`reclaim`](crate::counted::reclaim) removes it, unless a process has it open.
+    /// `Duration::MAX` keeps it until it is [unlinked](super::unlink). A cache that exists gets this time too.
+    pub fn keep(mut self, keep: Duration) -> Self {
+        self.keep = Some(keep);
+        self
+    }
+
     /// Creates a cache: see [`ChunkCache::create`].
     ///
     /// # Errors
@@ -80,7 +100,7 @@ impl CacheOptions {
     /// As [`ChunkCache::create`].
     pub fn create(&self, location: impl IntoLocation, bytes: u64) -> Result<ChunkCache> {
         let home = Home::new(self.backend.as_ref(), location)?;
-        OpenCache::create(&home, bytes).map(ChunkCache::of).map_err(|error| about(error, &home))
+        OpenCache::create(&home, bytes, self.keep).map(ChunkCache::of).map_err(|error| about(error, &home))
     }
 
     /// Opens a cache: see [`ChunkCache::open`].
@@ -91,7 +111,8 @@ impl CacheOptions {
     pub fn open(&self, location: impl IntoLocation) -> Result<ChunkCache> {
         let home = Home::new(self.backend.as_ref(), location)?;
         let opened = OpenCache::open(&home).map_err(|error| about(error, &home))?;
-        opened.map(ChunkCache::of).ok_or_else(|| ErrorKind::NotFound.at(&home.location))
+        let opened = opened.ok_or_else(|| ErrorKind::NotFound.at(&home.location))?;
+        Ok(self.keep_longer(opened))
     }
 
     /// Opens a cache, or creates it: see [`ChunkCache::open_or_create`].
@@ -106,16 +127,32 @@ impl CacheOptions {
             if let Some(opened) = opened {
                 let wanted = CacheGeometry::new(bytes, true).map_err(|error| about(error, &home))?;
                 return match opened.geometry.bytes() {
-                    found if found == wanted.bytes() => Ok(ChunkCache::of(opened)),
+                    found if found == wanted.bytes() => Ok(self.keep_longer(opened)),
                     found => Err(ErrorKind::CacheSize { asked: bytes, found }.at(&home.location)),
                 };
             }
-            match OpenCache::create(&home, bytes) {
+            match OpenCache::create(&home, bytes, self.keep) {
                 Err(Error { kind: ErrorKind::AlreadyExists, .. }) => {} // another process was faster
                 created => return created.map(ChunkCache::of).map_err(|error| about(error, &home)),
             }
         }
         Err(ErrorKind::Unlinked.at(&home.location))
+    }
+
+    /// Opens or creates the one cache of this user that needs no name: see [`ChunkCache::of_user`].
+    ///
+    /// # Errors
+    ///
+    /// As [`ChunkCache::of_user`].
+    pub fn of_user(&self, bytes: u64) -> Result<ChunkCache> {
+        self.open_or_create(format!("chunks-{}", os::user_tag()), bytes)
+    }
+
+    fn keep_longer(&self, opened: OpenCache) -> ChunkCache {
+        if let Some(keep) = self.keep {
+            opened.records().set_keep(keep);
+        }
+        ChunkCache::of(opened)
     }
 }
 
@@ -128,7 +165,7 @@ fn about(error: Error, home: &Home) -> Error {
 }
 
 impl OpenCache {
-    fn create(home: &Home, bytes: u64) -> Result<Self> {
+    fn create(home: &Home, bytes: u64, keep: Option<Duration>) -> Result<Self> {
         let file = home.companion(Companion::Cache)?;
         let id = crate::random::number();
         let draft = |is_sparse: bool| -> Result<_> {
@@ -149,16 +186,21 @@ impl OpenCache {
             Err(error) => return Err(error),
         };
         let (own, id_of_file) = (LockFile::of_draft(&draft, &file.location)?, draft.mapped().id());
+        let unlinked = || ErrorKind::Unlinked.at(&home.location);
+        let locks = CacheLocks::new(file.clone(), id_of_file, own)?.ok_or_else(unlinked)?;
         // After the description with the locks, so that it is unmapped before that is closed, also if the name is
         // taken: closing removes an unlinked file where a mapped one cannot be removed.
         let memory = CacheMemory::new(draft.map_again(&file.location)?, geometry.words());
+        let records = Records::new(memory.words(), &geometry);
+        records.set_keep(keep.unwrap_or(KEEP));
+        records.see(stay::wall_clock());
         draft.publish(&file.location, Publish::New, false, None).map_err(|(error, _)| error)?;
-        let locks = CacheLocks::new(file, id_of_file, own)?;
-        Ok(Self { memory, geometry, locks, home: home.clone(), id })
+        Ok(Self { memory, geometry, locks, home: home.clone(), id, seen: AtomicU64::new(0) })
     }
 
     fn open(home: &Home) -> Result<Option<Self>> {
         let at = home.companion(Companion::Cache)?;
+        let mut backoff = Backoff::new(PATIENCE);
         for _ in 0..TRIES {
             let Some((file, facts)) = pin(&at.backend, &at.location, Access::ReadWrite)? else { return Ok(None) };
             if !os::is_user(facts.owner) {
@@ -171,9 +213,18 @@ impl OpenCache {
                 .map_err(|reason| ErrorKind::Trailer { reason }.at(&home.location))?;
             let mapped = Mapped::unreserved(&file, &facts, &at, Access::ReadWrite)?;
             let memory = CacheMemory::new(mapped, geometry.words());
-            if let Some(own) = LockFile::open(&at, Access::ReadWrite, facts.id)? {
-                let locks = CacheLocks::new(at, facts.id, own)?;
-                return Ok(Some(Self { memory, geometry, locks, home: home.clone(), id: footer.id }));
+            let Some(own) = LockFile::open(&at, Access::ReadWrite, facts.id)? else { continue };
+            os::step("cache: opened");
+            let Some(locks) = CacheLocks::new(at.clone(), facts.id, own)? else {
+                if backoff.pause() {
+                    continue;
+                }
+                break;
+            };
+            // Before it had the lease, the file could be removed as unused.
+            if pin(&at.backend, &at.location, Access::Read)?.is_some_and(|(_, named)| named.id == facts.id) {
+                let (home, id, seen) = (home.clone(), footer.id, AtomicU64::new(0));
+                return Ok(Some(Self { memory, geometry, locks, home, id, seen }));
             }
         }
         Err(ErrorKind::Unlinked.at(&home.location))
@@ -185,6 +236,16 @@ impl OpenCache {
 
     pub(super) fn geometry(&self) -> &CacheGeometry {
         &self.geometry
+    }
+
+    /// Notes that the cache is used now, so that it stays, and lets the manager know of its directory.
+    fn see(&self) {
+        let now = stay::wall_clock();
+        // Guards no other data, so Relaxed suffices.
+        if self.seen.swap(now, Ordering::Relaxed) != now {
+            self.records().see(now);
+            manager_client::announce(&self.home.backend);
+        }
     }
 
     pub(super) fn memory(&self) -> &CacheMemory {
@@ -262,6 +323,10 @@ pub struct CacheInspection {
     pub filled: u64,
     /// Bytes of memory that the file has now, records included.
     pub allocated: u64,
+    /// How long the cache stays after its last use: see [`CacheOptions::keep`].
+    pub keep: Duration,
+    /// For how long no process has looked for a chunk, in whole seconds.
+    pub unused: Duration,
     /// Chunks that were found.
     pub hits: u64,
     /// Chunks that were filled.
@@ -336,7 +401,7 @@ impl ChunkCache {
     ///
     /// Those of [`open_or_create`](Self::open_or_create).
     pub fn of_user(bytes: u64) -> Result<Self> {
-        Self::open_or_create(format!("chunks-{}", os::user_tag()), bytes)
+        CacheOptions::new().of_user(bytes)
     }
 
     /// Refuses what a process of another fork generation has of this cache.
@@ -390,6 +455,7 @@ impl ChunkCache {
             records.count(Counter::TooLong);
             return Ok(Lookup::Bypass(Bypass::TooLong));
         }
+        open.see();
         let begin = Instant::now();
         let mut has_waited = false;
         loop {
@@ -437,6 +503,7 @@ impl ChunkCache {
     ///
     /// As [`look`](Self::look).
     pub fn find(&self, key: u128, length: usize, since: u64) -> Result<Option<CachedChunk>> {
+        self.0.see();
         let found = self.find_any(key, length, Some(since))?;
         if found.is_some() {
             self.0.records().count(Counter::Hits);
@@ -451,6 +518,7 @@ impl ChunkCache {
     ///
     /// As [`look`](Self::look).
     pub fn find_version(&self, key: u128, length: usize, version: u128) -> Result<Option<CachedChunk>> {
+        self.0.see();
         let found = self.find_any(key, length, None)?.filter(|chunk| chunk.version() == version);
         if found.is_some() {
             self.0.records().count(Counter::Hits);
@@ -528,12 +596,14 @@ impl ChunkCache {
     /// Those of querying the file.
     pub fn inspect(&self) -> Result<CacheInspection> {
         let (open, records) = (&*self.0, self.0.records());
-        let bytes = open.geometry.bytes();
+        let (bytes, (keep, unused)) = (open.geometry.bytes(), records.stay());
         let [hits, fills, waits, evictions, stale, too_long, held, no_space, late, unversioned] = records.counters();
         Ok(CacheInspection {
             bytes,
             filled: records.filled() * (bytes / open.geometry.slots),
             allocated: open.allocated()?,
+            keep,
+            unused,
             hits,
             fills,
             waits,

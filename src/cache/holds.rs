@@ -64,14 +64,16 @@ impl OwnHolds {
 }
 
 impl CacheLocks {
-    /// Takes the description of this process.
-    pub(super) fn new(home: Home, id: FileId, mut file: LockFile) -> Result<Self> {
-        lease(&mut file, &home)?;
+    /// Takes the description of this process. Returns `None` while a process is about to remove the file.
+    pub(super) fn new(home: Home, id: FileId, mut file: LockFile) -> Result<Option<Self>> {
+        if !lease(&mut file, &home)? {
+            return Ok(None);
+        }
         let own = PerProcess::new();
         if let Some(mut slot) = own.lock(Duration::MAX) {
             slot.value = Some(OwnHolds::new(file));
         }
-        Ok(Self { home, file: id, own })
+        Ok(Some(Self { home, file: id, own }))
     }
 
     /// Calls `act` with what this process holds. A forked child opens the file first.
@@ -84,7 +86,9 @@ impl CacheLocks {
         if own.value.is_none() {
             let opened = LockFile::open(&self.home, Access::ReadWrite, self.file)?;
             let mut file = opened.ok_or_else(|| ErrorKind::Unlinked.at(&self.home.location))?;
-            lease(&mut file, &self.home)?;
+            if !lease(&mut file, &self.home)? {
+                return Err(ErrorKind::Unlinked.at(&self.home.location));
+            }
             own.value = Some(OwnHolds::new(file));
         }
         own.value.as_mut().map_or_else(|| Err(missing()), act)
@@ -168,10 +172,8 @@ impl CacheLocks {
     }
 }
 
-/// Shows other processes that this one uses the cache.
-fn lease(file: &mut LockFile, home: &Home) -> Result<()> {
-    let leased = file.turn().try_lock(LockKind::Shared, LEASE);
-    // A write lock on the lease is that of a process that removes the file.
-    let is_leased = leased.map_err(|error| Error::os("lock", &home.location, error))?;
-    if is_leased { Ok(()) } else { Err(ErrorKind::Unlinked.at(&home.location)) }
+/// Shows other processes that this one uses the cache. A write lock on the lease is that of a process that removes the
+/// file, unless it was used meanwhile.
+fn lease(file: &mut LockFile, home: &Home) -> Result<bool> {
+    file.turn().try_lock(LockKind::Shared, LEASE).map_err(|error| Error::os("lock", &home.location, error))
 }

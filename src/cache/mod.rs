@@ -1,7 +1,8 @@
 //! Chunks under keys, decoded once per machine: a cache that all processes of a user share.
 //!
 //! A [`ChunkCache`] keeps bytes that are costly to make, such as decoded chunks of a volume. The first process that
-//! needs a chunk fills it while the others wait; all later ones copy it. It outlives its processes, which is its use.
+//! needs a chunk fills it while the others wait; all later ones copy it. It outlives its processes, which is its use:
+//! [for an hour](CacheOptions::keep) after it was last used.
 //!
 //! ```
 //! use std::time::Duration;

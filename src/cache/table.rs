@@ -16,10 +16,11 @@
 //! So a process needs no lock beyond its own run.
 
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use super::geometry::{CacheGeometry, SlotRun};
 use crate::os;
-use crate::segment::SharedWords;
+use crate::segment::{SharedWords, stay};
 
 const KEY: u64 = 0;
 const VERSION: u64 = 16;
@@ -149,6 +150,23 @@ impl<'a> Records<'a> {
     pub(super) fn tick(&self) -> u64 {
         os::point(true);
         self.words.word(CacheGeometry::CLOCK).fetch_add(1, Ordering::SeqCst) + 1
+    }
+
+    /// Returns how long the cache stays after its last use, and for how long it was not used. These words guard no
+    /// other data, so Relaxed suffices.
+    pub(super) fn stay(&self) -> (Duration, Duration) {
+        let word = |at| self.words.word(at).load(Ordering::Relaxed);
+        (stay::keep_of_word(word(stay::KEEP)), stay::unused_for(word(stay::SEEN)))
+    }
+
+    /// Notes when the cache was last used.
+    pub(super) fn see(&self, wall_clock: u64) {
+        self.words.word(stay::SEEN).store(wall_clock, Ordering::Relaxed);
+    }
+
+    /// Chooses how long the cache stays after its last use.
+    pub(super) fn set_keep(&self, keep: Duration) {
+        self.words.word(stay::KEEP).store(stay::keep_to_word(keep), Ordering::Relaxed);
     }
 
     fn counter(&self, counter: u64) -> &'a AtomicU64 {

@@ -1,5 +1,6 @@
 //! Reclaims the files that killed processes left in one directory: orphaned counted arrays, arenas and counters, and
-//! drafts. Of a renderbuffer it reclaims a payload without a ledger, or a ledger without a payload.
+//! drafts. Of a renderbuffer it reclaims a payload without a ledger, or a ledger without a payload; caches of chunks
+//! when they were not used for as long as they stay.
 //!
 //! A counted array is removed only if no process holds its lease and its trailer is valid and has no ticket that
 //! protects it. Both are checked once more under an exclusive lock on the lease, so that no process can attach between
@@ -14,7 +15,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::os::{self, LockKind};
 use crate::segment::footer::Kind;
 use crate::segment::trailer;
-use crate::segment::{Home, Tickets, Verdict, has_name, is_leased, pin, reclaim_unused};
+use crate::segment::{Home, Tickets, Verdict, has_name, is_leased, pin, reclaim_unused, stay};
 
 /// Minimum age of a draft to be removed. A younger draft without a lease may have a living creator that has not taken
 /// the lease yet.
@@ -35,6 +36,7 @@ const DRAFT_AGE: Duration = Duration::from_secs(60);
 pub struct Reclaim {
     dry_run: bool,
     in_flight: bool,
+    caches: bool,
     older_than: Duration,
 }
 
@@ -70,6 +72,8 @@ pub enum RemovedKind {
     Frames,
     /// The keeper of a stream without frames.
     Keeper,
+    /// A [cache](crate::cache) of chunks that was not used for as long as it [stays](crate::cache::CacheOptions::keep).
+    Cache,
 }
 
 /// Result of [`Reclaim::run`] for one directory.
@@ -82,13 +86,14 @@ pub struct Reclaimed {
     pub foreign: usize,
     /// Number of counted arrays and arenas to which a process is attached.
     pub attached: usize,
-    /// Number of counted arrays and arenas that are not in use and [kept](crate::RefcountedArray::keep).
+    /// Number of counted arrays and arenas that are not in use and [kept](crate::RefcountedArray::keep), and of caches
+    /// that no process has open and that [stay](crate::cache::CacheOptions::keep).
     pub kept: usize,
     /// Number of counted arrays and arenas that are copies, or were moved to another file system. They are left alone.
     pub copies: usize,
     /// Number of counted arrays that only handles in flight protect.
     pub in_flight: usize,
-    /// Time until the first of these arrays loses its protection.
+    /// Time until the first of these arrays loses its protection, or the first of these caches does not stay longer.
     pub next: Option<Duration>,
     /// Files that could not be read or removed, with the reason: damaged files, and those that this user may not
     /// remove.
@@ -127,6 +132,12 @@ impl Reclaim {
     /// fails.
     pub fn in_flight(mut self, in_flight: bool) -> Self {
         self.in_flight = in_flight;
+        self
+    }
+
+    /// Chooses whether to also remove the caches of chunks that no process has open, although they were used lately.
+    pub fn caches(mut self, caches: bool) -> Self {
+        self.caches = caches;
         self
     }
 
@@ -171,7 +182,10 @@ impl Reclaim {
                 EntryKind::Ledger => self.ledger(backend, &entry).map(|gone| gone.then_some(RemovedKind::Ledger)),
                 EntryKind::Frames => self.frames(backend, &entry).map(|gone| gone.then_some(RemovedKind::Frames)),
                 EntryKind::Keeper => self.keeper(backend, &entry).map(|gone| gone.then_some(RemovedKind::Keeper)),
-                EntryKind::Array | EntryKind::Draft | EntryKind::Cache => Ok(None),
+                EntryKind::Cache => {
+                    self.cache(backend, &entry, &mut reclaimed).map(|gone| gone.then_some(RemovedKind::Cache))
+                }
+                EntryKind::Array | EntryKind::Draft => Ok(None),
             };
             match done {
                 Ok(Some(kind)) => {
@@ -292,6 +306,42 @@ impl Reclaim {
             return Ok(false);
         }
         Ok(self.dry_run || Backend::unlink(backend, &keeper, Some(entry.id))?)
+    }
+
+    /// Removes a cache that no process has open, and that was not used for as long as it stays.
+    fn cache(self, backend: &Directory, entry: &DirectoryEntry, reclaimed: &mut Reclaimed) -> Result<bool> {
+        let Some((_, location)) = Location::of_companion(&entry.name) else { return Ok(false) };
+        let at = location.companion(Companion::Cache)?;
+        let Some(file) = open_listed(backend, &at, Access::ReadWrite, entry)? else { return Ok(false) };
+        if is_leased(&file, &at)? {
+            return Ok(false);
+        }
+        let stays = |file: &File| {
+            Ok::<_, Error>(if self.caches {
+                Duration::ZERO
+            } else {
+                stay::time_left(file, entry.len, Kind::Cache, &at)?
+            })
+        };
+        let left = stays(&file)?;
+        if !left.is_zero() {
+            reclaimed.kept += 1;
+            if left < Duration::MAX {
+                reclaimed.next = Some(reclaimed.next.map_or(left, |next| next.min(left)));
+            }
+            return Ok(false);
+        }
+        if self.dry_run {
+            return Ok(true);
+        }
+        // Until the name is removed, no process opens it: it waits, and then finds no cache, or another one.
+        let mut alone = Turn::new(file);
+        if !alone.try_lock(LockKind::Exclusive, LEASE).map_err(|error| Error::os("lock", &at, error))? {
+            return Ok(false);
+        }
+        os::step("gc: cache locked");
+        // It may have been opened, used and closed since it was looked at.
+        Ok(stays(alone.file())?.is_zero() && Backend::unlink(backend, &at, Some(entry.id))?)
     }
 }
 

@@ -20,6 +20,7 @@ mod reclaim;
 mod recycle;
 mod renumber;
 mod room;
+pub(crate) mod stay;
 pub(crate) mod trailer;
 mod words;
 

@@ -280,6 +280,8 @@ Fields of stream:
 
 Fields of cache:
   bytes, filled              bytes of chunks that fit, and bytes that hold some
+  keep_seconds               how long it stays after its last use, or null: until it is unlinked
+  unused_seconds             since a process last looked for a chunk
   hits, fills, waits         chunks that were found, that were decoded into it, and waits for a process that did so
   evictions, stale           chunks that made way for others, and that were out of date
   bypasses                   chunks that were not kept: too_long, held (readers held their places), no_space, late (another
@@ -484,6 +486,8 @@ pub(crate) const GC: &str = concat!(
 Removes:
   - counted arrays, arenas and counters that no process is attached to, unless they are kept or a handle is in flight
     (--in-flight: unless they are kept)
+  - caches of chunks that no process has open and that were not used for an hour, or for as long as their program has chosen
+    (--caches: at once)
   - drafts of dead creators, if older than a minute
   - renderbuffers that a killed process left without ledger or without payload, so that they cannot be resumed
   - frames without their keeper and keepers without their frames, which a killed creation or removal of a stream left
@@ -495,9 +499,9 @@ so. Nothing to do is a success. Files of other users that this user may not insp
 Fields of --json:
   dry_run            whether this was a dry run, which removes nothing
   removed            name, backend, path, kind (\"counted\", \"arena\", \"counters\", \"partial\", \"ledger\", \"frames\",
-                     \"keeper\", \"draft\", \"lock\" or \"download\") and bytes of each file that was removed, or would be
+                     \"keeper\", \"cache\", \"draft\", \"lock\" or \"download\") and bytes of each file that was removed, or would be
   bytes              sum of these bytes
-  in_use             number of counted arrays and arenas with attached processes
+  in_use             number of counted arrays, arenas and caches with attached processes
   kept               number of those without attached processes that are kept
   in_flight          number of those that only handles in flight protect
   protected_seconds  time until the first of these is no longer protected, or null

@@ -433,6 +433,9 @@ pub(crate) struct GcArgs {
     /// Also remove counted arrays that only handles in flight keep; their receivers then fail to attach
     #[arg(long)]
     pub(crate) in_flight: bool,
+    /// Also remove the caches of chunks that no process has open, although they were used lately
+    #[arg(long)]
+    pub(crate) caches: bool,
     /// Keep what was created or changed within this time: 90, 90s, 5m, 2h, 1d
     #[arg(long, value_name = "DURATION", value_parser = units::duration)]
     pub(crate) older_than: Option<Duration>,

@@ -1,5 +1,7 @@
 //! Caches of chunks as `ls` and `info` show them, in JSON and in words.
 
+use std::time::Duration;
+
 use ndarray_shm::cache::{CacheInspection, CacheOptions};
 use ndarray_shm::{Directory, Location};
 use serde::Serialize;
@@ -14,6 +16,9 @@ pub(crate) struct CacheReport {
     pub(crate) bytes: u64,
     /// Bytes that hold chunks.
     pub(crate) filled: u64,
+    /// How long it stays after its last use; `null` if until it is unlinked.
+    pub(crate) keep_seconds: Option<u64>,
+    pub(crate) unused_seconds: u64,
     pub(crate) hits: u64,
     pub(crate) fills: u64,
     pub(crate) waits: u64,
@@ -45,6 +50,8 @@ impl CacheReport {
         Self {
             bytes: found.bytes,
             filled: found.filled,
+            keep_seconds: (found.keep < Duration::MAX).then_some(found.keep.as_secs()),
+            unused_seconds: found.unused.as_secs(),
             hits: found.hits,
             fills: found.fills,
             waits: found.waits,
@@ -74,7 +81,13 @@ impl CacheReport {
             .filter(|(_, count)| *count > 0)
             .map(|(why, count)| format!("{count} ({why})"))
             .collect();
+        let stays = match self.keep_seconds.map(Duration::from_secs) {
+            None => "until it is unlinked".to_owned(),
+            Some(keep) => format!("for {} after its last use", units::left(keep)),
+        };
         let facts = [
+            ("last used", format!("{} ago", units::age(Duration::from_secs(self.unused_seconds)))),
+            ("stays", stays),
             ("chunks", format!("{} of {}", units::size(self.filled), units::size(self.bytes))),
             ("found", format!("{} (of these, checked and out of date: {})", self.hits, self.stale)),
             ("decoded", format!("{}, of which {} made others go", self.fills, self.evictions)),

@@ -7,9 +7,9 @@ use std::collections::HashMap;
 use std::io::{self, Write};
 use std::time::{Duration, SystemTime};
 
-use ndarray_shm::backend::DirectoryEntry;
+use ndarray_shm::backend::{DirectoryEntry, EntryKind};
 use ndarray_shm::counted::{Reclaim, Removed, RemovedKind};
-use ndarray_shm::{Directory, Error, ErrorKind};
+use ndarray_shm::{Directory, Error, ErrorKind, cache};
 use ndarray_shm_volume::{Found, LeftoverKind, reclaim};
 use serde::Serialize;
 
@@ -27,9 +27,9 @@ struct GcReport {
     removed: Vec<RemovedFile>,
     /// Bytes of all removed files.
     bytes: u64,
-    /// Counted arrays and arenas that a process is attached to.
+    /// Counted arrays, arenas and caches that a process is attached to.
     in_use: usize,
-    /// Counted arrays and arenas that are kept although no process is attached.
+    /// Counted arrays, arenas and caches that are kept although no process is attached.
     kept: usize,
     /// Counted arrays that are kept only by handles in flight.
     in_flight: usize,
@@ -49,8 +49,8 @@ struct RemovedFile {
     backend: String,
     path: String,
     /// "counted", "arena", "counters", "partial" (a renderbuffer without its ledger), "ledger" (a ledger without its
-    /// renderbuffer), "frames" (of a stream without its keeper), "keeper" (of a stream without its frames), "draft",
-    /// "lock" or "download" (what a killed download without a name had painted).
+    /// renderbuffer), "frames" (of a stream without its keeper), "keeper" (of a stream without its frames), "cache",
+    /// "draft", "lock" or "download" (what a killed download without a name had painted).
     kind: &'static str,
     /// Bytes of memory or disk that it occupied.
     bytes: u64,
@@ -94,7 +94,8 @@ impl GcReport {
         let owners: HashMap<String, u32> = backend.list()?.into_iter().map(|entry| (entry.name, entry.owner)).collect();
         let owner_of = |name: &str| owners.get(name).copied().filter(|_| host::FILES_HAVE_OWNERS);
         let older_than = args.older_than.unwrap_or_default();
-        let options = Reclaim::new().dry_run(args.dry_run).in_flight(args.in_flight).older_than(older_than);
+        let options = Reclaim::new().dry_run(args.dry_run).in_flight(args.in_flight).caches(args.caches);
+        let options = options.older_than(older_than);
         let cleared = reclaim(options, backend)?;
         for Removed { name, bytes, kind, .. } in cleared.reclaimed.removed {
             let path = backend.path().join(&name).display().to_string();
@@ -112,6 +113,7 @@ impl GcReport {
                 RemovedKind::Ledger => "ledger",
                 RemovedKind::Frames => "frames",
                 RemovedKind::Keeper => "keeper",
+                RemovedKind::Cache => "cache",
                 _ => "counted",
             };
             self.removed.push(RemovedFile { name, backend: backend.name().to_owned(), path, kind, bytes });
@@ -148,10 +150,18 @@ impl GcReport {
         if is_ours { self.failed.push(refusal) } else { self.skipped.push(refusal) }
     }
 
-    /// Counts the arrays and arenas that stay, by the reason.
+    /// Counts the arrays, arenas and caches that stay, by the reason.
     fn look_at_the_rest(&mut self, backend: &Directory, args: &GcArgs) -> Result<(), Failure> {
         let older_than = args.older_than.unwrap_or_default();
         for entry in backend.list()? {
+            if entry.kind == EntryKind::Cache {
+                if let Some(is_attached) =
+                    entry.location().and_then(|location| cache::attached(backend, &location).ok())
+                {
+                    *(if is_attached { &mut self.in_use } else { &mut self.kept }) += 1;
+                }
+                continue;
+            }
             let counted = match Found::at(backend, &entry) {
                 Found::Counted(counted) => counted,
                 Found::Arena(arena) => {
@@ -189,6 +199,7 @@ impl GcReport {
                 "ledger" => ", a ledger without renderbuffer",
                 "frames" => ", frames of a stream without keeper",
                 "keeper" => ", a keeper without stream",
+                "cache" => ", a cache of chunks",
                 "lock" => ", a lock of uploads",
                 "download" => ", a download without a name",
                 _ => "",
@@ -212,7 +223,7 @@ impl GcReport {
         .map(|(count, why)| format!("{count} {why}"))
         .collect();
         if !stay.is_empty() {
-            writeln!(out, "counted arrays and arenas that stay: {}", stay.join(", "))?;
+            writeln!(out, "counted arrays, arenas and caches that stay: {}", stay.join(", "))?;
         }
         if !self.skipped.is_empty() {
             let files = units::count(self.skipped.len(), "file");

@@ -7,7 +7,7 @@ use serde_json::json;
 
 use crate::counted::line;
 use crate::downloading::download;
-use crate::scene::{Scene, run};
+use crate::scene::{Scene, run, wait_until};
 use crate::volume::{self, CHUNKS};
 
 fn make(scene: &Scene, name: &str) -> ChunkCache {
@@ -43,6 +43,27 @@ fn cache_is_listed_shown_and_removed() {
     assert!(refused.err.contains("ndshm unlink --cache chunks"), "{}", refused.err);
     run(&mut scene.ndshm(["unlink", "--cache", "chunks"])).expect_code(0);
     run(&mut scene.ndshm(["unlink", "--cache", "chunks"])).expect_code(3);
+    assert_eq!(scene.files(), [""; 0]);
+}
+
+#[test]
+fn unused_cache_is_removed_after_its_time_or_on_request() {
+    let scene = Scene::new();
+    let cache = make(&scene, "chunks");
+    let gc = |more: &[&str]| {
+        let arguments = [&["gc", "--backend", "emulated", "--json"], more].concat();
+        let found = run(&mut scene.ndshm(arguments)).expect_code(0).json();
+        let counts = ["in_use", "kept"].map(|name| found[name].as_u64().expect("a number"));
+        (found["removed"].as_array().expect("a list").len(), counts)
+    };
+    assert_eq!(gc(&["--caches"]), (0, [1, 0]));
+    drop(cache);
+    wait_until("no process has it open", || gc(&[]) == (0, [0, 1]));
+    let text = run(&mut scene.ndshm(["info", "chunks"])).expect_code(0).out;
+    assert!(text.contains("for 1 h after its last use") && text.contains(" ago"), "{text}");
+    assert_eq!((gc(&["--caches", "--dry-run"]), gc(&["--caches"]), gc(&["--caches"])), {
+        ((1, [0, 1]), (1, [0, 0]), (0, [0, 0]))
+    });
     assert_eq!(scene.files(), [""; 0]);
 }
 

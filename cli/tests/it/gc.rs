@@ -66,7 +66,7 @@ fn gc_removes_the_orphan_and_nothing_else() {
     let lines: Vec<&str> = text.lines().collect();
     assert!(lines.len() == 3 && lines[0].starts_with("would remove orphan (emulated, "), "{text}");
     assert!(lines[1].starts_with("would remove 1 name, "), "{text}");
-    assert_eq!(lines[2], "counted arrays and arenas that stay: 1 in use, 1 kept");
+    assert_eq!(lines[2], "counted arrays, arenas and caches that stay: 1 in use, 1 kept");
 
     let found = gc(&scene, &[]);
     let path = place.join("orphan");
@@ -84,7 +84,7 @@ fn gc_removes_the_orphan_and_nothing_else() {
     assert_eq!(scene.files(), expected);
 
     let text = run(&mut scene.ndshm(["gc", "--backend", "emulated"])).expect_code(0).out;
-    assert_eq!(text, "nothing to remove\ncounted arrays and arenas that stay: 1 in use, 1 kept\n");
+    assert_eq!(text, "nothing to remove\ncounted arrays, arenas and caches that stay: 1 in use, 1 kept\n");
 
     // Two incomplete renderbuffers: one without its ledger, one without its payload.
     fs::remove_file(place.join(".ndshm-ledger-half")).expect("there");
@@ -248,7 +248,10 @@ fn orphan_younger_than_the_limit_stays() {
     let found = gc(&scene, &["--older-than", "1h"]);
     assert_eq!((removed(&found), &found["young"]), (vec!["old"], &json!(1)), "{found:#}");
     let text = run(&mut scene.ndshm(["gc", "--backend", "emulated", "--older-than", "1d"])).expect_code(0).out;
-    assert_eq!(text, "nothing to remove\ncounted arrays and arenas that stay: 1 orphaned, but younger than 1 d\n");
+    assert_eq!(
+        text,
+        "nothing to remove\ncounted arrays, arenas and caches that stay: 1 orphaned, but younger than 1 d\n"
+    );
     for wrong in ["soon", "-5", "1.5h", "1w", ""] {
         run(&mut scene.ndshm(["gc", "--older-than", wrong])).expect_code(2);
     }

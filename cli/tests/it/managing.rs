@@ -6,6 +6,7 @@ use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use ndarray_shm::cache::CacheOptions;
 use ndarray_shm::manager::{self, Program};
 use ndarray_shm::{CreateOptions, Directory};
 use sysinfo::{Pid, Signal};
@@ -15,21 +16,37 @@ use crate::scene::{Running, Scene, heeding_hangup, is_running, run, signal, wait
 /// The environment variable that makes `role_of_a_client` a client. Its value is the client's directory.
 const CLIENT: &str = "NDSHM_TEST_CLIENT";
 
+/// The environment variable that makes it hold a cache instead of an array.
+const CACHE: &str = "NDSHM_TEST_CACHE";
+
 /// Not a test: a client that the tests below start, which holds an array until it is killed.
 #[test]
 fn role_of_a_client() {
     let Some(directory) = std::env::var_os(CLIENT) else { return };
     manager::set_program(Program::Search);
     let backend = Directory::new("emulated", directory);
+    if std::env::var_os(CACHE).is_some() {
+        let options = CacheOptions::new().directory(backend).keep(Duration::from_secs(2));
+        let cache = options.create("held-y", 1 << 20).expect("a new cache");
+        let claim = cache.look(1, 4, 0, Duration::ZERO).expect("looked");
+        thread::sleep(Duration::from_mins(5));
+        drop(claim);
+        return;
+    }
     let _held = CreateOptions::new().directory(backend).create_counted::<u8, _>("held-x", 4).expect("a new array");
     thread::sleep(Duration::from_mins(5));
 }
 
 fn client(scene: &Scene) -> Running {
+    Running::start(&mut client_command(scene))
+}
+
+fn client_command(scene: &Scene) -> Command {
     let mut command = Command::new(std::env::current_exe().expect("this program"));
     command.args(["--exact", "managing::role_of_a_client"]).env(CLIENT, scene.emulated());
     command.env("NDSHM_MANAGER", env!("CARGO_BIN_EXE_ndshm")).env("NDSHM_MANAGER_SOCKET", scene.socket());
-    Running::start(command.env("NDSHM_EMULATED_DIR", scene.emulated()).stdin(Stdio::null()))
+    command.env("NDSHM_EMULATED_DIR", scene.emulated()).stdin(Stdio::null());
+    command
 }
 
 fn has_array(scene: &Scene) -> bool {
@@ -81,6 +98,17 @@ fn manager_reclaims_after_a_killed_client() {
     run(&mut scene.ndshm(["manager", "stop"])).expect_code(0);
     wait_until("its end", || !is_running(pid));
     assert_eq!(traces(&scene), [""; 0]);
+}
+
+#[test]
+fn manager_removes_a_cache_some_time_after_its_last_user() {
+    let scene = Scene::new();
+    let mut user = Running::start(client_command(&scene).env(CACHE, "1"));
+    wait_for_clients(&scene, 1);
+    thread::sleep(Duration::from_secs(3));
+    assert_eq!(scene.files(), [".ndshm-cache-held-y"], "it is open");
+    user.kill();
+    wait_until("its end", || scene.files().is_empty());
 }
 
 #[test]
@@ -154,7 +182,8 @@ fn idle_manager_ends_after_its_timeout() {
     wait_until("its end", || !is_running(pid));
     client.kill();
     // The next manager finds the array of a client that was killed after its manager was stopped.
-    // A manager stays while arrays are in flight, so it must not see those of other programs: it gets a /dev/shm of its own.
+    // A manager stays while arrays are in flight, so it must not see those of other programs: it gets a /dev/shm of its
+    // own.
     let manager = scene.ndshm(["manager", "--idle", "1"]);
     let script = "mount -t tmpfs none /dev/shm";
     let Some(mut manager) = with_mounts("idle_manager_ends_after_its_timeout", script, &manager) else { return };

@@ -1,6 +1,7 @@
 //! `record`: what is on the disk after an orderly end, after Ctrl-C, and after kills.
 
 use std::fs;
+use std::io::{BufRead as _, BufReader};
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::thread;
@@ -193,16 +194,18 @@ fn recorder_waits_for_the_successor_of_a_killed_writer() {
     let scene = Scene::new();
     let camera = Holder::start_camera(&scene.emulated(), "camera");
     let place = scene.temporary().join("out.zarr");
-    let recorder = record(&scene, &place, []).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("started");
+    let mut recorder =
+        record(&scene, &place, []).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("started");
     wait_until("a chunk", || place.join("frames/c.0.0.0").is_file());
     camera.kill();
-    thread::sleep(Duration::from_millis(400));
+    let mut said = BufReader::new(recorder.stderr.take().expect("piped")).lines();
+    let waits = said.find(|line| line.as_ref().is_ok_and(|line| line.contains("waiting for another one")));
+    assert!(waits.is_some(), "it ended");
+    let before = rows(&place);
     let camera = Holder::start_camera(&scene.emulated(), "camera");
-    thread::sleep(Duration::from_millis(200));
+    wait_until("frames of the second", || rows(&place) > before);
     camera.let_go();
-    let done = recorder.wait_with_output().expect("ended");
-    let text = String::from_utf8_lossy(&done.stderr).into_owned();
-    assert!(done.status.success() && text.contains("waiting for another one"), "{text}");
+    assert!(recorder.wait().expect("ended").success());
     let stored = numbers(&place);
     assert!(stored.windows(2).all(|pair| pair[1] == pair[0] + 1), "{stored:?}");
 }

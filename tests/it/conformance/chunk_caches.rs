@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use libtest_mimic::Trial;
 use ndarray_shm::cache::{self, Bypass, CacheOptions, ChunkCache, Lookup};
+use ndarray_shm::counted::{Reclaim, RemovedKind};
 use ndarray_shm::{ErrorKind, backend};
 
 use crate::support::child::{Child, Role, hear, say};
@@ -31,12 +32,17 @@ pub fn trials(place: &Place) -> Vec<Trial> {
             names_and_sizes_are_checked,
             trimmed_cache_gives_its_memory_back,
             users_of_an_unlinked_cache_go_on,
+            unused_cache_is_removed_after_its_time,
         ],
     )
 }
 
-pub const ROLES: &[(&str, Role)] =
-    &[("cache-make", make_all), ("cache-claim", claim_and_wait), ("cache-look", look_and_report)];
+pub const ROLES: &[(&str, Role)] = &[
+    ("cache-make", make_all),
+    ("cache-claim", claim_and_wait),
+    ("cache-look", look_and_report),
+    ("cache-hold", make_and_hold),
+];
 
 const MIB: u64 = 1 << 20;
 const SOON: Duration = Duration::from_secs(60);
@@ -415,4 +421,51 @@ fn users_of_an_unlinked_cache_go_on(place: &Place) {
     assert_eq!(soon(&cache, 1), Got::Made);
     assert_eq!(soon(&other, 1), Got::Found);
     assert!(!cache::unlink(&place.backend, name.location()).unwrap());
+}
+
+fn unused_cache_is_removed_after_its_time(place: &Place) {
+    let place = &place.private();
+    let (name, cache) = cache_of(place, "unused", MIB);
+    let hour = Duration::from_secs(3600);
+    let kept = |options: Reclaim| {
+        let found = options.run(&place.backend).unwrap();
+        assert_eq!((found.removed.len(), found.failed.len()), (0, 0), "{found:?}");
+        (found.kept, found.next)
+    };
+    assert_eq!(soon(&cache, 1), Got::Made);
+    assert_eq!(kept(Reclaim::new().caches(true)), (0, None), "it is open");
+    drop(cache);
+    // A child that is being started may have the lease for a moment.
+    eventually("no process has it open", || kept(Reclaim::new()).0 == 1);
+    assert!(kept(Reclaim::new()).1.is_some_and(|left| left <= hour && left > hour / 2));
+    let inspected = options(place).keep(Duration::MAX).open(name.location()).unwrap().inspect().unwrap();
+    assert!(inspected.keep == Duration::MAX && inspected.unused < hour / 2, "{inspected:?}");
+    eventually("no process has it open", || kept(Reclaim::new()) == (1, None));
+    let opened = options(place).keep(Duration::from_millis(1500)).open_or_create(name.location(), MIB).unwrap();
+    assert_eq!((soon(&opened, 1), opened.inspect().unwrap().keep), (Got::Found, Duration::from_secs(2)));
+    drop(opened);
+    eventually("its time is over", || {
+        let would = Reclaim::new().dry_run(true).run(&place.backend).unwrap();
+        would.removed.iter().any(|removed| removed.kind == RemovedKind::Cache)
+    });
+    let found = place.reclaim();
+    let [removed] = &found.removed[..] else { panic!("{found:?}") };
+    assert!((removed.kind, found.kept) == (RemovedKind::Cache, 0) && removed.bytes > 0, "{removed:?}");
+    assert!(!cache::unlink(&place.backend, name.location()).unwrap());
+    // A user that was killed does not keep it.
+    let mut user = Child::start(place, "cache-hold", &[name.as_str()]);
+    user.expect("open");
+    assert_eq!(kept(Reclaim::new().caches(true)), (0, None), "the child has it open");
+    user.kill();
+    eventually("it is removed on request", || {
+        Reclaim::new().caches(true).run(&place.backend).unwrap().removed.len() == 1
+    });
+    assert!(!cache::unlink(&place.backend, name.location()).unwrap());
+}
+
+/// A child that makes a cache and has it open.
+fn make_and_hold(arguments: &[String]) {
+    let _cache = CacheOptions::new().directory(backend_of_child()).create(&arguments[0], MIB).unwrap();
+    say("open");
+    hear();
 }

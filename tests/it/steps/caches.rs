@@ -4,10 +4,11 @@ use std::time::Duration;
 
 use libtest_mimic::Trial;
 use ndarray_shm::cache::{self, Bypass, CacheOptions, ChunkCache, Lookup};
+use ndarray_shm::counted::Reclaim;
 
 use crate::conformance::chunk_caches::{Got, check, fill, get, key};
 use crate::support::child::{Child, Role, say};
-use crate::support::{Name, Place, backend_of_child};
+use crate::support::{Name, Place, backend_of_child, eventually};
 use crate::tests;
 
 pub fn trials(place: &Place) -> Vec<Trial> {
@@ -20,11 +21,13 @@ pub fn trials(place: &Place) -> Vec<Trial> {
             place_that_another_process_fills_meanwhile_is_left_to_it,
             filler_that_is_stopped_delays_only_those_that_want_its_chunk,
             overlapped_chunk_is_not_found_while_it_is_overwritten,
+            cache_is_opened_whole_or_anew_while_another_process_removes_it,
         ],
     )
 }
 
-pub const ROLES: &[(&str, Role)] = &[("step-cache-get", get_one)];
+pub const ROLES: &[(&str, Role)] =
+    &[("step-cache-get", get_one), ("step-cache-open", open_one), ("step-cache-gc", remove_unused)];
 
 const SOON: Duration = Duration::from_secs(60);
 /// The smallest cache: 16 slots, one set.
@@ -36,6 +39,17 @@ fn get_one(arguments: &[String]) {
     let cache = CacheOptions::new().directory(backend_of_child()).open(&arguments[0]).unwrap();
     let [number, length] = [1, 2].map(|at: usize| arguments[at].parse::<u64>().unwrap());
     say(format!("{:?}", get(&cache, number, length as usize, 0, SOON)));
+}
+
+/// A child that opens or creates a cache, gets a chunk, and reports how.
+fn open_one(arguments: &[String]) {
+    let cache = CacheOptions::new().directory(backend_of_child()).open_or_create(&arguments[0], BYTES).unwrap();
+    say(format!("{:?}", get(&cache, 0, SLOT, 0, SOON)));
+}
+
+/// A child that removes unused caches, and reports how many.
+fn remove_unused(_: &[String]) {
+    say(Reclaim::new().caches(true).run(&backend_of_child()).unwrap().removed.len());
 }
 
 fn made(place: &Place, label: &str) -> (Name, ChunkCache) {
@@ -144,5 +158,41 @@ fn overlapped_chunk_is_not_found_while_it_is_overwritten(place: &Place) {
     fill(9, &mut bytes);
     let Lookup::Found(small) = cache.look(key(9), SLOT, 0, SOON).unwrap() else { panic!("it is there") };
     assert_eq!(small.bytes().unwrap(), bytes);
+    unlink(place, &name);
+}
+
+fn cache_is_opened_whole_or_anew_while_another_process_removes_it(place: &Place) {
+    let place = &place.private();
+    let (name, cache) = made(place, "removed");
+    let unused = |cache: ChunkCache| {
+        drop(cache);
+        eventually("no process has it open", || !cache::attached(&place.backend, name.location()).unwrap());
+    };
+    let open = || CacheOptions::new().directory(place.backend.clone()).open(name.location());
+    assert_eq!(get(&cache, 0, SLOT, 0, SOON), Got::Made);
+    unused(cache);
+    // It is opened while it is being removed: the opener waits, and makes another one.
+    let mut remover = Child::start_until(place, "step-cache-gc", &[], "gc: cache locked");
+    let mut opener = Child::start(place, "step-cache-open", &[name.as_str()]);
+    assert_eq!(opener.line_within(Duration::from_millis(300)), None, "it waits");
+    remover.resume();
+    remover.expect("1");
+    opener.expect("Made");
+    opener.finish();
+    remover.finish();
+    // It is removed while it is being opened, before the opener has its lease.
+    unused(open().unwrap());
+    let mut opener = Child::start_until(place, "step-cache-open", &[name.as_str()], "cache: opened");
+    let mut remover = Child::start(place, "step-cache-gc", &[]);
+    remover.expect("1");
+    remover.finish();
+    opener.resume();
+    opener.expect("Made");
+    opener.finish();
+    // Its remover is killed: it stays as it was.
+    unused(open().unwrap());
+    let mut remover = Child::start_until(place, "step-cache-gc", &[], "gc: cache locked");
+    remover.kill();
+    assert_eq!(get(&open().unwrap(), 0, SLOT, 0, SOON), Got::Found);
     unlink(place, &name);
 }
