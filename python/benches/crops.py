@@ -1,10 +1,11 @@
 """Times random crops of a chunked volume in several processes, as training reads them: by this library with and without a cache, and by others.
 
-    crops.py --place DIRECTORY [--workers N] [--crops N] [--samples N]
+    crops.py --place DIRECTORY [--workers N ..] [--crops N] [--epoch N]
 
 The volume has 512 x 512 x 256 uint8 in zstd chunks of 64^3, Zarr 3. Each worker reads random crops of 96^3 into a new array, as a DataLoader's worker does before
-it sends them; nothing is sent here. The cache is empty in the beginning and has room for 1.25 times the volume. `decodes` is how many chunks were decoded in
-all workers together, where that is known; the volume has 256.
+it sends them; nothing is sent here. The cache is empty in the beginning and has room for 1.25 times the volume; its first epoch is of `--epoch` crops, everything
+else of `--crops`. `decodes` is how many chunks were decoded in all workers together, where that is known; the volume has 256. Memory is the sum of the workers'
+proportional set sizes, in which memory that several processes map counts once, when all have read their crops.
 """
 
 from __future__ import annotations
@@ -38,6 +39,12 @@ def opened(kind: str, path: str) -> Any:
         return tensorstore.open({"driver": "zarr3", "kvstore": f"file://{path}/", "recheck_cached_data": "open"}, context=context, open=True).result()
     import zarr
 
+    if kind == "zarr, cached":
+        zarr.config.set({"codec_pipeline.path": "ndshm.zarr.SharedCachePipeline", "codec_pipeline.cache": ndshm.ChunkCache(CACHE)})
+    elif kind == "zarrs":
+        import zarrs  # noqa: F401
+
+        zarr.config.set({"codec_pipeline.path": "zarrs.ZarrsCodecPipeline", "threading.max_workers": 1})
     return zarr.open_array(path, mode="r")
 
 
@@ -52,11 +59,14 @@ def work(kind: str, path: str, seed: int, count: int, barrier: Any, results: Any
         if kind.startswith("tensorstore"):
             found = found.read().result()
         total += int(found[::13, ::17, ::19].sum(dtype="u8"))
-    spent = resource.getrusage(resource.RUSAGE_SELF)
-    results.put((time.perf_counter() - begin, spent.ru_utime + spent.ru_stime, total))
+    took, spent = time.perf_counter() - begin, resource.getrusage(resource.RUSAGE_SELF)
+    barrier.wait()
+    memory = next(int(line.split()[1]) for line in Path("/proc/self/smaps_rollup").read_text().splitlines() if line.startswith("Pss:"))
+    barrier.wait()
+    results.put((took, spent.ru_utime + spent.ru_stime, total, memory / 1024))
 
 
-def run(kind: str, path: str, workers: int, count: int) -> tuple[float, float, int]:
+def run(kind: str, path: str, workers: int, count: int) -> tuple[float, float, int, float]:
     context = multiprocessing.get_context("spawn")
     barrier, results = context.Barrier(workers), context.Queue()
     children = [context.Process(target=work, args=(kind, path, seed, count // workers, barrier, results)) for seed in range(workers)]
@@ -65,14 +75,15 @@ def run(kind: str, path: str, workers: int, count: int) -> tuple[float, float, i
     found = [results.get() for _ in children]
     for child in children:
         child.join()
-    return max(row[0] for row in found), sum(row[1] for row in found), sum(row[2] for row in found)
+    return max(row[0] for row in found), sum(row[1] for row in found), sum(row[2] for row in found), sum(row[3] for row in found)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--place", type=Path, required=True)
-    parser.add_argument("--workers", type=int, nargs="*", default=[1, 2, 4])
-    parser.add_argument("--crops", type=int, default=400)
+    parser.add_argument("--workers", type=int, nargs="*", default=[1, 4, 8])
+    parser.add_argument("--crops", type=int, default=800)
+    parser.add_argument("--epoch", type=int, default=10_000)
     arguments = parser.parse_args()
     path = arguments.place / "crops.zarr"
     if not (path / "complete").exists():
@@ -86,17 +97,26 @@ def main() -> None:
         if file.is_file():
             file.read_bytes()
     for workers in arguments.workers:
-        sums = set()
-        for kind in ("zarr", "tensorstore", "tensorstore, cached", "ndshm", "ndshm, cached", "ndshm, cached"):
+        sums: dict[int, set[int]] = {}
+        plain = ("zarr", "zarrs", "tensorstore", "tensorstore, cached", "ndshm")
+        turns = [(kind, arguments.crops, False) for kind in plain]
+        for kind in ("ndshm, cached", "zarr, cached"):
+            turns += [(kind, arguments.epoch, True), (kind, arguments.crops, False)]
+        for kind, count, is_first in turns:
             cache = None
-            if kind.endswith("cached") and kind.startswith("ndshm"):
+            if kind in ("ndshm, cached", "zarr, cached"):
+                if is_first:
+                    ndshm.ChunkCache(CACHE, int(1.25 * np.prod(SHAPE))).unlink()
                 cache = ndshm.ChunkCache(CACHE, int(1.25 * np.prod(SHAPE)))
                 before = cache.inspect().fills
-            seconds, spent, total = run(kind, str(path), workers, arguments.crops)
-            sums.add(total)
+            seconds, spent, total, memory = run(kind, str(path), workers, count)
+            sums.setdefault(count, set()).add(total)
             decodes = "" if cache is None else f", {cache.inspect().fills - before} decodes, {cache.inspect().waits} waits"
-            print(f"{workers} workers, {kind:20} {arguments.crops / seconds:8.1f} crops/s, {spent:6.1f} CPU s{decodes}", flush=True)
-        assert len(sums) == 1, "the libraries read different elements"
+            print(
+                f"{workers} workers, {kind:20}{count:6} crops {count / seconds:8.1f} crops/s {spent / count * 1e3:8.2f} CPU ms each {memory:7.0f} MiB{decodes}",
+                flush=True,
+            )
+        assert all(len(found) == 1 for found in sums.values()), "the libraries read different elements"
         ndshm.ChunkCache(CACHE).unlink()
 
 

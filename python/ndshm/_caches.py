@@ -57,8 +57,8 @@ class ChunkCache:
     nbytes
         The size in bytes, or as text: ``"16GiB"``. The cache is made if there is none of this name. None opens one that exists.
     keep
-        For how many seconds it stays after its last use, while no process has it open; ``math.inf`` keeps it until it is unlinked. A cache that
-        exists gets this time too. None leaves it as it is, an hour from the beginning.
+        For how many seconds it stays after its last use, while no process has it open; ``math.inf`` keeps it until it is unlinked, or
+        removed by ``gc(caches=True)``. A cache that exists gets this time too. None leaves it as it is, an hour from the beginning.
 
     Raises
     ------
@@ -89,6 +89,8 @@ class ChunkCache:
     def __init__(self, name: str | None = None, nbytes: int | str | None = None, *, keep: float | None = None) -> None:
         if name is None and nbytes is None:
             raise InvalidArgument('a cache without a name needs a size, such as ndshm.ChunkCache(nbytes="16GiB")')
+        if keep is not None and not keep >= 0:
+            raise InvalidArgument(f"keep={keep}: give seconds, 0 or more, or math.inf to keep it until it is unlinked")
         self._raw = _core.RawCache(name, None if nbytes is None else nbytes_of(nbytes), keep)
 
     @property
@@ -120,10 +122,14 @@ class ChunkCache:
         return self._raw.unlink()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return ChunkCache, (self.name, self.nbytes)
+        return _opened, (self.name, self.nbytes, self._raw.inspect()["keep"])
 
     def __repr__(self) -> str:
         return f"<ndshm.ChunkCache {self.name!r}: {self.nbytes} bytes>"
+
+
+def _opened(name: str, nbytes: int, keep: float) -> ChunkCache:
+    return ChunkCache(name, nbytes, keep=keep)
 
 
 def nbytes_of(size: int | str) -> int:

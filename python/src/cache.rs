@@ -40,11 +40,8 @@ impl RawCache {
     fn new(py: Python<'_>, name: Option<Name>, nbytes: Option<u64>, keep: Option<f64>) -> PyResult<Self> {
         let mut options = CacheOptions::new();
         if let Some(keep) = keep {
-            let wrong = || format!("keep={keep}: give seconds, 0 or more, or math.inf to keep it until it is unlinked");
-            options = options.keep(match keep {
-                f64::INFINITY => Duration::MAX,
-                _ => Duration::try_from_secs_f64(keep).map_err(|_| PyValueError::new_err(wrong()))?,
-            });
+            // Too long for a duration is for ever.
+            options = options.keep(Duration::try_from_secs_f64(keep).unwrap_or(Duration::MAX));
         }
         let cache = match (&name, nbytes) {
             (Some(name), Some(nbytes)) => options.open_or_create(&**name, nbytes),

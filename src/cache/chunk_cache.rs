@@ -12,7 +12,6 @@ use super::holds::CacheLocks;
 use super::memory::CacheMemory;
 use super::table::{Counter, FoundChunk, Records};
 use crate::backend::{Access, Backend, Companion, Directory, DraftOptions, IntoLocation, Location, Pages, Publish};
-use crate::backoff::Backoff;
 use crate::error::{Error, ErrorKind, Result};
 use crate::interrupt;
 use crate::manager_client;
@@ -25,9 +24,6 @@ const TRIES: usize = 1000;
 
 /// How long a cache stays after its last use, unless its options say otherwise.
 const KEEP: Duration = Duration::from_secs(3600);
-
-/// How long opening waits for a process that finds out whether the cache can be removed.
-const PATIENCE: Duration = Duration::from_secs(10);
 
 /// How long a process that waits for a chunk sleeps at most: a killed filler does not ring.
 const LOOK: Duration = Duration::from_millis(5);
@@ -86,8 +82,10 @@ impl CacheOptions {
     }
 
     /// Keeps the cache for this long after its last use, in whole seconds, rounded up; by default for an hour. Then the
-    /// [manager](crate::manager) or [`reclaim`](crate::counted::reclaim) removes it, unless a process has it open.
-    /// `Duration::MAX` keeps it until it is [unlinked](super::unlink). A cache that exists gets this time too.
+    /// [manager](crate::manager) or [`reclaim`](crate::counted::reclaim) removes it, unless a process has it open: one
+    /// that opened it, or a forked child that has looked for a chunk. With `Duration::MAX` it goes only when asked for:
+    /// by [`unlink`](super::unlink) or [`Reclaim::caches`](crate::counted::Reclaim::caches). A cache that exists gets
+    /// this time too.
     pub fn keep(mut self, keep: Duration) -> Self {
         self.keep = Some(keep);
         self
@@ -186,8 +184,7 @@ impl OpenCache {
             Err(error) => return Err(error),
         };
         let (own, id_of_file) = (LockFile::of_draft(&draft, &file.location)?, draft.mapped().id());
-        let unlinked = || ErrorKind::Unlinked.at(&home.location);
-        let locks = CacheLocks::new(file.clone(), id_of_file, own)?.ok_or_else(unlinked)?;
+        let locks = CacheLocks::new(&file, id_of_file, own)?;
         // After the description with the locks, so that it is unmapped before that is closed, also if the name is
         // taken: closing removes an unlinked file where a mapped one cannot be removed.
         let memory = CacheMemory::new(draft.map_again(&file.location)?, geometry.words());
@@ -200,7 +197,6 @@ impl OpenCache {
 
     fn open(home: &Home) -> Result<Option<Self>> {
         let at = home.companion(Companion::Cache)?;
-        let mut backoff = Backoff::new(PATIENCE);
         for _ in 0..TRIES {
             let Some((file, facts)) = pin(&at.backend, &at.location, Access::ReadWrite)? else { return Ok(None) };
             if !os::is_user(facts.owner) {
@@ -211,21 +207,12 @@ impl OpenCache {
             let (footer, trailer) = read_trailer(&file, facts.length, Kind::Cache, TRAILER, &home.location)?;
             let geometry = CacheGeometry::parse(&trailer, footer.payload)
                 .map_err(|reason| ErrorKind::Trailer { reason }.at(&home.location))?;
+            let Some(locks) = CacheLocks::open(&at, facts.id)? else { continue };
+            // After the locks, as in `create`.
             let mapped = Mapped::unreserved(&file, &facts, &at, Access::ReadWrite)?;
             let memory = CacheMemory::new(mapped, geometry.words());
-            let Some(own) = LockFile::open(&at, Access::ReadWrite, facts.id)? else { continue };
-            os::step("cache: opened");
-            let Some(locks) = CacheLocks::new(at.clone(), facts.id, own)? else {
-                if backoff.pause() {
-                    continue;
-                }
-                break;
-            };
-            // Before it had the lease, the file could be removed as unused.
-            if pin(&at.backend, &at.location, Access::Read)?.is_some_and(|(_, named)| named.id == facts.id) {
-                let (home, id, seen) = (home.clone(), footer.id, AtomicU64::new(0));
-                return Ok(Some(Self { memory, geometry, locks, home, id, seen }));
-            }
+            let (home, id, seen) = (home.clone(), footer.id, AtomicU64::new(0));
+            return Ok(Some(Self { memory, geometry, locks, home, id, seen }));
         }
         Err(ErrorKind::Unlinked.at(&home.location))
     }
@@ -381,6 +368,7 @@ impl ChunkCache {
     /// - [`ForeignOwner`](ErrorKind::ForeignOwner), [`PermissionDenied`](ErrorKind::PermissionDenied): it is another
     ///   user's.
     /// - [`Trailer`](ErrorKind::Trailer): its bookkeeping is damaged.
+    /// - [`TimedOut`](ErrorKind::TimedOut): a process that was about to remove it, because it was not used, is stopped.
     pub fn open(location: impl IntoLocation) -> Result<Self> {
         CacheOptions::new().open(location)
     }

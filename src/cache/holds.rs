@@ -13,12 +13,14 @@ use std::time::Duration;
 use super::geometry::SlotRun;
 use crate::backend::Access;
 use crate::backend::lock_space::{LEASE, cache_key, cache_slots};
+use crate::backoff::Backoff;
 use crate::error::{Error, ErrorKind, Result};
-use crate::os::{FileId, LockKind, PerProcess};
-use crate::segment::{Home, LockFile};
+use crate::os::{self, FileId, LockKind, PerProcess};
+use crate::segment::{Home, LockFile, pin};
 
-/// How long a thread waits for the others of its process. They hold the lock for a few system calls, unless it was
-/// inherited from a thread that this process does not have.
+/// How long a thread waits for the others of its process, and opening for a process that finds out whether the cache can
+/// be removed. They hold the lock for a few system calls, unless it was inherited from a thread that this process does
+/// not have, or the process is stopped.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// How the threads of this process hold a run.
@@ -64,16 +66,23 @@ impl OwnHolds {
 }
 
 impl CacheLocks {
-    /// Takes the description of this process. Returns `None` while a process is about to remove the file.
-    pub(super) fn new(home: Home, id: FileId, mut file: LockFile) -> Result<Option<Self>> {
-        if !lease(&mut file, &home)? {
-            return Ok(None);
-        }
+    /// Opens the description of this process. Returns `None` if the name does not lead to the file `id` any more.
+    pub(super) fn open(home: &Home, id: FileId) -> Result<Option<Self>> {
+        Ok(leased(home, id)?.map(|file| Self::of(home.clone(), id, file)))
+    }
+
+    /// Takes the description of this process, of a file that has no name yet.
+    pub(super) fn new(home: &Home, id: FileId, mut file: LockFile) -> Result<Self> {
+        let is_leased = lease(&mut file, home)?;
+        is_leased.then(|| Self::of(home.clone(), id, file)).ok_or_else(|| ErrorKind::Unlinked.at(&home.location))
+    }
+
+    fn of(home: Home, id: FileId, file: LockFile) -> Self {
         let own = PerProcess::new();
         if let Some(mut slot) = own.lock(Duration::MAX) {
             slot.value = Some(OwnHolds::new(file));
         }
-        Ok(Some(Self { home, file: id, own }))
+        Self { home, file: id, own }
     }
 
     /// Calls `act` with what this process holds. A forked child opens the file first.
@@ -84,11 +93,7 @@ impl CacheLocks {
         };
         let mut own = self.own.lock(PATIENCE).ok_or_else(missing)?;
         if own.value.is_none() {
-            let opened = LockFile::open(&self.home, Access::ReadWrite, self.file)?;
-            let mut file = opened.ok_or_else(|| ErrorKind::Unlinked.at(&self.home.location))?;
-            if !lease(&mut file, &self.home)? {
-                return Err(ErrorKind::Unlinked.at(&self.home.location));
-            }
+            let file = leased(&self.home, self.file)?.ok_or_else(|| ErrorKind::Unlinked.at(&self.home.location))?;
             own.value = Some(OwnHolds::new(file));
         }
         own.value.as_mut().map_or_else(|| Err(missing()), act)
@@ -169,6 +174,24 @@ impl CacheLocks {
     /// Calls `act` with the description of this process.
     pub(super) fn with_file<R>(&self, act: impl FnOnce(&LockFile) -> Result<R>) -> Result<R> {
         self.with(|own| act(&own.file))
+    }
+}
+
+/// Opens a description for locks that shows other processes that this one uses the cache. Returns `None` if the name
+/// does not lead to the file `id` any more.
+fn leased(home: &Home, id: FileId) -> Result<Option<LockFile>> {
+    let mut backoff = Backoff::new(PATIENCE);
+    loop {
+        let Some(mut file) = LockFile::open(home, Access::ReadWrite, id)? else { return Ok(None) };
+        os::step("cache: opened");
+        if lease(&mut file, home)? {
+            // Until it had the lease, the file could be removed.
+            let named = pin(&home.backend, &home.location, Access::Read)?;
+            return Ok(named.is_some_and(|(_, facts)| facts.id == id).then_some(file));
+        }
+        if !backoff.pause() {
+            return Err(ErrorKind::TimedOut { waited: PATIENCE }.at(&home.location));
+        }
     }
 }
 

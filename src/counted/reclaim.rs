@@ -21,6 +21,9 @@ use crate::segment::{Home, Tickets, Verdict, has_name, is_leased, pin, reclaim_u
 /// the lease yet.
 const DRAFT_AGE: Duration = Duration::from_secs(60);
 
+/// The longest time that a manager waits for an unused cache. One that stays longer is left to a later search.
+const LONGEST_WATCH: Duration = Duration::from_secs(24 * 3600);
+
 /// Options for reclaiming files in one directory.
 ///
 /// ```
@@ -84,7 +87,7 @@ pub struct Reclaimed {
     pub removed: Vec<Removed>,
     /// Number of files that were skipped because they belong to other users. For root it is 0.
     pub foreign: usize,
-    /// Number of counted arrays and arenas to which a process is attached.
+    /// Number of counted arrays, arenas and caches to which a process is attached.
     pub attached: usize,
     /// Number of counted arrays and arenas that are not in use and [kept](crate::RefcountedArray::keep), and of caches
     /// that no process has open and that [stay](crate::cache::CacheOptions::keep).
@@ -93,14 +96,16 @@ pub struct Reclaimed {
     pub copies: usize,
     /// Number of counted arrays that only handles in flight protect.
     pub in_flight: usize,
-    /// Time until the first of these arrays loses its protection, or the first of these caches does not stay longer.
+    /// Time until the first of these arrays loses its protection, or the first of these caches does not stay longer, if
+    /// that is within a day.
     pub next: Option<Duration>,
     /// Files that could not be read or removed, with the reason: damaged files, and those that this user may not
     /// remove.
     pub failed: Vec<(String, Error)>,
 }
 
-/// Removes the files that killed processes left in shared memory and, if it exists, in the emulated directory.
+/// Removes the files that killed processes left in shared memory and, if it exists, in the emulated directory, and the
+/// caches of chunks there that were not used for as long as they stay.
 ///
 /// Returns one result for each directory. It can be called at any time by any process: files that a process uses or a
 /// handle in flight protects, and files of other programs, are left alone. [`Reclaim`] does the same in one directory,
@@ -141,7 +146,7 @@ impl Reclaim {
         self
     }
 
-    /// Leaves files alone that were created or changed within this time.
+    /// Leaves files alone that were created or changed, and caches that were used, within this time.
     pub fn older_than(mut self, age: Duration) -> Self {
         self.older_than = age;
         self
@@ -314,21 +319,10 @@ impl Reclaim {
         let at = location.companion(Companion::Cache)?;
         let Some(file) = open_listed(backend, &at, Access::ReadWrite, entry)? else { return Ok(false) };
         if is_leased(&file, &at)? {
+            reclaimed.attached += 1;
             return Ok(false);
         }
-        let stays = |file: &File| {
-            Ok::<_, Error>(if self.caches {
-                Duration::ZERO
-            } else {
-                stay::time_left(file, entry.len, Kind::Cache, &at)?
-            })
-        };
-        let left = stays(&file)?;
-        if !left.is_zero() {
-            reclaimed.kept += 1;
-            if left < Duration::MAX {
-                reclaimed.next = Some(reclaimed.next.map_or(left, |next| next.min(left)));
-            }
+        if !self.is_due(&file, &at, entry, reclaimed)? {
             return Ok(false);
         }
         if self.dry_run {
@@ -337,11 +331,28 @@ impl Reclaim {
         // Until the name is removed, no process opens it: it waits, and then finds no cache, or another one.
         let mut alone = Turn::new(file);
         if !alone.try_lock(LockKind::Exclusive, LEASE).map_err(|error| Error::os("lock", &at, error))? {
+            reclaimed.attached += 1;
             return Ok(false);
         }
         os::step("gc: cache locked");
         // It may have been opened, used and closed since it was looked at.
-        Ok(stays(alone.file())?.is_zero() && Backend::unlink(backend, &at, Some(entry.id))?)
+        Ok(self.is_due(alone.file(), &at, entry, reclaimed)? && Backend::unlink(backend, &at, Some(entry.id))?)
+    }
+
+    /// Returns whether a cache that no process has open need not stay. If it stays, notes that.
+    fn is_due(self, file: &File, at: &Location, entry: &DirectoryEntry, reclaimed: &mut Reclaimed) -> Result<bool> {
+        let (left, unused) = stay::time_left(file, entry.len, Kind::Cache, at)?;
+        if unused < self.older_than {
+            return Ok(false);
+        }
+        if left.is_zero() || self.caches {
+            return Ok(true);
+        }
+        reclaimed.kept += 1;
+        if left <= LONGEST_WATCH {
+            reclaimed.next = Some(reclaimed.next.map_or(left, |next| next.min(left)));
+        }
+        Ok(false)
     }
 }
 

@@ -43,18 +43,19 @@ pub(crate) fn unused_for(seen: u64) -> Duration {
     Duration::from_secs(wall_clock().saturating_sub(seen))
 }
 
-/// Returns how much longer a file of this kind and length stays if no process uses it; zero if it need not.
+/// Returns how much longer a file of this kind and length stays if no process uses it, zero if it need not; and for how
+/// long it was not used.
 ///
 /// # Errors
 ///
 /// [`Trailer`](crate::ErrorKind::Trailer): it is damaged, or none of this kind.
-pub(crate) fn time_left(file: &File, length: u64, kind: Kind, at: &Location) -> Result<Duration> {
+pub(crate) fn time_left(file: &File, length: u64, kind: Kind, at: &Location) -> Result<(Duration, Duration)> {
     read_trailer(file, length, kind, LONGEST_TRAILER, at)?;
     let word = |offset| {
         let mut bytes = [0; 8];
         os::read_exact_at(file, &mut bytes, offset).map_err(|error| Error::os("read the header of", at, error))?;
         Ok::<_, Error>(u64::from_le_bytes(bytes))
     };
-    let keep = keep_of_word(word(KEEP)?);
-    Ok(if keep == Duration::MAX { keep } else { keep.saturating_sub(unused_for(word(SEEN)?)) })
+    let (keep, unused) = (keep_of_word(word(KEEP)?), unused_for(word(SEEN)?));
+    Ok((if keep == Duration::MAX { keep } else { keep.saturating_sub(unused) }, unused))
 }

@@ -433,7 +433,7 @@ pub(crate) struct GcArgs {
     /// Also remove counted arrays that only handles in flight keep; their receivers then fail to attach
     #[arg(long)]
     pub(crate) in_flight: bool,
-    /// Also remove the caches of chunks that no process has open, although they were used lately
+    /// Also remove the caches of chunks that no process has open, although they would stay
     #[arg(long)]
     pub(crate) caches: bool,
     /// Keep what was created or changed within this time: 90, 90s, 5m, 2h, 1d
@@ -499,7 +499,8 @@ pub(crate) struct ManagerArgs {
     /// Run in the background; return once the manager listens
     #[arg(long)]
     pub(crate) detach: bool,
-    /// Exit after this many seconds without a client [default: 60 in the background, never in the foreground]
+    /// Exit after this many seconds without a client, or when arrays in flight and unused caches are gone [default: 60 in the
+    /// background, never in the foreground]
     #[arg(long, value_name = "SECONDS")]
     pub(crate) idle: Option<u64>,
     #[command(flatten)]

@@ -142,7 +142,11 @@ impl GcReport {
         let is_ours = owner == host::user();
         if is_ours {
             if is_damaged {
-                failure = failure.advice(format!("`ndshm info {name}` shows it, `ndshm unlink {name}` removes it"));
+                let cache = name
+                    .strip_prefix(".ndshm-cache-")
+                    .map(|cache| format!("`ndshm unlink --cache {cache}` removes it"));
+                let array = || format!("`ndshm info {name}` shows it, `ndshm unlink {name}` removes it");
+                failure = failure.advice(cache.unwrap_or_else(array));
             }
             failure.while_doing(format!("not removed: {}", units::printable(&path))).print(&mut io::stderr());
         }
@@ -155,6 +159,9 @@ impl GcReport {
         let older_than = args.older_than.unwrap_or_default();
         for entry in backend.list()? {
             if entry.kind == EntryKind::Cache {
+                if self.removed.iter().any(|gone| gone.name == entry.name && gone.backend == backend.name()) {
+                    continue; // a dry run leaves it
+                }
                 if let Some(is_attached) =
                     entry.location().and_then(|location| cache::attached(backend, &location).ok())
                 {
