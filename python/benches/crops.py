@@ -3,8 +3,8 @@
     crops.py --place DIRECTORY [--workers N ..] [--crops N] [--epoch N]
 
 The volume has 512 x 512 x 256 uint8 in zstd chunks of 64^3, Zarr 3. Each worker reads random crops of 96^3 into a new array, as a DataLoader's worker does before
-it sends them; nothing is sent here. The cache is empty in the beginning and has room for 1.25 times the volume; its first epoch is of `--epoch` crops, everything
-else of `--crops`. `decodes` is how many chunks were decoded in all workers together, where that is known; the volume has 256. Memory is the sum of the workers'
+it sends them; nothing is sent here. The cache is empty in the beginning and has room for 1.25 times the volume; the first epoch with a cache is of `--epoch` crops,
+everything else of `--crops`. `decodes` is how many chunks were decoded in all workers together, where that is known; the volume has 256. Memory is the sum of the workers'
 proportional set sizes, in which memory that several processes map counts once, when all have read their crops.
 """
 
@@ -82,7 +82,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--place", type=Path, required=True)
     parser.add_argument("--workers", type=int, nargs="*", default=[1, 4, 8])
-    parser.add_argument("--crops", type=int, default=800)
+    parser.add_argument("--crops", type=int, default=400)
     parser.add_argument("--epoch", type=int, default=10_000)
     arguments = parser.parse_args()
     path = arguments.place / "crops.zarr"
@@ -98,8 +98,8 @@ def main() -> None:
             file.read_bytes()
     for workers in arguments.workers:
         sums: dict[int, set[int]] = {}
-        plain = ("zarr", "zarrs", "tensorstore", "tensorstore, cached", "ndshm")
-        turns = [(kind, arguments.crops, False) for kind in plain]
+        turns = [(kind, arguments.crops, False) for kind in ("zarr", "zarrs", "tensorstore", "ndshm")]
+        turns.append(("tensorstore, cached", arguments.epoch, False))  # in each worker, anew with each run
         for kind in ("ndshm, cached", "zarr, cached"):
             turns += [(kind, arguments.epoch, True), (kind, arguments.crops, False)]
         for kind, count, is_first in turns:
