@@ -18,9 +18,9 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::os::{self, FileId, LockKind, PerProcess};
 use crate::segment::{Home, LockFile, pin};
 
-/// How long a thread waits for the others of its process, and opening for a process that finds out whether the cache can
-/// be removed. They hold the lock for a few system calls, unless it was inherited from a thread that this process does
-/// not have, or the process is stopped.
+/// How long a thread waits for the others of its process, and opening for a process that finds out whether the cache
+/// can be removed. They hold the lock for a few system calls, unless it was inherited from a thread that this process
+/// does not have, or the process is stopped.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// How the threads of this process hold a run.

@@ -6,8 +6,8 @@
 //!
 //! The manager is the program `ndshm manager`. The first process that needs it starts it, and it ends after a minute
 //! without clients, but not while a process is attached to an array in a directory of a client that has died, and not
-//! before it has removed arrays in flight whose handles expire and unused [caches](crate::cache) that stay for less than
-//! a day. A program that is installed without `ndshm` can run the manager itself:
+//! before it has removed arrays in flight when their handles expire, and unused [caches](crate::cache) that stay for
+//! less than a day. A program that is installed without `ndshm` can run the manager itself:
 //!
 //! ```no_run
 //! use ndarray_shm::manager::{self, ManagerOptions};

@@ -499,8 +499,8 @@ pub(crate) struct ManagerArgs {
     /// Run in the background; return once the manager listens
     #[arg(long)]
     pub(crate) detach: bool,
-    /// Exit after this many seconds without a client, or when arrays in flight and unused caches are gone [default: 60 in the
-    /// background, never in the foreground]
+    /// Exit after this many seconds without a client, or when arrays in flight and unused caches are gone [default: 60
+    /// in the background, never in the foreground]
     #[arg(long, value_name = "SECONDS")]
     pub(crate) idle: Option<u64>,
     #[command(flatten)]
