@@ -302,7 +302,7 @@ def gc(dry_run: bool = False, in_flight: bool = False, caches: bool = False) -> 
 
     It removes what ``ndshm gc`` removes: also the locks of killed uploads, and what killed downloads without a name had painted. Plain
     arrays stay: they are removed by `unlink` only. With `in_flight`, counted arrays that no process has are removed even if a pickle
-    of them could still be loaded. With `caches`, caches of chunks that no process has open are removed although they were used lately. With
+    of them could still be loaded. With `caches`, caches of chunks that no process has open are removed although they would stay. With
     `dry_run` nothing is removed.
     """
     return _core.reclaim(dry_run, in_flight, caches)

@@ -43,13 +43,16 @@ impl RawCache {
             // Too long for a duration is for ever.
             options = options.keep(Duration::try_from_secs_f64(keep).unwrap_or(Duration::MAX));
         }
-        let cache = match (&name, nbytes) {
-            (Some(name), Some(nbytes)) => options.open_or_create(&**name, nbytes),
-            (Some(name), None) => options.open(&**name),
-            (None, Some(nbytes)) => options.of_user(nbytes),
-            (None, None) => return Err(PyValueError::new_err("a cache without a name needs a size")),
+        let name = name.as_deref();
+        if (name, nbytes) == (None, None) {
+            return Err(PyValueError::new_err("a cache without a name needs a size"));
+        }
+        let open = || match (name, nbytes) {
+            (Some(name), Some(nbytes)) => options.open_or_create(name, nbytes),
+            (Some(name), None) => options.open(name),
+            (None, nbytes) => options.of_user(nbytes.unwrap_or_default()),
         };
-        Ok(Self { cache: cache.map_err(|error| exception(py, &error))? })
+        Ok(Self { cache: interruptibly(py, || Ok(open()?))? })
     }
 
     #[getter]

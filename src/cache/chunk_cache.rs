@@ -369,6 +369,7 @@ impl ChunkCache {
     ///   user's.
     /// - [`Trailer`](ErrorKind::Trailer): its bookkeeping is damaged.
     /// - [`TimedOut`](ErrorKind::TimedOut): a process that was about to remove it, because it was not used, is stopped.
+    /// - [`Interrupted`](ErrorKind::Interrupted), while it waits for such a process.
     pub fn open(location: impl IntoLocation) -> Result<Self> {
         CacheOptions::new().open(location)
     }
@@ -436,7 +437,7 @@ impl ChunkCache {
     /// # Errors
     ///
     /// [`Interrupted`](ErrorKind::Interrupted), and those of locking. In a forked child, those of opening the file once
-    /// more: [`Unlinked`](ErrorKind::Unlinked) if the name has gone.
+    /// more: [`Unlinked`](ErrorKind::Unlinked) if the name has gone, and [`TimedOut`](ErrorKind::TimedOut).
     pub fn look(&self, key: u128, length: usize, since: u64, patience: Duration) -> Result<Lookup> {
         let (open, records, wanted) = (&*self.0, self.0.records(), length as u64);
         if open.geometry.run_for(wanted).is_none() {

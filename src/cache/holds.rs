@@ -15,6 +15,7 @@ use crate::backend::Access;
 use crate::backend::lock_space::{LEASE, cache_key, cache_slots};
 use crate::backoff::Backoff;
 use crate::error::{Error, ErrorKind, Result};
+use crate::interrupt;
 use crate::os::{self, FileId, LockKind, PerProcess};
 use crate::segment::{Home, LockFile, pin};
 
@@ -188,6 +189,9 @@ fn leased(home: &Home, id: FileId) -> Result<Option<LockFile>> {
             // Until it had the lease, the file could be removed.
             let named = pin(&home.backend, &home.location, Access::Read)?;
             return Ok(named.is_some_and(|(_, facts)| facts.id == id).then_some(file));
+        }
+        if !interrupt::goes_on() {
+            return Err(ErrorKind::Interrupted.at(&home.location));
         }
         if !backoff.pause() {
             return Err(ErrorKind::TimedOut { waited: PATIENCE }.at(&home.location));

@@ -140,7 +140,7 @@ impl Reclaim {
         self
     }
 
-    /// Chooses whether to also remove the caches of chunks that no process has open, although they were used lately.
+    /// Chooses whether to also remove the caches of chunks that no process has open, although they would stay.
     pub fn caches(mut self, caches: bool) -> Self {
         self.caches = caches;
         self

@@ -5,6 +5,7 @@ use std::time::Duration;
 use libtest_mimic::Trial;
 use ndarray_shm::cache::{self, Bypass, CacheOptions, ChunkCache, Lookup};
 use ndarray_shm::counted::Reclaim;
+use ndarray_shm::{ErrorKind, backend};
 
 use crate::conformance::chunk_caches::{Got, check, fill, get, key};
 use crate::support::child::{Child, Role, say};
@@ -175,6 +176,8 @@ fn cache_is_opened_whole_or_anew_while_another_process_removes_it(place: &Place)
     let mut remover = Child::start_until(place, "step-cache-gc", &[], "gc: cache locked");
     let mut opener = Child::start(place, "step-cache-open", &[name.as_str()]);
     assert_eq!(opener.line_within(Duration::from_millis(300)), None, "it waits");
+    let interrupted = backend::interruptible(|| false, || open().map(drop));
+    assert_eq!(interrupted.unwrap_err().kind, ErrorKind::Interrupted);
     remover.resume();
     remover.expect("1");
     opener.expect("Made");
