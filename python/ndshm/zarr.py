@@ -32,18 +32,18 @@ from zarr.abc.codec import Codec, CodecPipeline
 from zarr.codecs import ShardingCodec
 from zarr.codecs._v2 import V2Codec
 from zarr.core.common import concurrent_map
-from zarr.storage import LocalStore, StorePath
 
 from . import _core
 from ._caches import ChunkCache, nbytes_of
 from ._errors import InvalidArgument
+from ._zarr_places import File, Object, Place, Version, place_of
 
 __all__ = ["SharedCachePipeline"]
 
 # How long a chunk is waited for that another process decodes, in seconds.
 _PATIENCE = 5.0
-# Age from which a file's times tell it from a later one, in nanoseconds: file systems round times.
-_SETTLED = 2_000_000_000
+# How many versions of objects an open array remembers, 200 bytes each.
+_REMEMBERED = 1 << 18
 _MIB = 1 << 20
 # How many pieces of a shard are claimed at once, because the kernel walks a list of all locks of a file, and how many bytes they may have,
 # because all are in memory before they are kept.
@@ -60,12 +60,18 @@ class SharedCachePipeline(CodecPipeline):
     """A codec pipeline of zarr-python that keeps decoded chunks in a `ChunkCache`.
 
     Chunks that are in the cache are copied from it. All others zarr's own pipeline reads and decodes, in one process while others wait for it.
-    A chunk is taken from the cache only if its file still has the device, inode, length and times that it had when it was decoded: this is asked
-    at each access, so changes by any program are seen at once. Of a sharded array the inner chunks are cached.
+    Of a sharded array the inner chunks are cached.
 
-    Cached are arrays in a ``LocalStore`` with elements of fixed size. Everything else (other stores, since their keys may mean other bytes in
-    another process; objects and strings; memory of other devices; chunks that changed less than 2 s before) passes by, as without the cache. Writes
-    pass by, too.
+    In a ``LocalStore``, a chunk is taken from the cache only if its file still has the device, inode, length and times that it had when it was
+    decoded: this is asked at each access, so changes by any program are seen at once.
+
+    Behind a server, a chunk is taken from the cache only if the server names the entity tag that it named when it was decoded. It is asked once for
+    each chunk (or shard) of an open array, by a request without a body, and once more after the chunk was read: what other programs change later
+    is seen by arrays that are opened afterwards. Such stores are a ``FsspecStore`` over ``s3fs.S3FileSystem`` or fsspec's ``HTTPFileSystem``, and
+    an ``ObjectStore`` over obstore's ``S3Store`` or ``HTTPStore``; servers without strong entity tags pass by.
+
+    Everything else (other stores, since their keys may mean other bytes in another process; objects and strings, since their size is not fixed;
+    memory of other devices; files that changed less than 2 s before, and 3 s on web servers) passes by, as without the cache. Writes pass by, too.
 
     The cache is the configuration's ``codec_pipeline.cache``: an `ndshm.ChunkCache`, or the size of this user's cache in bytes or as text. Without
     it, the environment variable ``NDSHM_CHUNK_CACHE`` gives the size; ``0`` is without a cache. ``codec_pipeline.inner`` names the pipeline
@@ -130,20 +136,26 @@ class SharedCachePipeline(CodecPipeline):
         return await self.inner.encode(chunk_arrays_and_specs)
 
     async def write(self, batch_info: Iterable[_Item], value: Any, drop_axes: tuple[int, ...] = ()) -> None:
-        """Write chunks, without the cache. Readers see by the files' times that they have changed."""
-        await self.inner.write(batch_info, value, drop_axes)
+        """Write chunks, without the cache. Readers see by their versions that they have changed."""
+        batch = list(batch_info)
+        await self.inner.write(batch, value, drop_axes)
+        for getter, *_ in batch:
+            place = place_of(getter)
+            if isinstance(place, Object):
+                self._versions.pop(place.name, None)
 
     async def read(self, batch_info: Iterable[_Item], out: Any, drop_axes: tuple[int, ...] = ()) -> Any:
         """Read chunks into ``out``, through the cache where that is possible."""
         batch = list(batch_info)
-        may_be_cached = self._codecs is not None and any(_is_local(getter) for getter, *_ in batch)
-        cache = _cache(self.given) if may_be_cached else None
+        places = [] if self._codecs is None else [place_of(getter) for getter, *_ in batch]
+        cache = _cache(self.given) if any(places) else None
         if cache is None:
             return await self.inner.read(batch, out, drop_axes)
-        reading = _Reading(self, cache, batch, out.as_ndarray_like(), drop_axes)
+        limit = config.get("async.concurrency")
+        await concurrent_map([(place,) for place in places if isinstance(place, Object) and self._must_ask(place)], self._ask, limit)
+        reading = _Reading(self, cache, batch, places, out.as_ndarray_like(), drop_axes)
         # In a thread, because copying blocks the loop, which all threads of the program share.
         parts = await asyncio.to_thread(reading.find_all)
-        limit = config.get("async.concurrency")
         busy = await concurrent_map([(part,) for part in parts], reading.fill, limit)
         reading.patience_ends = time.monotonic() + _PATIENCE
         await concurrent_map([(piece,) for piece in itertools.chain.from_iterable(busy)], reading.wait_for, limit)
@@ -177,6 +189,23 @@ class SharedCachePipeline(CodecPipeline):
         sharding: ShardingCodec | None = self.known["sharding"]
         return sharding
 
+    @property
+    def _versions(self) -> dict[str, Version | None]:
+        """The versions of objects that servers were asked for since the array was opened."""
+        versions: dict[str, Version | None] = self.known.setdefault("versions", {})
+        return versions
+
+    def _must_ask(self, place: Object) -> bool:
+        known = self._versions.get(place.name)
+        return not known.is_settled if known is not None else place.name not in self._versions
+
+    async def _ask(self, place: Object) -> Version | None:
+        version = await place.ask()
+        if len(self._versions) >= _REMEMBERED:
+            self._versions.clear()
+        self._versions[place.name] = version
+        return version
+
     def __reduce__(self) -> tuple[Any, ...]:
         # With what this program's configuration says about the cache: a worker may have another one.
         wanted = config.get("codec_pipeline.cache", None)
@@ -196,7 +225,7 @@ class _Piece(NamedTuple):
 class _Part(NamedTuple):
     """Pieces of one item that are not in the cache."""
 
-    path: str
+    place: Place
     version: bytes
     pieces: list[_Piece]
 
@@ -205,9 +234,16 @@ class _Reading:
     """One call of `SharedCachePipeline.read`."""
 
     def __init__(
-        self, pipeline: SharedCachePipeline, cache: _core.RawCache, batch: list[_Item], out: Any, drop_axes: tuple[int, ...]
+        self,
+        pipeline: SharedCachePipeline,
+        cache: _core.RawCache,
+        batch: list[_Item],
+        places: list[Place | None],
+        out: Any,
+        drop_axes: tuple[int, ...],
     ) -> None:
-        self.pipeline, self.cache, self.batch, self.out, self.drop_axes = pipeline, cache, batch, out, drop_axes
+        self.pipeline, self.cache, self.batch, self.places = pipeline, cache, batch, places
+        self.out, self.drop_axes = out, drop_axes
         self.rest = set[int]()
         """Items that the inner pipeline reads."""
         self.patience_ends = 0.0
@@ -216,20 +252,18 @@ class _Reading:
     def find_all(self) -> list[_Part]:
         """Copy what is in the cache, and return what is not."""
         parts = list[_Part]()
-        for number, (getter, spec, selection, target, _) in enumerate(self.batch):
+        for number, (_, spec, selection, target, _) in enumerate(self.batch):
             piece_shape = self._piece_shape(spec)
-            path = _path_of(getter)
-            # Asked before the version, so that a file which changes in between is not settled.
-            now = time.time_ns()
-            found = None if path is None or piece_shape is None else _version_of(path, now)
+            place = self.places[number]
+            found = None if place is None or piece_shape is None else self._version_of(place)
             regions = None if found is None or piece_shape is None else self._regions(spec, selection, target, piece_shape)
-            if path is None or found is None or regions is None:
+            if place is None or found is None or regions is None:
                 self.rest.add(number)
                 continue
             version, is_settled = found
             dtype = spec.dtype.to_native_dtype()
             seed = blake2b(self.pipeline._codecs or b"", digest_size=16)
-            seed.update(os.fsencode(path) + f"\0{spec.shape}\0{dtype!r}\0{spec.order}\0{spec.fill_value!r}\0".encode())
+            seed.update(os.fsencode(place.name) + f"\0{spec.shape}\0{dtype!r}\0{spec.order}\0{spec.fill_value!r}\0".encode())
             missed = list[_Piece]()
             for region in regions:
                 digest = seed.copy()
@@ -241,7 +275,7 @@ class _Reading:
                 self.rest.add(number)
             elif missed:
                 many = max(1, min(_AT_ONCE, _BYTES_AT_ONCE // self._length(missed[0])))
-                parts += [_Part(path, version, missed[at : at + many]) for at in range(0, len(missed), many)]
+                parts += [_Part(place, version, missed[at : at + many]) for at in range(0, len(missed), many)]
         return parts
 
     async def fill(self, part: _Part) -> list[tuple[_Piece, bytes]]:
@@ -275,8 +309,9 @@ class _Reading:
             self.patience_ends = time.monotonic() + _PATIENCE
         if isinstance(got, _core.RawKeyClaim):
             try:
-                path = _path_of(self.batch[piece.number][0])
-                await self._decode(_Part(path or "", version, [piece]), [(piece, got)])
+                place = self.places[piece.number]
+                assert place is not None, "it was claimed"
+                await self._decode(_Part(place, version, [piece]), [(piece, got)])
             finally:
                 got.release()
         elif got is None:
@@ -304,8 +339,8 @@ class _Reading:
         if any(array is None for array in arrays):  # the file has gone
             self.rest.add(number)
             return
-        after = _version_of(part.path, time.time_ns())
-        is_kept = after is not None and after[0] == part.version
+        after = await self.pipeline._ask(part.place) if isinstance(part.place, Object) else part.place.version()
+        is_kept = after is not None and after.digest == part.version
 
         def keep() -> None:
             for (piece, claim), array in zip(claimed, arrays, strict=True):
@@ -321,6 +356,9 @@ class _Reading:
                 self._use(piece, elements)
 
         await asyncio.to_thread(keep)
+
+    def _version_of(self, place: Place) -> Version | None:
+        return place.version() if isinstance(place, File) else self.pipeline._versions.get(place.name)
 
     def _piece_shape(self, spec: Any) -> tuple[int, ...] | None:
         """Return the shape of what is cached of a chunk, or None if that passes by."""
@@ -392,30 +430,6 @@ def _described(codec: Any) -> Any:
         compressor: Any = codec.compressor
         return [kind, [part.get_config() for part in filters], compressor and compressor.get_config()]
     return [kind, codec.to_dict()]
-
-
-def _path_of(getter: Any) -> str | None:
-    """Return the file of a chunk, or None if it is in no file that means the same to all processes."""
-    return os.path.abspath(getter.store.root / getter.path) if _is_local(getter) else None
-
-
-def _is_local(getter: Any) -> bool:
-    return type(getter) is StorePath and type(getter.store) is LocalStore
-
-
-def _version_of(path: str, now: int) -> tuple[bytes, bool] | None:
-    """Return what changes when the file changes, and whether it is old enough to show that. None if there is no such file."""
-    try:
-        # Opened, because network file systems ask the server then. FIFOs are not waited for.
-        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
-        try:
-            facts = os.fstat(descriptor)
-        finally:
-            os.close(descriptor)
-    except OSError:
-        return None
-    text = f"{facts.st_dev}-{facts.st_ino}-{facts.st_size}-{facts.st_mtime_ns}-{facts.st_ctime_ns}"
-    return blake2b(text.encode(), digest_size=16).digest(), now - max(facts.st_mtime_ns, facts.st_ctime_ns) >= _SETTLED
 
 
 def _as_tuple(selection: Any, axes: int) -> tuple[Any, ...]:

@@ -1,4 +1,4 @@
-"""A web server of a directory that can be made to stall."""
+"""A web server of a directory, which can be made to stall, and to name entity tags."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ from pathlib import Path
 
 
 class StallingServer:
-    """Serves a directory. Requests with a path that `stalls` accepts get no answer until `release` is set."""
+    """Serves a directory. Requests with a path that `stalls` accepts get no answer until `release` is set.
 
-    def __init__(self, directory: Path, stalls: Callable[[str], bool]) -> None:
+    With `tags`, answers have a strong entity tag, made of the time in seconds and the length, as nginx makes it.
+    """
+
+    def __init__(self, directory: Path, stalls: Callable[[str], bool], tags: bool) -> None:
         self.release = threading.Event()
         self.stalled = threading.Event()
         self.asked: list[str] = []
@@ -35,6 +38,13 @@ class StallingServer:
                 except (BrokenPipeError, ConnectionResetError):
                     self.close_connection = True
 
+            def end_headers(self) -> None:
+                path = Path(self.translate_path(self.path))
+                if tags and path.is_file():
+                    facts = path.stat()
+                    self.send_header("ETag", f'"{int(facts.st_mtime):x}-{facts.st_size:x}"')
+                super().end_headers()
+
             def log_message(self, *_: object) -> None:
                 pass
 
@@ -56,8 +66,8 @@ class StallingServer:
 
 
 @contextmanager
-def serving(directory: Path, stalls: Callable[[str], bool] = lambda _: False) -> Iterator[StallingServer]:
-    server = StallingServer(directory, stalls)
+def serving(directory: Path, stalls: Callable[[str], bool] = lambda _: False, *, tags: bool = False) -> Iterator[StallingServer]:
+    server = StallingServer(directory, stalls, tags)
     try:
         yield server
     finally:
