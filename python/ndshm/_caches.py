@@ -59,6 +59,10 @@ class ChunkCache:
     keep
         For how many seconds it stays after its last use, while no process has it open; ``math.inf`` keeps it until it is unlinked, or
         removed by ``gc(caches=True)``. A cache that exists gets this time too. None leaves it as it is, an hour from the beginning.
+    share
+        With which users it is shared: ``"group:100"`` makes a cache that members of this group can use, and opens those of its members;
+        ``"users:1000,1001"`` opens those of these users. Trust them: who may write to a cache can give others wrong bytes. None: only this
+        user.
 
     Raises
     ------
@@ -69,7 +73,7 @@ class ChunkCache:
     InvalidArgument
         The size is less than 512 KiB, or no size.
     NoSpace, PermissionDenied
-        It cannot be made, or is another user's.
+        It cannot be made, or it is another user's that `share` does not name, or every user may write to it.
 
     Examples
     --------
@@ -84,14 +88,17 @@ class ChunkCache:
     True
     """
 
-    __slots__ = ("_raw",)
+    __slots__ = ("_raw", "_share")
 
-    def __init__(self, name: str | None = None, nbytes: int | str | None = None, *, keep: float | None = None) -> None:
+    def __init__(self, name: str | None = None, nbytes: int | str | None = None, *, keep: float | None = None, share: str | None = None) -> None:
         if name is None and nbytes is None:
             raise InvalidArgument('a cache without a name needs a size, such as ndshm.ChunkCache(nbytes="16GiB")')
         if keep is not None and not keep >= 0:
             raise InvalidArgument(f"keep={keep}: give seconds, 0 or more, or math.inf to keep it until it is unlinked")
-        self._raw = _core.RawCache(name, None if nbytes is None else nbytes_of(nbytes), keep)
+        if name is None and share is not None:
+            raise InvalidArgument(f"share={share!r}: a cache that users share needs a name")
+        self._raw = _core.RawCache(name, None if nbytes is None else nbytes_of(nbytes), keep, share)
+        self._share = share
 
     @property
     def name(self) -> str:
@@ -122,14 +129,14 @@ class ChunkCache:
         return self._raw.unlink()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _opened, (self.name, self.nbytes, self._raw.inspect()["keep"])
+        return _opened, (self.name, self.nbytes, self._raw.inspect()["keep"], self._share)
 
     def __repr__(self) -> str:
         return f"<ndshm.ChunkCache {self.name!r}: {self.nbytes} bytes>"
 
 
-def _opened(name: str, nbytes: int, keep: float) -> ChunkCache:
-    return ChunkCache(name, nbytes, keep=keep)
+def _opened(name: str, nbytes: int, keep: float, share: str | None) -> ChunkCache:
+    return ChunkCache(name, nbytes, keep=keep, share=share)
 
 
 def nbytes_of(size: int | str) -> int:

@@ -89,7 +89,7 @@ _S3FS, _HTTPFS = "s3fs.core.S3FileSystem", "fsspec.implementations.http.HTTPFile
 
 
 def _is(value: object, kind: str) -> bool:
-    """Whether a value is of exactly this type, whose package need not be installed."""
+    """Whether a value is of exactly this type. Its package need not be installed."""
     return f"{type(value).__module__}.{type(value).__qualname__}" == kind
 
 

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use ndarray_shm::DType;
-use ndarray_shm::cache::{self, CacheOptions, CachedChunk, ChunkCache, KeyClaim, Lookup};
+use ndarray_shm::cache::{self, CacheOptions, CachedChunk, ChunkCache, KeyClaim, Lookup, SharedWith};
 use pyo3::IntoPyObjectExt as _;
 use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::PyValueError;
@@ -33,12 +33,22 @@ pub(crate) struct RawCache {
 #[pymethods]
 impl RawCache {
     /// Opens a cache; with a size, creates it if there is none. Without a name it is the one of this user. It stays for
-    /// `keep` seconds after its last use, or for ever if they are infinite.
+    /// `keep` seconds after its last use, or for ever if they are infinite. `share` says with which users it is shared.
     #[new]
-    #[pyo3(signature = (name, nbytes, keep=None))]
+    #[pyo3(signature = (name, nbytes, keep=None, share=None))]
     #[allow(clippy::needless_pass_by_value)] // Python gives it as an object, from which the value is extracted
-    fn new(py: Python<'_>, name: Option<Name>, nbytes: Option<u64>, keep: Option<f64>) -> PyResult<Self> {
+    fn new(
+        py: Python<'_>,
+        name: Option<Name>,
+        nbytes: Option<u64>,
+        keep: Option<f64>,
+        share: Option<&str>,
+    ) -> PyResult<Self> {
         let mut options = CacheOptions::new();
+        if let Some(share) = share {
+            let users: SharedWith = share.parse().map_err(|error| exception(py, &error))?;
+            options = options.shared_with(users);
+        }
         if let Some(keep) = keep {
             // Too long for a duration is for ever.
             options = options.keep(Duration::try_from_secs_f64(keep).unwrap_or(Duration::MAX));

@@ -296,6 +296,23 @@ print(*[ndshm.gc(dry_run=True), ndshm.gc(caches=True), ndshm.gc(caches=True)], s
             ndshm.ChunkCache("wrong", "16MiB", keep=wrong)
 
 
+def test_group_of_users_shares_a_cache(name: str, place: tuple[str, Array]) -> None:
+    share = f"group:{os.getgid()}"
+    cache = ndshm.ChunkCache(name, "16MiB", share=share)
+    try:
+        again = pickle.loads(pickle.dumps(cache))
+        for held in (cache, again):
+            assert (ndshm.Volume(place[0], cache=held)[...] == place[1]).all()
+        assert (again._share, again.inspect().fills) == (share, 36)
+    finally:
+        cache.unlink()
+    for wrong in ("all", "group:", "group:painters", "users:"):
+        with pytest.raises(ndshm.InvalidArgument, match="group:GID"):
+            ndshm.ChunkCache(name, "16MiB", share=wrong)
+    with pytest.raises(ndshm.InvalidArgument, match="needs a name"):
+        ndshm.ChunkCache(nbytes="16MiB", share=share)
+
+
 def test_sizes_and_names_are_checked(name: str, place: tuple[str, Array]) -> None:
     for size in ("1.5GiB", "16GB", "G", "", "-1"):
         with pytest.raises(ndshm.InvalidArgument, match="size"):

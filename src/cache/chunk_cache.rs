@@ -1,5 +1,6 @@
 //! `ChunkCache`: creating and opening a cache, and looking for chunks.
 
+use std::cell::Cell;
 use std::fmt;
 use std::fs::File;
 use std::sync::Arc;
@@ -17,7 +18,10 @@ use crate::interrupt;
 use crate::manager_client;
 use crate::os;
 use crate::segment::footer::Kind;
-use crate::segment::{DraftSegment, Home, LockFile, Mapped, pin, read_trailer, stay, with_room};
+use crate::segment::{DraftSegment, Home, LockFile, Mapped, SharedWith, pin, read_trailer, stay, with_room};
+
+/// The mode of a cache that is not shared with a group.
+const PERMISSIONS: u32 = 0o600;
 
 /// How many times a cache is opened again because another one got its name.
 const TRIES: usize = 1000;
@@ -28,7 +32,7 @@ const KEEP: Duration = Duration::from_secs(3600);
 /// How long a process that waits for a chunk sleeps at most: a killed filler does not ring.
 const LOOK: Duration = Duration::from_millis(5);
 
-/// Chunks under keys that all processes of this user share.
+/// Chunks under keys that all processes of this user share, or of [more users](CacheOptions::shared_with).
 ///
 /// A clone is the same cache. A forked child can use it too.
 #[derive(Clone)]
@@ -67,6 +71,7 @@ pub(super) struct OpenCache {
 pub struct CacheOptions {
     backend: Option<Directory>,
     keep: Option<Duration>,
+    shared_with: SharedWith,
 }
 
 impl CacheOptions {
@@ -91,6 +96,26 @@ impl CacheOptions {
         self
     }
 
+    /// Chooses the users that may use the cache together. The default is [`SharedWith::OnlyMe`]. These users must be
+    /// trusted: a process that may write to the cache can give every other one wrong bytes.
+    ///
+    /// It only decides about a cache that is created, and about the caches of other users that are opened: one of this
+    /// user that exists stays as it is. In a directory with the sticky bit only its owner, or root, removes it.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use ndarray_shm::cache::{CacheOptions, SharedWith};
+    ///
+    /// // Of this user, and of members of group 100.
+    /// let options = CacheOptions::new().shared_with(SharedWith::Group(100));
+    /// # let _ = options;
+    /// ```
+    pub fn shared_with(mut self, users: SharedWith) -> Self {
+        self.shared_with = users;
+        self
+    }
+
     /// Creates a cache: see [`ChunkCache::create`].
     ///
     /// # Errors
@@ -98,7 +123,7 @@ impl CacheOptions {
     /// As [`ChunkCache::create`].
     pub fn create(&self, location: impl IntoLocation, bytes: u64) -> Result<ChunkCache> {
         let home = Home::new(self.backend.as_ref(), location)?;
-        OpenCache::create(&home, bytes, self.keep).map(ChunkCache::of).map_err(|error| about(error, &home))
+        OpenCache::create(&home, bytes, self).map(ChunkCache::of).map_err(|error| about(error, &home))
     }
 
     /// Opens a cache: see [`ChunkCache::open`].
@@ -108,7 +133,7 @@ impl CacheOptions {
     /// As [`ChunkCache::open`].
     pub fn open(&self, location: impl IntoLocation) -> Result<ChunkCache> {
         let home = Home::new(self.backend.as_ref(), location)?;
-        let opened = OpenCache::open(&home).map_err(|error| about(error, &home))?;
+        let opened = OpenCache::open(&home, &self.shared_with).map_err(|error| about(error, &home))?;
         let opened = opened.ok_or_else(|| ErrorKind::NotFound.at(&home.location))?;
         Ok(self.keep_longer(opened))
     }
@@ -121,7 +146,7 @@ impl CacheOptions {
     pub fn open_or_create(&self, location: impl IntoLocation, bytes: u64) -> Result<ChunkCache> {
         let home = Home::new(self.backend.as_ref(), location)?;
         for _ in 0..TRIES {
-            let opened = OpenCache::open(&home).map_err(|error| about(error, &home))?;
+            let opened = OpenCache::open(&home, &self.shared_with).map_err(|error| about(error, &home))?;
             if let Some(opened) = opened {
                 let wanted = CacheGeometry::new(bytes, true).map_err(|error| about(error, &home))?;
                 return match opened.geometry.bytes() {
@@ -129,7 +154,7 @@ impl CacheOptions {
                     found => Err(ErrorKind::CacheSize { asked: bytes, found }.at(&home.location)),
                 };
             }
-            match OpenCache::create(&home, bytes, self.keep) {
+            match OpenCache::create(&home, bytes, self) {
                 Err(Error { kind: ErrorKind::AlreadyExists, .. }) => {} // another process was faster
                 created => return created.map(ChunkCache::of).map_err(|error| about(error, &home)),
             }
@@ -163,14 +188,14 @@ fn about(error: Error, home: &Home) -> Error {
 }
 
 impl OpenCache {
-    fn create(home: &Home, bytes: u64, keep: Option<Duration>) -> Result<Self> {
+    fn create(home: &Home, bytes: u64, options: &CacheOptions) -> Result<Self> {
         let file = home.companion(Companion::Cache)?;
         let id = crate::random::number();
         let draft = |is_sparse: bool| -> Result<_> {
             let geometry = CacheGeometry::new(bytes, is_sparse)?;
             let pages = if is_sparse { Pages::Sparse } else { Pages::Base };
-            let options = DraftOptions { permissions: 0o600, pages };
-            let draft = DraftSegment::with_trailer(home, geometry.payload(), &geometry.to_trailer(id), options)?;
+            let how = DraftOptions { permissions: PERMISSIONS, pages };
+            let draft = DraftSegment::with_trailer(home, geometry.payload(), &geometry.to_trailer(id), how)?;
             if is_sparse {
                 // Every process looks at the records: they have their memory from the beginning.
                 with_room(&home.backend, || home.backend.reserve_part(draft.file().file(), 0..geometry.words()))?;
@@ -183,27 +208,24 @@ impl OpenCache {
             Ok(_) | Err(Error { kind: ErrorKind::Unsupported { .. }, .. }) => draft(false)?,
             Err(error) => return Err(error),
         };
+        options.shared_with.open_to(&draft, &file, PERMISSIONS)?;
         let (own, id_of_file) = (LockFile::of_draft(&draft, &file.location)?, draft.mapped().id());
         let locks = CacheLocks::new(&file, id_of_file, own)?;
         // After the description with the locks, so that it is unmapped before that is closed, also if the name is
         // taken: closing removes an unlinked file where a mapped one cannot be removed.
         let memory = CacheMemory::new(draft.map_again(&file.location)?, geometry.words());
         let records = Records::new(memory.words(), &geometry);
-        records.set_keep(keep.unwrap_or(KEEP));
+        records.set_keep(options.keep.unwrap_or(KEEP));
         records.see(stay::wall_clock());
         draft.publish(&file.location, Publish::New, false, None).map_err(|(error, _)| error)?;
         Ok(Self { memory, geometry, locks, home: home.clone(), id, seen: AtomicU64::new(0) })
     }
 
-    fn open(home: &Home) -> Result<Option<Self>> {
+    fn open(home: &Home, shared_with: &SharedWith) -> Result<Option<Self>> {
         let at = home.companion(Companion::Cache)?;
         for _ in 0..TRIES {
             let Some((file, facts)) = pin(&at.backend, &at.location, Access::ReadWrite)? else { return Ok(None) };
-            if !os::is_user(facts.owner) {
-                let reason = "a cache gives its bytes to who may write them (use one of your own)";
-                let (owner, user) = (facts.owner, os::user_id());
-                return Err(ErrorKind::ForeignOwner { owner, user, reason }.at(&home.location));
-            }
+            shared_with.admit(&facts, home, PERMISSIONS, &Cell::new(None))?;
             let (footer, trailer) = read_trailer(&file, facts.length, Kind::Cache, TRAILER, &home.location)?;
             let geometry = CacheGeometry::parse(&trailer, footer.payload)
                 .map_err(|reason| ErrorKind::Trailer { reason }.at(&home.location))?;
@@ -345,10 +367,11 @@ impl ChunkCache {
         &self.0
     }
 
-    /// Creates a cache for `bytes` bytes of chunks, rounded up to a multiple of 512 KiB. Only this user can open it.
+    /// Creates a cache for `bytes` bytes of chunks, rounded up to a multiple of 512 KiB. Only this user can open it,
+    /// unless [`CacheOptions::shared_with`] chooses others.
     ///
     /// It takes 0.25 % of that at once, for its records, and the rest as it is filled. [`CacheOptions`] chooses another
-    /// directory.
+    /// directory, too.
     ///
     /// # Errors
     ///
@@ -366,7 +389,7 @@ impl ChunkCache {
     ///
     /// - [`NotFound`](ErrorKind::NotFound): there is no cache of this name. An array is none.
     /// - [`ForeignOwner`](ErrorKind::ForeignOwner), [`PermissionDenied`](ErrorKind::PermissionDenied): it is another
-    ///   user's.
+    ///   user's that was [not chosen](CacheOptions::shared_with), or every user may write to it.
     /// - [`Trailer`](ErrorKind::Trailer): its bookkeeping is damaged.
     /// - [`TimedOut`](ErrorKind::TimedOut): a process that was about to remove it, because it was not used, is stopped.
     /// - [`Interrupted`](ErrorKind::Interrupted), while it waits for such a process.

@@ -1,4 +1,5 @@
-//! Chunks under keys, decoded once per machine: a cache that all processes of a user share.
+//! Chunks under keys, decoded once per machine: a cache that all processes of a user, or of [a group](SharedWith),
+//! share.
 //!
 //! A [`ChunkCache`] keeps bytes that are costly to make, such as decoded chunks of a volume. The first process that
 //! needs a chunk fills it while the others wait; all later ones copy it. It outlives its processes, which is its use:
@@ -60,6 +61,7 @@ pub use self::chunk_cache::{Bypass, CacheInspection, CacheOptions, CachedChunk, 
 pub use self::claim::{KeyClaim, NewChunk};
 use crate::backend::{Access, Companion, Directory, Location};
 use crate::error::Result;
+pub use crate::segment::SharedWith;
 use crate::segment::{Home, is_attached, pin};
 
 /// Removes the name of a cache, damaged or not. Returns `false` if there was none.

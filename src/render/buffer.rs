@@ -6,12 +6,12 @@ use std::time::Duration;
 
 use ndarray::{Dimension, IntoDimension, RawArrayViewMut, ShapeBuilder};
 
+use super::SharedWith;
 use super::claim::{ChunkClaim, ChunkGuard, Claim, NextClaim, RenderProgress};
 use super::grid::ChunkGrid;
 use super::options::RenderOptions;
 use super::pair::{ChunkStates, Pair};
 use super::schedule::{Schedule, ScheduledChunk};
-use super::sharing::SharedWith;
 use crate::array::{Element, Layout, SharedArray, view};
 use crate::backend::lock_space::cell;
 use crate::backend::{Backend, IntoLocation, Location, Publish};

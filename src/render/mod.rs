@@ -53,7 +53,6 @@ mod ledger;
 mod options;
 mod pair;
 mod schedule;
-mod sharing;
 
 pub use self::buffer::RenderBuffer;
 pub use self::claim::{ChunkClaim, ChunkGuard, Claim, NextClaim, RenderProgress};
@@ -61,11 +60,11 @@ pub use self::grid::ChunkGrid;
 pub use self::ledger::Ledger;
 use self::ledger::LedgerFile;
 pub use self::options::RenderOptions;
-pub use self::sharing::SharedWith;
 use crate::array::{Description, description_at};
 use crate::backend::{Companion, Directory, Location};
 pub use crate::error::OtherWork;
 use crate::error::{ErrorKind, Result};
+pub use crate::segment::SharedWith;
 use crate::segment::{Home, is_attached};
 
 /// Reads the ledger of an unfinished renderbuffer, without attaching to it and without knowing its element type.

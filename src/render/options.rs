@@ -5,10 +5,10 @@ use std::time::Duration;
 use ndarray::{Dimension, IntoDimension, IxDyn, ShapeBuilder};
 
 use super::RenderBuffer;
+use super::SharedWith;
 use super::grid::ChunkGrid;
 use super::ledger::RenderSpec;
 use super::pair::{Making, Pair, WORK_NOTE};
-use super::sharing::SharedWith;
 use crate::array::{Description, Element, Layout, Order};
 use crate::backend::{Directory, DraftOptions, IntoLocation, Pages};
 use crate::backoff::Deadline;

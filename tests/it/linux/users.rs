@@ -1,5 +1,5 @@
-//! Renderbuffers of several users: files of another user are refused unless that user was chosen, and a group paints
-//! together.
+//! Renderbuffers and caches of several users: files of another user are refused unless that user was chosen, and a
+//! group paints, and fills, together.
 
 use std::fs::Permissions;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use libtest_mimic::Trial;
 use ndarray::Ix1;
+use ndarray_shm::cache::{self, CacheOptions, Lookup};
 use ndarray_shm::render::{RenderOptions, SharedWith};
 use ndarray_shm::{Directory, Error, ErrorKind, Location, NextClaim, RenderBuffer};
 
@@ -26,6 +27,7 @@ pub fn trials(place: &Place) -> Vec<Trial> {
             payload_or_ledger_of_another_user_is_refused,
             world_writable_files_are_refused,
             stale_ledger_of_another_user_is_no_buffer,
+            caches_of_another_user_are_refused_unless_chosen,
         ],
     );
     let members = place.trials(
@@ -36,6 +38,7 @@ pub fn trials(place: &Place) -> Vec<Trial> {
             strangers_file_with_the_group_is_refused,
             primary_group_counts_as_membership,
             owner_without_user_data_is_refused,
+            two_users_of_one_group_fill_one_cache,
         ],
     );
     let namespace = place.trials("linux", "users", tests![unmapped_users_of_a_namespace_are_not_this_user]);
@@ -51,7 +54,8 @@ pub fn trials(place: &Place) -> Vec<Trial> {
     trials
 }
 
-pub const ROLES: &[(&str, Role)] = &[("paint-with-others", paint_with_others)];
+pub const ROLES: &[(&str, Role)] =
+    &[("paint-with-others", paint_with_others), ("cache-with-others", cache_with_others)];
 
 const ALICE: u32 = 41_001;
 const BOB: u32 = 41_002;
@@ -110,6 +114,44 @@ fn paint_with_others(arguments: &[String]) {
     say(buffer.finish().map_or_else(|error| error.to_string(), |_| "finished".to_owned()));
 }
 
+/// Opens or creates a cache that is shared with the users named by the argument. For each number that it hears, it says
+/// whether the chunk of this key was there or is filled.
+fn cache_with_others(arguments: &[String]) {
+    rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o077));
+    let [location, directory, shared, _] = arguments else { panic!("{arguments:?}") };
+    let directory = Directory::new("given", directory);
+    let options = CacheOptions::new().directory(directory.clone()).shared_with(shared.parse().unwrap());
+    let cache = match options.open_or_create(location.as_str(), 1 << 20) {
+        Ok(cache) => cache,
+        Err(Error { kind: ErrorKind::ForeignOwner { owner, user, .. }, .. }) => {
+            return say(format!("foreign {owner} for {user}"));
+        }
+        Err(error) => return say(error),
+    };
+    say("begun");
+    loop {
+        let heard = hear();
+        if heard == "unlink" {
+            say(cache::unlink(&directory, cache.location()).map_or_else(|_| "refused".to_owned(), |it| it.to_string()));
+            continue;
+        }
+        let Ok(key) = heard.parse() else { return };
+        match cache.look(key, 9, 0, Duration::from_secs(5)).unwrap() {
+            Lookup::Found(chunk) => say(String::from_utf8_lossy(chunk.bytes().unwrap())),
+            Lookup::Claimed(mut claim) => {
+                let mut chunk = claim.room().unwrap().unwrap();
+                chunk
+                    .bytes_mut()
+                    .unwrap()
+                    .copy_from_slice(format!("by {:06}", rustix::process::geteuid().as_raw()).as_bytes());
+                chunk.publish(1, cache.now()).unwrap();
+                say("filled");
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
 /// A directory in which every user can create files, and a copy of this program.
 struct Stage {
     place: Place,
@@ -153,6 +195,11 @@ impl Stage {
     /// Starts a painter as this user, in the group of all tests, with the user data of the tests instead of the
     /// machine's.
     fn member(&self, user: u32) -> Child {
+        self.run(self.as_member(user), self.directory.path(), &format!("group:{GROUP}"), "600")
+    }
+
+    /// This program as this user, with the user data of the tests.
+    fn as_member(&self, user: u32) -> Command {
         let mut command = in_mounts(&format!(
             "cd '{}'
              mount --bind users /etc/passwd
@@ -162,16 +209,27 @@ impl Stage {
             self.place.directory().display()
         ));
         command.arg("setpriv").args(as_user(user)).arg(self.program());
-        self.run(command, self.directory.path(), &format!("group:{GROUP}"), "600")
+        command
+    }
+
+    /// Starts a user of the cache as this user, in the group of all tests.
+    fn filler(&self, user: u32, shared: &str) -> Child {
+        let mut command = Command::new("setpriv");
+        command.args(as_user(user)).arg(self.program());
+        self.start("cache-with-others", command, self.directory.path(), shared, "")
     }
 
     fn program(&self) -> PathBuf {
         self.place.directory().join("it")
     }
 
-    fn run(&self, mut command: Command, directory: &Path, shared: &str, mode: &str) -> Child {
+    fn run(&self, command: Command, directory: &Path, shared: &str, mode: &str) -> Child {
+        self.start("paint-with-others", command, directory, shared, mode)
+    }
+
+    fn start(&self, role: &str, mut command: Command, directory: &Path, shared: &str, mode: &str) -> Child {
         let directory = directory.display().to_string();
-        command.env(ROLE, "paint-with-others").args([self.name.as_str(), &directory, shared, mode]);
+        command.env(ROLE, role).args([self.name.as_str(), &directory, shared, mode]);
         Child::spawn(command)
     }
 }
@@ -332,6 +390,58 @@ fn owner_without_user_data_is_refused(place: &Place) {
     let reason = bob.line();
     assert!(reason.contains("do not know that user") && reason.contains("--share users:UID"), "{reason}");
     stage.painter(BOB, &format!("users:{UNKNOWN}"), "600").expect("begun");
+}
+
+fn caches_of_another_user_are_refused_unless_chosen(place: &Place) {
+    let stage = Stage::new(place, 0o1777);
+    let mut planted = stage.filler(ALICE, "me");
+    planted.expect("begun");
+    planted.tell("1");
+    planted.expect("filled");
+    let open = |users| {
+        let options = CacheOptions::new().directory(stage.directory()).shared_with(users);
+        options.open(stage.name.as_str()).map(|cache| cache.inspect().unwrap().fills)
+    };
+    for users in [SharedWith::OnlyMe, SharedWith::Users(vec![BOB]), SharedWith::Group(GROUP)] {
+        let refused = open(users).unwrap_err();
+        assert!(matches!(refused.kind, ErrorKind::ForeignOwner { owner: ALICE, user: 0, .. }), "{refused}");
+    }
+    assert_eq!(open(SharedWith::Users(vec![BOB, ALICE])).unwrap(), 1);
+    // Its mode keeps other users out, whatever they choose.
+    let said = stage.filler(BOB, &format!("users:{ALICE}")).line();
+    assert!(said.contains("owner uid 41001"), "{said}");
+    std::fs::set_permissions(stage.path("cache"), Permissions::from_mode(0o666)).unwrap();
+    let said = stage.filler(BOB, &format!("users:{ALICE}")).line();
+    assert!(said.contains("every user may write to it"), "{said}");
+}
+
+fn two_users_of_one_group_fill_one_cache(place: &Place) {
+    let stage = Stage::new(place, 0o1777);
+    let group = format!("group:{GROUP}");
+    let member = |user| stage.start("cache-with-others", stage.as_member(user), stage.directory.path(), &group, "");
+    let mut alice = member(ALICE);
+    alice.expect("begun");
+    let facts = std::fs::metadata(stage.path("cache")).unwrap();
+    assert_eq!((facts.uid(), facts.gid(), facts.mode() & 0o7777), (ALICE, GROUP, 0o660));
+    stage.filler(BOB, "me").expect(&format!("foreign {ALICE} for {BOB}"));
+    let mut bob = member(BOB);
+    bob.expect("begun");
+    for (filler, reader, key, bytes) in [(0, 1, "1", "by 041001"), (1, 0, "2", "by 041002")] {
+        let both = [&mut alice, &mut bob];
+        both[filler].tell(key);
+        both[filler].expect("filled");
+        both[reader].tell(key);
+        both[reader].expect(bytes);
+    }
+    // A killed member holds nothing up, and only the owner removes it from a sticky directory.
+    bob.tell("unlink");
+    bob.expect("refused");
+    bob.kill();
+    alice.tell("2");
+    alice.expect("by 041002");
+    alice.tell("unlink");
+    alice.expect("true");
+    assert!(stage.directory().list().unwrap().is_empty());
 }
 
 fn unmapped_users_of_a_namespace_are_not_this_user(place: &Place) {

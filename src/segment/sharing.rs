@@ -1,19 +1,19 @@
-//! `SharedWith`: users that paint a buffer together. Checks the owners of a buffer's files.
+//! `SharedWith`: users that share a renderbuffer or a cache. Checks the owners of its files.
 
 use std::cell::Cell;
 use std::fmt;
 use std::str::FromStr;
 
+use super::{DraftSegment, Home};
 use crate::error::{Error, ErrorKind, Result};
 use crate::os::{self, Facts};
-use crate::segment::{DraftSegment, Home};
 
-/// The users that may share a renderbuffer with this process.
+/// The users that may share a [renderbuffer](crate::render) or a [cache](crate::cache) with this process.
 ///
-/// Joining a buffer requires trust in the owner of its files. That user can read and change what is painted, and can
-/// shorten the files, which kills every process that maps them (SIGBUS). So files of other users are refused with
+/// Using it requires trust in the owner of its files. That user can read and change what is in them, and can
+/// shorten them, which kills every process that maps them (SIGBUS). So files of other users are refused with
 /// [`ForeignOwner`](ErrorKind::ForeignOwner), unless those users are chosen here. Files that every user may write to
-/// are refused too, unless [`permissions`](super::RenderOptions::permissions) create such files.
+/// are refused too, unless [`permissions`](crate::render::RenderOptions::permissions) create such files.
 ///
 /// Users and groups have numbers on Unix only. On other platforms the owner is not known, and every file that can be
 /// opened is accepted.
@@ -25,20 +25,20 @@ pub enum SharedWith {
     /// Only this user's files. Files that belong to root (sudo, NFS) are not among them.
     #[default]
     OnlyMe,
-    /// Files of this user and of the users with these numbers. A new buffer gets the usual permissions, so this is of
+    /// Files of this user and of the users with these numbers. A new file gets the usual permissions, so this is of
     /// use for root, or where access control lists let the users open one another's files.
     Users(Vec<u32>),
-    /// Files of this user, and files of members of the group with this number that have this group. A new buffer gets
+    /// Files of this user, and files of members of the group with this number that have this group. A new file gets
     /// this group and the mode 0660, whatever the umask.
     ///
     /// The owner of a file must be a member according to the user data of this machine (`getent passwd`,
     /// `getent group`, or what a directory service says), because a file can have a group of which its owner is no
     /// member. Where these data do not know the owner, as in many containers, name it with [`Users`](Self::Users).
     ///
-    /// In a directory with the sticky bit, such as /dev/shm, only the owner of the files can give the finished array
-    /// its name. If another member of the group calls [`finish`](super::RenderBuffer::finish), it waits for the owner
-    /// to do so. If the owner dies there between two steps, the ledger that stays keeps other members from beginning a
-    /// buffer of this name until the owner or root discards it.
+    /// In a directory with the sticky bit, such as /dev/shm, only the owner of the files can remove a cache, or give a
+    /// finished array its name. If another member of the group calls [`finish`](crate::RenderBuffer::finish), it waits
+    /// for the owner to do so. If the owner dies there between two steps, the ledger that stays keeps other members
+    /// from beginning a buffer of this name until the owner or root discards it.
     Group(u32),
 }
 
@@ -76,7 +76,7 @@ impl SharedWith {
     /// `facts` must come from the descriptor that is going to be mapped. Facts found by name could be those of another
     /// file. `member` is the owner that was found to be a member of the chosen group last: a server may have to be
     /// asked, so each owner is looked up once.
-    pub(super) fn admit(&self, facts: &Facts, home: &Home, permissions: u32, member: &Cell<Option<u32>>) -> Result<()> {
+    pub(crate) fn admit(&self, facts: &Facts, home: &Home, permissions: u32, member: &Cell<Option<u32>>) -> Result<()> {
         const WORLD_WRITE: u32 = 0o002;
         let Facts { owner, group, mode, .. } = *facts;
         let location = || home.location.to_string();
@@ -94,23 +94,24 @@ impl SharedWith {
                         None
                     }
                     Some(false) => Some(
-                        "it has the chosen group, but that user is not a member of it, and could read what is painted, and shorten \
-                         the file while it is mapped; add the user to the group, or trust the user with SharedWith::Users or \
-                         --share users:UID",
+                        "it has the chosen group, but that user is not a member of it, and could read and change what is in \
+                         it, and shorten the file while it is mapped; add the user to the group, or trust the user \
+                         (SharedWith::Users, --share users:UID, in Python share=\"users:UID\")",
                     ),
                     None => Some(
                         "it has the chosen group, but the user data of this machine (getent passwd) do not know that user, so it is \
-                         not known to be a member; trust the user with SharedWith::Users or --share users:UID",
+                         not known to be a member; trust the user (SharedWith::Users, --share users:UID, in Python share=\"users:UID\")",
                     ),
                 }
             }
             _ if os::is_user(owner) => Some(
-                "in this user namespace that number stands for all users without a number; choose it with \
-                 RenderOptions::shared_with or --share users:UID to trust all of them",
+                "in this user namespace that number stands for all users without a number; choose it \
+                 (SharedWith::Users, --share users:UID, in Python share=\"users:UID\") to trust all of them",
             ),
             _ => Some(
-                "that user could read what is painted, and shorten the file while it is mapped; trust the user with \
-                 RenderOptions::shared_with, --share users:UID or --share group:GID, or discard the buffer as that user",
+                "that user could read and change what is in it, and shorten the file while it is mapped; trust the user or a group \
+                 (SharedWith, --share users:UID or group:GID, in Python share=\"users:UID\" or \"group:GID\"), or remove it as \
+                 that user",
             ),
         };
         if let Some(reason) = refused {
@@ -124,7 +125,7 @@ impl SharedWith {
     }
 
     /// Gives a draft of this process the chosen group, before it has its name, and checks its owner.
-    pub(super) fn open_to(&self, draft: &DraftSegment, home: &Home, permissions: u32) -> Result<()> {
+    pub(crate) fn open_to(&self, draft: &DraftSegment, home: &Home, permissions: u32) -> Result<()> {
         let failed = |error| Error::os("change the group of", &home.location, error);
         let file = draft.file().file();
         let shared = match self {
