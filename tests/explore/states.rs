@@ -326,6 +326,12 @@ fn some_cache(world: &World) -> Has {
     Has { cache: Some(cache), ..Has::default() }
 }
 
+/// A cache that no process has open.
+fn unused_cache(world: &World) -> Has {
+    drop(some_cache(world));
+    Has::default()
+}
+
 fn opened_cache(world: &World) -> Has {
     Has { cache: Some(caches::options(world).open(NAME).expect("it exists")), ..Has::default() }
 }
@@ -468,6 +474,7 @@ static STATES: &[State] = &[
     )),
     state("two finishers", &[Kind::Buffer], complete, Other::Prepares(&[Kind::Buffer], joined)),
     of_caches(plainest(twins(state("no cache", &[], nothing, NOTHING)))),
+    of_caches(plainest(twins(state("unused cache", &[], unused_cache, NOTHING)))),
     of_caches(plainest(state("cache", &[Kind::Cache], some_cache, Other::Prepares(&[Kind::Cache], opened_cache)))),
     of_caches(state("full cache", &[Kind::Cache], full_cache, Other::Prepares(&[Kind::Cache], opened_cache))),
     of_caches(state(

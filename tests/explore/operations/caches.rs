@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use ndarray_shm::cache::{self, CacheOptions, CachedChunk, ChunkCache, KeyClaim, Lookup};
+use ndarray_shm::counted::Reclaim;
 
 use super::{Kind, NAME, Operation, contents, operation, tell, tell_value, then};
 use crate::states::Has;
@@ -101,10 +102,19 @@ pub const ALL: &[Operation] = &[
         then();
         if let Some(cache) = &has.new_cache {
             get(cache, world, 1, CHUNK, 0);
+            then();
+            // Only unlinking takes the name away from a cache that is open.
+            tell_value("attached", cache::attached(&world.directory, cache.location()));
         }
     })
     .allows(&["Late", "no room"]),
     operation("unlink the cache", Kind::Nothing, |world, _| {
         tell_value("unlink", cache::unlink(&world.directory, &NAME.parse().expect("a name")));
     }),
+    operation("remove unused caches", Kind::Nothing, |world, _| {
+        let removed = Reclaim::new().caches(true).run(&world.directory);
+        tell_value("gc", removed.map(|reclaimed| reclaimed.removed.len()));
+    })
+    // A draft that is being published, or one that lost its name to another.
+    .allows(&["0", "1"]),
 ];
