@@ -1,8 +1,10 @@
-//! The cost model: time against size, number of arrays, attachments and processes, each compared with its yardstick.
+//! The cost model: time against size, number of arrays, attachments and processes, and of a cached chunk against the
+//! locks of its cache, each compared with its yardstick.
 //!
 //! ```text
 //! scripts/bench cost            # up to 4 GiB, five minutes
 //! scripts/bench cost --quick    # does it work?
+//! scripts/bench cost cache      # only this part
 //! ```
 //!
 //! Prints tables. If `NDSHM_BENCH_JSON` names a file, the results are also written there, for `benches/report.py`.
@@ -13,11 +15,13 @@
 mod yardstick;
 
 use std::collections::BTreeMap;
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use ndarray::Ix1;
+use ndarray_shm::cache::{self, CachedChunk, ChunkCache, Lookup};
 use ndarray_shm::{Arena, Error, SharedArray, unlink};
 use serde_json::{Value, json};
 #[cfg(target_os = "linux")]
@@ -37,10 +41,18 @@ fn main() {
     let quick = std::env::args().any(|argument| argument == "--quick");
     let plan = Plan { repetitions: if quick { 3 } else { 7 }, quick };
     let mut charts = BTreeMap::new();
-    let sizes = plan.sizes().into_iter();
-    for (name, chart) in
-        sizes.chain([("number", plan.numbers()), ("attachments", plan.attachments()), ("processes", plan.processes())])
-    {
+    let measured: Vec<(&str, Chart)> = if std::env::args().any(|argument| argument == "cache") {
+        vec![("cache", plan.cached_chunks())]
+    } else {
+        let others = [
+            ("number", plan.numbers()),
+            ("attachments", plan.attachments()),
+            ("processes", plan.processes()),
+            ("cache", plan.cached_chunks()),
+        ];
+        plan.sizes().into_iter().chain(others).collect()
+    };
+    for (name, chart) in measured {
         chart.print();
         charts.insert(name, chart.json());
     }
@@ -164,6 +176,41 @@ impl Plan {
         }
         unlink(NAME).expect("it is there");
         Chart { title: "One array with many attachments", x: "attachments", unit: "us", values, series }
+    }
+
+    /// Finding a chunk of 64^3 bytes in a cache and copying it, with as many chunks held by another process. Each is a
+    /// lock in the list that the kernel searches.
+    fn cached_chunks(&self) -> Chart {
+        let values = if self.quick { vec![1, 64] } else { vec![1, 16, 64, 256, 1024] };
+        let labels = ["find and copy", "find, copy, new mapping", "copy, warm"];
+        let mut series: Vec<_> = labels.map(|label| (label, Vec::new())).into();
+        let cache = ChunkCache::create(NAME, 256 << 20).expect("room");
+        for count in &values {
+            let mut times = [Vec::new(), Vec::new(), Vec::new()];
+            // It holds the locks until it is dropped.
+            let holder = Worker::new(&format!("hold {count}"));
+            let mut target = vec![0_u8; CHUNK];
+            let source = vec![1_u8; CHUNK];
+            for number in 0..50 {
+                drop(cached(&cache, key(number, 1), CHUNK));
+            }
+            for _ in 0..self.repetitions {
+                let mut next = (0..50).cycle();
+                times[0].push(each(500, || {
+                    copy_cached(&cache, key(next.next().expect("a cycle"), 1), &mut target);
+                }));
+                let opened = ChunkCache::open(NAME).expect("it is there");
+                let mut next = 0..50;
+                times[1].push(each(50, || copy_cached(&opened, key(next.next().expect("50"), 1), &mut target)));
+                times[2].push(each(500, || {
+                    std::hint::black_box(&mut target).copy_from_slice(std::hint::black_box(&source));
+                }));
+            }
+            drop(holder);
+            series.iter_mut().zip(times).for_each(|((_, points), times)| points.push(median(times)));
+        }
+        cache::unlink(cache.directory(), cache.location()).expect("it is there");
+        Chart { title: "A cached chunk of 256 KiB", x: "locks on the cache", unit: "us", values, series }
     }
 
     /// Several processes doing the same at the same time: microseconds per operation, as one process measures it.
@@ -294,6 +341,39 @@ fn arena_once(count: usize) -> [(usize, f64); 2] {
     times
 }
 
+/// Bytes of a chunk.
+const CHUNK: usize = 64 * 64 * 64;
+
+/// A key as spread as a hash.
+fn key(number: u32, of: u32) -> u128 {
+    let half = |part: u64| {
+        let mut hash = DefaultHasher::new();
+        (number, of, part).hash(&mut hash);
+        u128::from(hash.finish())
+    };
+    half(0) << 64 | half(1)
+}
+
+/// Finds a chunk, or makes it first.
+fn cached(cache: &ChunkCache, key: u128, length: usize) -> CachedChunk {
+    loop {
+        match cache.look(key, length, 0, Duration::ZERO).expect("a cache") {
+            Lookup::Found(chunk) => return chunk,
+            Lookup::Claimed(mut claim) => {
+                let mut chunk = claim.room().expect("a cache").expect("room");
+                chunk.bytes_mut().expect("ours").fill(1);
+                chunk.publish(1, cache.now()).expect("ours");
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+fn copy_cached(cache: &ChunkCache, key: u128, target: &mut [u8]) {
+    let chunk = cache.find(key, CHUNK, 0).expect("a cache").expect("it is there");
+    target.copy_from_slice(chunk.bytes().expect("ours"));
+}
+
 /// A child process that does one kind of work for each line that it gets.
 struct Worker {
     child: Child,
@@ -339,6 +419,15 @@ fn together(crew: &mut [Worker]) -> f64 {
 /// lacks the operation.
 fn work_along(work: &str) {
     const ROUNDS: u32 = 500;
+    if let Some(count) = work.strip_prefix("hold ") {
+        let cache = ChunkCache::open(NAME).expect("it is there");
+        // Smaller ones, so that none needs the places of those that are found.
+        let held: Vec<_> =
+            (0..count.parse::<u32>().expect("a number")).map(|number| cached(&cache, key(number, 2), 4096)).collect();
+        println!("0");
+        std::io::stdin().lock().lines().for_each(drop);
+        return drop(held);
+    }
     let array = SharedArray::<u8, _>::open(NAME, 1024).expect("it is there");
     let once = || match work {
         "attach and drop" => each(ROUNDS, || drop(SharedArray::<u8, _>::open(NAME, 1024).expect("a mapping"))),

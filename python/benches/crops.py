@@ -1,9 +1,9 @@
 """Times random crops of a chunked volume in several processes, as training reads them: by this library with and without a cache, and by others.
 
-    crops.py --place DIRECTORY [--workers N ..] [--crops N] [--epoch N]
+    crops.py --place DIRECTORY [--workers N ..] [--crops N] [--epoch N] [--room FACTOR] [--only KIND ..]
 
 The volume has 512 x 512 x 256 uint8 in zstd chunks of 64^3, Zarr 3. Each worker reads random crops of 96^3 into a new array, as a DataLoader's worker does before
-it sends them; nothing is sent here. The cache is empty in the beginning and has room for 1.25 times the volume; the first epoch with a cache is of `--epoch` crops,
+it sends them; nothing is sent here. The cache is empty in the beginning and has room for 1.25 times the volume, or `--room` times; the first epoch with a cache is of `--epoch` crops,
 everything else of `--crops`. `decodes` is how many chunks were decoded in all workers together, where that is known; the volume has 256. Memory is the sum of the workers'
 proportional set sizes, in which memory that several processes map counts once, when all have read their crops.
 """
@@ -84,7 +84,10 @@ def main() -> None:
     parser.add_argument("--workers", type=int, nargs="*", default=[1, 4, 8])
     parser.add_argument("--crops", type=int, default=400)
     parser.add_argument("--epoch", type=int, default=10_000)
+    parser.add_argument("--room", type=float, default=1.25)
+    parser.add_argument("--only", nargs="*")
     arguments = parser.parse_args()
+    room = int(arguments.room * np.prod(SHAPE))
     path = arguments.place / "crops.zarr"
     if not (path / "complete").exists():
         made = ndshm.create_volume(path, SHAPE, (CHUNK,) * 3, "uint8", exist_ok=True, encoding="zstd")
@@ -103,11 +106,13 @@ def main() -> None:
         for kind in ("ndshm, cached", "zarr, cached"):
             turns += [(kind, arguments.epoch, True), (kind, arguments.crops, False)]
         for kind, count, is_first in turns:
+            if arguments.only and kind not in arguments.only:
+                continue
             cache = None
             if kind in ("ndshm, cached", "zarr, cached"):
                 if is_first:
-                    ndshm.ChunkCache(CACHE, int(1.25 * np.prod(SHAPE))).unlink()
-                cache = ndshm.ChunkCache(CACHE, int(1.25 * np.prod(SHAPE)))
+                    ndshm.ChunkCache(CACHE, room).unlink()
+                cache = ndshm.ChunkCache(CACHE, room)
                 before = cache.inspect().fills
             seconds, spent, total, memory = run(kind, str(path), workers, count)
             sums.setdefault(count, set()).add(total)

@@ -140,7 +140,7 @@ class Volume(VolumeArray):
     [[7, 7, 7, 7], [7, 7, 7, 7], [0, 0, 0, 0], [0, 0, 0, 0]]
     """
 
-    __slots__ = ("_cache", "_facts", "_missing", "_partial", "_raw", "_recheck", "_url")
+    __slots__ = ("_cache", "_encoding", "_facts", "_missing", "_partial", "_raw", "_recheck", "_url")
 
     def __init__(
         self,
@@ -157,6 +157,8 @@ class Volume(VolumeArray):
             _missing(missing)  # checks it
         self._missing = missing
         self._partial = partial
+        # What `create_volume` was told that the description of the volume does not tell: how chunks are wrapped.
+        self._encoding: str | None = None
         if recheck not in ("open", True, False):
             raise InvalidArgument(f'recheck is {recheck!r}: give "open", True or False')
         self._cache = cache if cache is None or isinstance(cache, ChunkCache) else ChunkCache(nbytes=cache)
@@ -254,7 +256,7 @@ class Volume(VolumeArray):
         upload(self, x, region, partial=self._partial).result()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _volume, (self._url, self.mip, self._missing, self._partial, self._cache, self._recheck)
+        return _volume, (self._url, self.mip, self._missing, self._partial, self._cache, self._recheck, self._encoding)
 
     def __repr__(self) -> str:
         return f"<ndshm.Volume {self.url!r}: mip {self.mip}>"
@@ -270,10 +272,18 @@ class Volume(VolumeArray):
 
 
 def _volume(
-    url: str, mip: int, missing: str | float | None, partial: bool, cache: ChunkCache | None, recheck: bool | Literal["open"]
+    url: str,
+    mip: int,
+    missing: str | float | None,
+    partial: bool,
+    cache: ChunkCache | None,
+    recheck: bool | Literal["open"],
+    encoding: str | None,
 ) -> Volume:
     """Open a volume that was pickled."""
-    return Volume(url, mip, missing=missing, partial=partial, cache=cache, recheck=recheck)
+    volume = Volume(url, mip, missing=missing, partial=partial, cache=cache, recheck=recheck)
+    volume._encoding = encoding
+    return volume
 
 
 #: What `download` and `upload` accept: a path or URL, an open volume, or a ``CloudVolume``.
@@ -531,8 +541,8 @@ def upload(
     workers, requests, progress
         As for `download`.
     encoding
-        For Precomputed volumes, the encoding with which the volume was created, if it is ``"gzip"`` or ``"compressed_segmentation_gzip"``
-        and no chunk is stored yet: its description does not tell.
+        For Precomputed volumes, the encoding with which the volume was created, if it is ``"gzip"`` or ``"compressed_segmentation_gzip"``:
+        its description does not tell, but the `Volume` that `create_volume` returned knows it, and so do chunks that are stored already.
 
     Returns
     -------
@@ -550,6 +560,8 @@ def upload(
     target, _ = _target(volume, mip)
     if encoding is not None and encoding not in _ENCODINGS:
         raise InvalidArgument(f"encoding={encoding!r}: give one of {', '.join(_ENCODINGS)}")
+    if encoding is None and isinstance(volume, Volume):
+        encoding = volume._encoding
     region, part = text_of(bbox), text_of(cutout)
     dtype: str | None = None
     elements: Any = open_array(x, readonly=True) if isinstance(x, str) else x
@@ -708,7 +720,10 @@ def create_volume(
     )
     for text in said:
         warnings.warn(text, TransferWarning, stacklevel=2)
-    return Volume(place)
+    volume = Volume(place)
+    if family == "precomputed" and encoding in ("gzip", "compressed_segmentation_gzip"):
+        volume._encoding = encoding
+    return volume
 
 
 def _target(volume: VolumeLike, mip: int | None) -> tuple[_core.RawVolume, str | float | None]:

@@ -860,3 +860,23 @@ def test_program_that_ends_before_its_upload_is_told(tmp_path: Path, way: str) -
     assert done.returncode == 0
     assert done.stderr.count("TransferWarning") == (way == "ends"), done.stderr
     assert ("upload: the program ended before the work" in done.stderr) == (way == "ends")
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "compressed_segmentation_gzip"])
+def test_created_volume_remembers_that_its_chunks_are_wrapped(tmp_path: Path, encoding: str) -> None:
+    dtype, kind = ("uint32", "segmentation") if encoding.startswith("c") else ("uint8", "image")
+    x = elements().astype(dtype)[..., None]
+    made = [
+        ndshm.create_volume(tmp_path / str(number), x.shape[:3], (16, 16, 16), dtype, format="precomputed", encoding=encoding, kind=kind)
+        for number in range(3)
+    ]
+    ndshm.upload(made[0], x).result()
+    made[1][...] = x
+    pickle.loads(pickle.dumps(made[2]))[...] = x
+    for volume in made:
+        files = [path.name for path in Path(volume.url).rglob("*-*_*")]
+        assert files and all(name.endswith(".gz") for name in files)
+        # By its path, too: chunks that are stored show it.
+        ndshm.upload(volume.url, x + 1).result()
+        assert [path.name for path in Path(volume.url).rglob("*-*_*")] == files
+        assert (ndshm.Volume(volume.url)[...] == x + 1).all()
