@@ -721,7 +721,7 @@ def create_volume(
     for text in said:
         warnings.warn(text, TransferWarning, stacklevel=2)
     volume = Volume(place)
-    if family == "precomputed" and encoding in ("gzip", "compressed_segmentation_gzip"):
+    if family == "precomputed" and encoding in ("raw", "gzip", "compressed_segmentation_gzip"):
         volume._encoding = encoding
     return volume
 

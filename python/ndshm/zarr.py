@@ -42,8 +42,8 @@ __all__ = ["SharedCachePipeline"]
 
 # How long a chunk is waited for that another process decodes, in seconds.
 _PATIENCE = 5.0
-# How many versions of objects an open array remembers, 200 bytes each.
-_REMEMBERED = 1 << 18
+# How many versions of objects an open array remembers, 350 bytes each.
+_REMEMBERED = 1 << 17
 _MIB = 1 << 20
 # How many pieces of a shard are claimed at once, because the kernel walks a list of all locks of a file, and how many bytes they may have,
 # because all are in memory before they are kept.
@@ -65,13 +65,16 @@ class SharedCachePipeline(CodecPipeline):
     In a ``LocalStore``, a chunk is taken from the cache only if its file still has the device, inode, length and times that it had when it was
     decoded: this is asked at each access, so changes by any program are seen at once.
 
-    Behind a server, a chunk is taken from the cache only if the server names the entity tag that it named when it was decoded. It is asked once for
-    each chunk (or shard) of an open array, by a request without a body, and once more after the chunk was read: what other programs change later
-    is seen by arrays that are opened afterwards. Such stores are a ``FsspecStore`` over ``s3fs.S3FileSystem`` or fsspec's ``HTTPFileSystem``, and
-    an ``ObjectStore`` over obstore's ``S3Store`` or ``HTTPStore``; servers without strong entity tags pass by.
+    Behind a server, a chunk is taken from the cache only if the server names the entity tag, length and time that it named when it was decoded. An
+    array that was opened for reading asks once for each chunk or shard, without its bytes; what is changed later is seen by arrays that are opened
+    afterwards. An array that can be written asks at each access. Such stores are a ``FsspecStore`` over ``s3fs.S3FileSystem`` or fsspec's
+    ``HTTPFileSystem``, and an ``ObjectStore`` over obstore's ``S3Store`` or ``HTTPStore``. Servers without strong entity tags pass by, and so do clients
+    with headers or parameters of their own and URLs with a query. Of shards, the tags before and after reading must be equal: behind mirrors that do
+    not agree, that is no proof.
 
     Everything else (other stores, since their keys may mean other bytes in another process; objects and strings, since their size is not fixed;
-    memory of other devices; files that changed less than 2 s before, and 3 s on web servers) passes by, as without the cache. Writes pass by, too.
+    memory of other devices; files that changed less than 2 s before, and objects of web servers that did less than a minute before) passes by, as
+    without the cache. Writes pass by, too.
 
     The cache is the configuration's ``codec_pipeline.cache``: an `ndshm.ChunkCache`, or the size of this user's cache in bytes or as text. Without
     it, the environment variable ``NDSHM_CHUNK_CACHE`` gives the size; ``0`` is without a cache. ``codec_pipeline.inner`` names the pipeline
@@ -137,17 +140,12 @@ class SharedCachePipeline(CodecPipeline):
 
     async def write(self, batch_info: Iterable[_Item], value: Any, drop_axes: tuple[int, ...] = ()) -> None:
         """Write chunks, without the cache. Readers see by their versions that they have changed."""
-        batch = list(batch_info)
-        await self.inner.write(batch, value, drop_axes)
-        for getter, *_ in batch:
-            place = place_of(getter)
-            if isinstance(place, Object):
-                self._versions.pop(place.name, None)
+        await self.inner.write(batch_info, value, drop_axes)
 
     async def read(self, batch_info: Iterable[_Item], out: Any, drop_axes: tuple[int, ...] = ()) -> Any:
         """Read chunks into ``out``, through the cache where that is possible."""
         batch = list(batch_info)
-        places = [] if self._codecs is None else [place_of(getter) for getter, *_ in batch]
+        places = [] if self._codecs is None else [await place_of(getter) for getter, *_ in batch]
         cache = _cache(self.given) if any(places) else None
         if cache is None:
             return await self.inner.read(batch, out, drop_axes)
@@ -196,11 +194,16 @@ class SharedCachePipeline(CodecPipeline):
         return versions
 
     def _must_ask(self, place: Object) -> bool:
+        # An array that can be written is changed by its own process, by more ways than `write`.
+        if not place.getter.store.read_only:
+            return True
         known = self._versions.get(place.name)
         return not known.is_settled if known is not None else place.name not in self._versions
 
     async def _ask(self, place: Object) -> Version | None:
-        version = await place.ask()
+        return self._remember(place, await place.ask())
+
+    def _remember(self, place: Object, version: Version | None) -> Version | None:
         if len(self._versions) >= _REMEMBERED:
             self._versions.clear()
         self._versions[place.name] = version
@@ -325,8 +328,17 @@ class _Reading:
         getter, spec, *_ = self.batch[number]
         sharding = self.pipeline._sharding
         arrays, decoded = list[Any](), list[Any]()
+        after: Version | None = None
         if sharding is None:
-            encoded = await getter.get(prototype=spec.prototype)
+            if isinstance(part.place, Object):
+                fetched = await part.place.fetch(spec.prototype)
+                if fetched is None:
+                    self.rest.add(number)  # whatever it is, zarr will say it
+                    return
+                encoded, after = fetched
+                self.pipeline._remember(part.place, after)
+            else:
+                encoded = await getter.get(prototype=spec.prototype)
             arrays += await self.pipeline.inner.decode([(encoded, spec)])
         else:
             boxes = _boxes([piece.region for piece, _ in claimed])
@@ -339,7 +351,10 @@ class _Reading:
         if any(array is None for array in arrays):  # the file has gone
             self.rest.add(number)
             return
-        after = await self.pipeline._ask(part.place) if isinstance(part.place, Object) else part.place.version()
+        if isinstance(part.place, File):
+            after = part.place.version()
+        elif sharding is not None:
+            after = await self.pipeline._ask(part.place)
         is_kept = after is not None and after.digest == part.version
 
         def keep() -> None:
