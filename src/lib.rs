@@ -34,6 +34,7 @@
 //! | lend memory of my own, and learn when the last borrower is done | [`arena::loans`] |
 //! | share an array that never changes again, without locks | [`FrozenArray`] |
 //! | synchronise by other means | `unsafe` [`SharedArray::view`], or [`SharedArray::raw_view`] |
+//! | remove what other programs left in /dev/shm, with proof | [`foreign::Sweep`] |
 //! | run this program in several processes | [`process::spawn`]; [`process::spawn_workers`] where any may be killed |
 //!
 //! `examples/README.md` lists an example program for each idea, and `docs/glossary.md` defines the words.
@@ -89,6 +90,7 @@ mod backoff;
 pub mod cache;
 pub mod counted;
 mod error;
+pub mod foreign;
 mod interrupt;
 pub mod manager;
 mod manager_client;

@@ -14,6 +14,9 @@
 //! | `reopen` | a new open file description of the same file, by descriptor |
 //! | `is_in_file_system_of` | whether a file is in the file system of a directory |
 //! | `set_attribute`, `attribute`, `remove_attribute` | an extended attribute of a file, where the file system has any |
+//! | `lease`, `Leased::unlink` | the proof that no process has a file open or mapped, and removing its name under that proof; refused where there is none |
+//! | `open_directory`, `names_in`, `facts_in`, `open_in`, .. | the same by an open directory, without following links |
+//! | `is_dead`, `start_of_first_process`, `not_the_containers` | what can be known about processes by their numbers, and about the container |
 //! | `facts` | identity, links, length, owner, group, mode of an open file |
 //! | `reserve` | allocates room now, for a new file before it has its length: afterwards no access fails for lack of room |
 //! | `reserve_part`, `free_part` | allocates or frees room for a part of a file that may have holes, where the system can |

@@ -21,6 +21,7 @@ const FLOORS: &[(&str, u32)] = &[
     ("manager_client", 1),
     ("segment", 2),
     ("array", 3),
+    ("foreign", 3),
     ("counted", 4),
     ("pool", 4),
     ("process", 4),

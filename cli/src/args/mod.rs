@@ -15,6 +15,7 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use glob::Pattern;
+use ndarray_shm::foreign::Family;
 use ndarray_shm::render::SharedWith;
 use ndarray_shm::{DType, Location, Order};
 use ndarray_shm_volume::VolumeUrl;
@@ -62,7 +63,7 @@ pub(crate) enum Command {
     Replay(ReplayArgs),
     /// Remove names; the memory is freed when the last process detaches
     Unlink(UnlinkArgs),
-    /// Remove counted arrays, arenas and drafts that killed processes left behind
+    /// Remove counted arrays, arenas and drafts that killed processes left behind; with --foreign, files of other programs
     Gc(GcArgs),
     /// Check this machine's shared memory for problems, and suggest what to do
     Doctor(DoctorArgs),
@@ -137,7 +138,10 @@ pub(crate) struct ListArgs {
     /// Also list ledgers, keepers of streams, and drafts, the library's own bookkeeping
     #[arg(long, short)]
     pub(crate) all: bool,
-    /// Search only this backend [default: all]
+    /// List the files of other programs instead, with the processes that use them (Linux)
+    #[arg(long, conflicts_with_all = ["all", "watch"])]
+    pub(crate) foreign: bool,
+    /// Search only this backend [default: all; with --foreign: shm]
     #[arg(long, value_name = "BACKEND")]
     pub(crate) backend: Option<BackendChoice>,
     /// Repeat the list every SECONDS (2 if no number is given) until Ctrl-C
@@ -427,19 +431,42 @@ pub(crate) struct UnlinkArgs {
 #[derive(Debug, Args)]
 #[command(after_help = help::CODES, after_long_help = help::GC)]
 pub(crate) struct GcArgs {
+    /// With --foreign: remove only names that match: * is any text, ? any character, [a-c] one of a, b and c
+    #[arg(value_name = "PATTERN", value_parser = words::pattern, requires = "foreign")]
+    pub(crate) patterns: Vec<Pattern>,
     /// Only show what would be removed
     #[arg(long)]
     pub(crate) dry_run: bool,
     /// Also remove counted arrays that only handles in flight keep; their receivers then fail to attach
-    #[arg(long)]
+    #[arg(long, conflicts_with_all = ["foreign", "entrypoint"])]
     pub(crate) in_flight: bool,
     /// Also remove the caches of chunks that no process has open, although they would stay
-    #[arg(long)]
+    #[arg(long, conflicts_with_all = ["foreign", "entrypoint"])]
     pub(crate) caches: bool,
-    /// Keep what was created or changed within this time: 90, 90s, 5m, 2h, 1d
+    /// Keep what was created or changed within this time: 90, 90s, 5m, 2h, 1d [default with --foreign: 10m]
     #[arg(long, value_name = "DURATION", value_parser = units::duration)]
     pub(crate) older_than: Option<Duration>,
-    /// Search only this backend [default: all]
+    /// Remove files of other programs that no process uses, if they match a PATTERN or belong to a --family; else list them
+    /// (Linux)
+    #[arg(long)]
+    pub(crate) foreign: bool,
+    /// With --foreign: remove only files of these families, separated by commas; `ndshm ls --foreign` shows them
+    #[arg(long, value_name = "FAMILY", value_delimiter = ',', value_parser = words::family, requires = "foreign")]
+    pub(crate) family: Vec<&'static Family>,
+    /// With --foreign or --entrypoint: remove the files of the user with this number instead of one's own (needs root)
+    #[arg(long, value_name = "UID")]
+    pub(crate) user: Option<u32>,
+    /// In a container: remove what its earlier runs left, which is files of other programs that no process uses and that are
+    /// older than process 1 (Linux)
+    #[arg(long, conflicts_with_all = ["foreign", "older_than"])]
+    pub(crate) entrypoint: bool,
+    /// With --entrypoint: also remove this library's own arrays that no process uses
+    #[arg(long, requires = "entrypoint")]
+    pub(crate) ours: bool,
+    /// With --entrypoint: work even where processes outside the container may use the directory
+    #[arg(long, requires = "entrypoint")]
+    pub(crate) shared_mount: bool,
+    /// Search only this backend [default: all; with --foreign and --entrypoint: shm]
     #[arg(long, value_name = "BACKEND")]
     pub(crate) backend: Option<BackendChoice>,
     #[command(flatten)]

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use clap::ValueEnum;
 use glob::Pattern;
+use ndarray_shm::foreign::{Family, families};
 use ndarray_shm::{DType, Location};
 use ndarray_shm_volume::{DTYPE_NAMES, Shard};
 
@@ -40,6 +41,22 @@ pub(crate) fn lengths(text: &str) -> Result<PerAxis<u64>, String> {
 pub(crate) fn pattern(text: &str) -> Result<Pattern, String> {
     Pattern::new(text)
         .map_err(|error| format!("{error}: * matches any text, ? one character, [a-c] one of these characters"))
+}
+
+/// Parses the name of a family of other programs' files: `torch`.
+pub(crate) fn family(text: &str) -> Result<&'static Family, String> {
+    let found = families().iter().find(|family| family.name == text);
+    let family = found.ok_or_else(|| {
+        let names: Vec<&str> = families().iter().map(|family| family.name).collect();
+        format!("give one of {}", names.join(", "))
+    })?;
+    if family.lives_unheld {
+        return Err(format!(
+            "these live on purpose while no process has them open, so they are removed by a pattern only: '{}'",
+            family.patterns[0]
+        ));
+    }
+    Ok(family)
 }
 
 /// Parses a pause in seconds: `2`, `0.5`.
@@ -154,6 +171,13 @@ mod tests {
         for text in ["", "u3", ">u2", "object", "UINT8"] {
             assert!(dtype(text).is_err(), "{text}");
         }
+    }
+
+    #[test]
+    fn families_that_live_unheld_need_a_pattern() {
+        assert_eq!(family("torch").map(|family| family.name), Ok("torch"));
+        assert!(family("cloudvolume").is_err_and(|error| error.ends_with("'cloudvolume-*'")));
+        assert!(family("x").is_err_and(|error| error.starts_with("give one of torch, ")));
     }
 
     #[test]

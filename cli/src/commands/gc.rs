@@ -15,6 +15,7 @@ use serde::Serialize;
 
 use crate::args::GcArgs;
 use crate::arrays::places;
+use crate::commands::foreign;
 use crate::exit::{Exit, Failure};
 use crate::machine::host;
 use crate::show::{report, units};
@@ -68,6 +69,13 @@ struct Refusal {
 
 /// Runs `ndshm gc`.
 pub(crate) fn run(args: &GcArgs, out: &mut dyn Write) -> Result<Exit, Failure> {
+    if args.foreign || args.entrypoint {
+        return foreign::remove(args, out);
+    }
+    if args.user.is_some() {
+        let failure = Failure::new(Exit::Usage, "--user needs --foreign or --entrypoint");
+        return Err(failure.advice("leave it out: root removes the orphans of all users"));
+    }
     let mut gc = GcReport { dry_run: args.dry_run, ..GcReport::default() };
     let mut exit = Exit::Done;
     for backend in places::existing(args.backend)? {

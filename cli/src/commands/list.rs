@@ -11,6 +11,7 @@ use ndarray_shm_volume::StopFlag;
 use crate::args::ListArgs;
 use crate::arrays::item::Item;
 use crate::arrays::places;
+use crate::commands::foreign;
 use crate::exit::{Exit, Failure};
 use crate::interrupt;
 use crate::show::report::{self, Column, Table};
@@ -21,6 +22,9 @@ const TICK: Duration = Duration::from_millis(50);
 
 /// Runs `ndshm ls`.
 pub(crate) fn run(args: &ListArgs, out: &mut dyn Write) -> Result<Exit, Failure> {
+    if args.foreign {
+        return foreign::list(args, out);
+    }
     if let Some(pause) = args.watch {
         return watch(args, pause, out);
     }

@@ -5,6 +5,7 @@ pub(crate) mod describe;
 pub(crate) mod doctor;
 pub(crate) mod download;
 pub(crate) mod export;
+pub(crate) mod foreign;
 pub(crate) mod gc;
 pub(crate) mod import;
 pub(crate) mod info;

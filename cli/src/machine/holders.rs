@@ -36,9 +36,17 @@ pub(crate) struct Holders {
 impl Holders {
     /// Finds the processes that hold the file at `path` with this identity.
     pub(crate) fn of(path: &Path, id: FileId) -> Self {
-        match imp::holders(path, id) {
-            Some((holders, hidden)) => Self { holders: Some(holders), holders_hidden: Some(hidden) },
-            None => Self::default(),
+        Self::of_each(&[(path, id)]).pop().unwrap_or_default()
+    }
+
+    /// Finds the processes that hold each of these files, in one search of all processes.
+    pub(crate) fn of_each(files: &[(&Path, FileId)]) -> Vec<Self> {
+        match imp::holders(files) {
+            Some((found, hidden)) => found
+                .into_iter()
+                .map(|holders| Self { holders: Some(holders), holders_hidden: Some(hidden) })
+                .collect(),
+            None => files.iter().map(|_| Self::default()).collect(),
         }
     }
 
@@ -73,33 +81,41 @@ impl Holders {
 
 #[cfg(target_os = "linux")]
 mod imp {
+    use std::collections::{BTreeSet, HashMap};
     use std::fs;
     use std::io;
     use std::os::unix::ffi::OsStrExt as _;
     use std::os::unix::fs::MetadataExt as _;
-    use std::path::Path;
+    use std::path::{Path, PathBuf};
 
     use ndarray_shm::backend::FileId;
 
     use super::Holder;
 
     /// Searches all processes except this one. See `proc_pid_maps(5)` and `proc_pid_fd(5)`.
-    pub(super) fn holders(path: &Path, id: FileId) -> Option<(Vec<Holder>, usize)> {
-        let path = path.canonicalize().unwrap_or_else(|_| path.to_owned());
-        let mut holders = Vec::new();
+    pub(super) fn holders(files: &[(&Path, FileId)]) -> Option<(Vec<Vec<Holder>>, usize)> {
+        let files = Files::new(files);
+        let mut found = vec![Vec::new(); files.0.len()];
         let mut hidden = 0;
+        if found.is_empty() {
+            return Some((found, hidden));
+        }
         for entry in fs::read_dir("/proc").ok()?.flatten() {
             let pid = entry.file_name().to_str().and_then(|name| name.parse().ok());
             let Some(pid) = pid.filter(|pid| *pid != std::process::id()) else { continue };
             let process = entry.path();
-            let mapped = fs::read(process.join("maps")).map(|maps| is_mapped(&maps, &path, id));
-            let open = is_open(&process, id);
+            let mapped = fs::read(process.join("maps")).map(|maps| files.mapped_in(&maps));
+            let open = files.open_in(&process);
             let refused = is_refused(&mapped) || is_refused(&open);
-            let (mapped, open) = (mapped.unwrap_or(false), open.unwrap_or(false));
-            if mapped || open {
+            let (mapped, open) = (mapped.unwrap_or_default(), open.unwrap_or_default());
+            let held: BTreeSet<usize> = mapped.union(&open).copied().collect();
+            if !held.is_empty() {
                 let program = fs::read(process.join("comm")).unwrap_or_default();
                 let program = String::from_utf8_lossy(&program).trim_end().to_owned();
-                holders.push(Holder { pid, program, mapped, open });
+                for file in held {
+                    let (mapped, open) = (mapped.contains(&file), open.contains(&file));
+                    found[file].push(Holder { pid, program: program.clone(), mapped, open });
+                }
             } else if refused {
                 // Kernel threads and zombies have an empty command line and no memory: they hold nothing, so they do
                 // not count.
@@ -107,35 +123,64 @@ mod imp {
                 hidden += usize::from(has_memory);
             }
         }
-        holders.sort_by_key(|holder| holder.pid);
-        Some((holders, hidden))
+        for holders in &mut found {
+            holders.sort_by_key(|holder| holder.pid);
+        }
+        Some((found, hidden))
     }
 
-    fn is_refused(answer: &io::Result<bool>) -> bool {
+    fn is_refused<T>(answer: &io::Result<T>) -> bool {
         answer.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::PermissionDenied)
     }
 
-    fn is_open(process: &Path, id: FileId) -> io::Result<bool> {
-        Ok(fs::read_dir(process.join("fd"))?.flatten().any(|descriptor| {
-            let link = descriptor.path();
-            // The links of pipes and sockets are not paths. `stat` on them is not needed.
-            fs::read_link(&link).is_ok_and(|target| target.is_absolute())
-                && fs::metadata(&link).is_ok_and(|facts| (facts.dev(), facts.ino()) == (id.device, id.number))
-        }))
-    }
+    /// The files that are searched for, with the positions in the list that was given.
+    pub(super) struct Files(Vec<(PathBuf, FileId)>, HashMap<u64, Vec<usize>>);
 
-    /// Searches the text of a `maps` file, with lines `start-end rwxp offset major:minor inode   path`.
-    pub(super) fn is_mapped(maps: &[u8], path: &Path, id: FileId) -> bool {
-        let device = format!("{:02x}:{:02x}", rustix::fs::major(id.device), rustix::fs::minor(id.device));
-        let number = id.number.to_string();
-        maps.split(|byte| *byte == b'\n').any(|line| {
-            let mut fields = line.splitn(6, |byte| *byte == b' ').skip(3);
-            let (Some(on), Some(inode)) = (fields.next(), fields.next()) else { return false };
-            let named = fields.next().unwrap_or_default().trim_ascii_start();
-            // On btrfs and layered file systems `stat` reports another device than `maps`. There the path is compared
-            // instead.
-            inode == number.as_bytes() && (on == device.as_bytes() || named == path.as_os_str().as_bytes())
-        })
+    impl Files {
+        pub(super) fn new(files: &[(&Path, FileId)]) -> Self {
+            let mut by_number: HashMap<u64, Vec<usize>> = HashMap::new();
+            for (at, (_, id)) in files.iter().enumerate() {
+                by_number.entry(id.number).or_default().push(at);
+            }
+            let real = |path: &Path| path.canonicalize().unwrap_or_else(|_| path.to_owned());
+            Self(files.iter().map(|(path, id)| (real(path), *id)).collect(), by_number)
+        }
+
+        fn open_in(&self, process: &Path) -> io::Result<BTreeSet<usize>> {
+            let mut found = BTreeSet::new();
+            for descriptor in fs::read_dir(process.join("fd"))?.flatten() {
+                let link = descriptor.path();
+                // The links of pipes and sockets are not paths. `stat` on them is not needed.
+                if !fs::read_link(&link).is_ok_and(|target| target.is_absolute()) {
+                    continue;
+                }
+                let Ok(facts) = fs::metadata(&link) else { continue };
+                let same = self.1.get(&facts.ino()).into_iter().flatten();
+                found.extend(same.filter(|at| self.0[**at].1.device == facts.dev()));
+            }
+            Ok(found)
+        }
+
+        /// Searches the text of a `maps` file, with lines `start-end rwxp offset major:minor inode   path`.
+        pub(super) fn mapped_in(&self, maps: &[u8]) -> BTreeSet<usize> {
+            let mut found = BTreeSet::new();
+            for line in maps.split(|byte| *byte == b'\n') {
+                let mut fields = line.splitn(6, |byte| *byte == b' ').skip(3);
+                let (Some(on), Some(inode)) = (fields.next(), fields.next()) else { continue };
+                let Some(number) = std::str::from_utf8(inode).ok().and_then(|inode| inode.parse().ok()) else { continue };
+                let named = fields.next().unwrap_or_default().trim_ascii_start();
+                // On btrfs and layered file systems `stat` reports another device than `maps`. There the path is
+                // compared instead.
+                let same = self.1.get(&number).into_iter().flatten();
+                found.extend(same.filter(|at| {
+                    let (path, id) = &self.0[**at];
+                    let device =
+                        format!("{:02x}:{:02x}", rustix::fs::major(id.device), rustix::fs::minor(id.device));
+                    on == device.as_bytes() || named == path.as_os_str().as_bytes()
+                }));
+            }
+            found
+        }
     }
 }
 
@@ -147,7 +192,7 @@ mod imp {
 
     use super::Holder;
 
-    pub(super) fn holders(_path: &Path, _id: FileId) -> Option<(Vec<Holder>, usize)> {
+    pub(super) fn holders(_files: &[(&Path, FileId)]) -> Option<(Vec<Vec<Holder>>, usize)> {
         None
     }
 }
@@ -177,7 +222,7 @@ mod tests {
                      7f02-7f03 rw-p 00000000 00:00 0 \n\nnonsense\n7f04-7f05 r--p 00000000 fd:100 9 /x (deleted)";
         let is_mapped = |path: &str, major, minor, number| {
             let id = FileId { device: rustix::fs::makedev(major, minor), number };
-            imp::is_mapped(maps, Path::new(path), id)
+            !imp::Files::new(&[(Path::new(path), id)]).mapped_in(maps).is_empty()
         };
         assert!(is_mapped("/other/path", 0, 0x1a, 77));
         assert!(!is_mapped("/other/path", 0, 0x1b, 77) && !is_mapped("/dev/shm/a b", 0, 0x1a, 7));

@@ -3,6 +3,7 @@
 #![allow(clippy::unnecessary_wraps, clippy::unused_self)] // as their counterparts
 
 use std::convert::Infallible;
+use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io;
 use std::marker::PhantomData;
@@ -11,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::process::Child;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread::{self, Thread};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use memmap2::{MmapOptions, MmapRaw};
 
@@ -59,11 +60,53 @@ answers! {
     /// Refuses: room is freed with the file.
     fn free_part(&File, Range<u64>) -> io::Result<()> = Err(io::ErrorKind::Unsupported.into());
 
+    /// Refuses: no lease proves that a file is unused, so that no name of another program is looked at. The next ones too.
+    fn open_directory(&Path) -> io::Result<File> = no_leases();
+    fn open_directory_in(&File, &OsStr) -> io::Result<File> = no_leases();
+    fn names_in(&File) -> io::Result<Vec<OsString>> = no_leases();
+    fn facts_in(&File, &OsStr) -> io::Result<(Facts, SystemTime)> = no_leases();
+    fn open_in(&File, &OsStr) -> io::Result<File> = no_leases();
+    fn remove_directory_in(&File, &OsStr) -> io::Result<()> = no_leases();
+    fn lease(File) -> io::Result<LeaseAnswer> = no_leases();
+    fn start_of_first_process() -> io::Result<SystemTime> = no_leases();
+    fn not_the_containers(&Path) -> io::Result<Option<&'static str>> = no_leases();
+
+    /// Returns false: nothing needs it here.
+    fn has_attributes(&File) -> bool = false;
+
+    /// Returns `None`: the number is not looked up.
+    fn is_dead(u32) -> Option<bool> = None;
+
     /// Returns the path by which this program can be started again.
     fn own_program() -> io::Result<PathBuf> = std::env::current_exe();
 
     /// Wakes nothing: sleepers poll the word.
     fn wake(&AtomicU32, u32) -> usize = 0;
+}
+
+fn no_leases<T>() -> io::Result<T> {
+    let reason = "only Linux can prove that no process uses the file of another program";
+    Err(io::Error::new(io::ErrorKind::Unsupported, reason))
+}
+
+/// The answer to the request for a lease, which is always refused here.
+#[derive(Debug)]
+#[allow(dead_code)] // as on Linux
+pub(crate) enum LeaseAnswer {
+    Granted(Leased),
+    InUse,
+    NotPermitted,
+    Unsupported,
+}
+
+/// A file under a write lease. Here the type has no values.
+#[derive(Debug)]
+pub(crate) struct Leased(Infallible);
+
+impl Leased {
+    never! {
+        fn unlink(&File, &OsStr, SystemTime) -> io::Result<bool>;
+    }
 }
 
 /// Returns whether a file has fewer allocated bytes than its length needs.

@@ -3,10 +3,12 @@
 
 mod bell;
 mod children;
+mod container;
 pub(crate) mod daemon;
 mod futex;
 mod holes;
 mod huge;
+mod lease;
 mod mapping;
 mod room;
 
@@ -24,9 +26,13 @@ use rustix::time::ClockId;
 
 pub(crate) use self::bell::Bell;
 pub(crate) use self::children::{Watched, create_report, own_program, prepare_child, wait_for_end};
+pub(crate) use self::container::{is_dead, not_the_containers, start_of_first_process};
 pub(crate) use self::futex::{wait_on, wake};
 pub(crate) use self::holes::has_holes;
 pub(crate) use self::huge::HugeWindows;
+pub(crate) use self::lease::{
+    LeaseAnswer, Leased, facts_in, has_attributes, lease, names_in, open_directory, open_directory_in, open_in, remove_directory_in,
+};
 pub(crate) use self::mapping::Mapping;
 use self::room::is_of_the_kernel;
 pub(crate) use self::room::{available, available_memory, holes_take_memory, is_lost_at_boot};
