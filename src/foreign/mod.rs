@@ -98,9 +98,10 @@ pub struct ForeignFile {
 pub enum Finding {
     /// Proven: no process has it open or mapped. Of a joblib folder: nor any file in it, and its process is dead.
     Unused,
-    /// A process has it open or mapped, or has a lease on it. Of a joblib folder and the files in it: or its process is
-    /// alive.
+    /// A process has it open or mapped, or has a lease on it. Of a joblib folder: there are files in it.
     InUse,
+    /// The process in the name of the joblib folder is alive. A file there may have no holder yet.
+    CreatorAlive,
     /// Not proven. The lease needs the owner of the file, or `CAP_LEASE` in the first user namespace. Root of a
     /// container or of a user namespace lacks that.
     NotPermitted,
@@ -182,7 +183,8 @@ pub fn can_tell_ours(directory: &Directory) -> Result<bool> {
 ///
 /// [`Unsupported`](ErrorKind::Unsupported): off Linux, or /proc does not show this pid namespace.
 pub fn start_of_container() -> Result<SystemTime> {
-    os::start_of_first_process().map_err(|error| Error::os_elsewhere("asking when process 1 was started", "/proc", error))
+    os::start_of_first_process()
+        .map_err(|error| Error::os_elsewhere("asking when process 1 was started", "/proc", error))
 }
 
 /// Returns why a directory may be one that processes outside this container use, in words that follow "because"; `None`
@@ -319,7 +321,7 @@ fn find_folder(creator: Creator, folder: &ForeignFile, files: &[ForeignFile]) ->
     let inside = format!("{}/", folder.name);
     match creator {
         Creator::Unknown => Finding::UnknownCreator,
-        Creator::Alive | Creator::None => Finding::InUse,
+        Creator::Alive | Creator::None => Finding::CreatorAlive,
         Creator::Dead => files
             .iter()
             .filter(|file| file.name.starts_with(&inside))
@@ -336,7 +338,7 @@ fn look(place: &Place, file: &ForeignFile, ours: bool) -> io::Result<Looked> {
         return kept(Finding::Ours);
     }
     match place.creator {
-        Creator::Alive => return kept(Finding::InUse),
+        Creator::Alive => return kept(Finding::CreatorAlive),
         Creator::Unknown => return kept(Finding::UnknownCreator),
         Creator::None | Creator::Dead => {}
     }
@@ -344,6 +346,7 @@ fn look(place: &Place, file: &ForeignFile, ours: bool) -> io::Result<Looked> {
     if !os::owns_files_of(file.owner) {
         return kept(Finding::NotPermitted);
     }
+    os::step("foreign: found");
     let opened = match os::open_in(&place.handle, file.own_name()) {
         Ok(opened) => opened,
         Err(error) => {
@@ -413,4 +416,3 @@ fn explain(directory: &Directory, error: io::Error) -> Error {
         _ => Error::os_elsewhere("look for files of other programs", path.display(), error),
     }
 }
-

@@ -159,6 +159,7 @@ impl Sweep {
         if self.dry_run {
             return Ok(Some(Finding::Unused));
         }
+        os::step("foreign: leased");
         // The lease is held until the name has gone.
         match leased.unlink(&place.handle, file.own_name(), newest) {
             Ok(true) => Ok(Some(Finding::Unused)),
@@ -172,7 +173,7 @@ impl Sweep {
     fn folder(self, place: &Place, folder: &ForeignFile, swept: &Swept) -> io::Result<Option<Finding>> {
         match place.creator {
             Creator::Unknown => return Ok(Some(Finding::UnknownCreator)),
-            Creator::Alive | Creator::None => return Ok(Some(Finding::InUse)),
+            Creator::Alive | Creator::None => return Ok(Some(Finding::CreatorAlive)),
             Creator::Dead => {}
         }
         if self.dry_run {

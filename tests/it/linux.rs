@@ -4,6 +4,7 @@ mod arena;
 mod borrowers;
 mod counted;
 mod descriptors;
+pub mod foreign;
 mod holes;
 mod inherited;
 mod limits;
@@ -27,6 +28,7 @@ pub fn trials(place: &Place) -> Vec<Trial> {
         borrowers::trials,
         counted::trials,
         descriptors::trials,
+        foreign::trials,
         holes::trials,
         inherited::trials,
         limits::trials,
@@ -48,6 +50,7 @@ pub const ROLES: &[&[(&str, Role)]] = &[
     borrowers::ROLES,
     counted::ROLES,
     descriptors::ROLES,
+    foreign::ROLES,
     holes::ROLES,
     inherited::ROLES,
     limits::ROLES,

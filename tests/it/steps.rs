@@ -7,6 +7,7 @@ mod attach;
 mod caches;
 #[cfg(feature = "channel")]
 mod drops;
+mod foreign;
 mod give_up;
 mod locks;
 mod names;
@@ -28,6 +29,7 @@ pub fn trials(place: &Place) -> Vec<Trial> {
         caches::trials,
         #[cfg(feature = "channel")]
         drops::trials,
+        foreign::trials,
         give_up::trials,
         locks::trials,
         names::trials,
@@ -46,6 +48,7 @@ pub const ROLES: &[&[(&str, Role)]] = &[
     caches::ROLES,
     #[cfg(feature = "channel")]
     drops::ROLES,
+    foreign::ROLES,
     give_up::ROLES,
     locks::ROLES,
     names::ROLES,

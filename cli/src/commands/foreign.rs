@@ -36,7 +36,8 @@ struct ForeignItem {
     owner: u32,
     /// Whether it is proven that no process uses it.
     proven: bool,
-    /// "unused", "in_use", "not_permitted", "unknown_creator", "unsupported", "ours", "other_user", "young" or "changed".
+    /// "unused", "in_use", "creator_alive", "not_permitted", "unknown_creator", "unsupported", "other_user", "young" or
+    /// "changed".
     #[serde(serialize_with = "write_finding")]
     finding: Finding,
     #[serde(flatten)]
@@ -100,7 +101,8 @@ pub(crate) fn remove(args: &GcArgs, out: &mut dyn Write) -> Result<Exit, Failure
         swept.write(out)?;
     }
     for FailedItem { file, error } in &swept.failed {
-        let failure = Failure::new(Exit::Failed, error).while_doing(format!("not removed: {}", units::printable(&file.path)));
+        let failure =
+            Failure::new(Exit::Failed, error).while_doing(format!("not removed: {}", units::printable(&file.path)));
         failure.print(&mut io::stderr());
     }
     Ok(if asked_in_vain || !swept.failed.is_empty() { Exit::Failed } else { Exit::Done })
@@ -125,10 +127,8 @@ impl SweepReport {
                 refuse_machine(directory)?;
             }
             let can_tell_ours = args.ours || foreign::can_tell_ours(directory)?;
-            let sweep = sweep
-                .older_than(Duration::ZERO)
-                .before(foreign::start_of_container()?)
-                .alone(!args.shared_mount);
+            let sweep =
+                sweep.older_than(Duration::ZERO).before(foreign::start_of_container()?).alone(!args.shared_mount);
             sweep.run(directory, |_, family| !family.lives_unheld && (can_tell_ours || !is_other(family)))?
         } else {
             sweep.run(directory, |name, family| is_chosen(args, name, family))?
@@ -186,10 +186,13 @@ impl ForeignItem {
         let owner = self.owner;
         match self.finding {
             Finding::Unused => "unused".to_owned(),
-            Finding::InUse if self.folder => "in use: its process is alive, or files are left in it".to_owned(),
+            Finding::InUse if self.folder => "files are left in it".to_owned(),
+            Finding::CreatorAlive => "its process is alive".to_owned(),
             Finding::InUse => format!("in use: {}", self.holders.describe()),
             Finding::NotPermitted => {
-                format!("not proven: owner {owner} (only this user, or root with CAP_LEASE of the machine, can prove it)")
+                format!(
+                    "not proven: owner {owner} (only this user, or root with CAP_LEASE of the machine, can prove it)"
+                )
             }
             Finding::UnknownCreator => "not proven: its process may be in another pid namespace".to_owned(),
             Finding::Unsupported => "not proven: the file system or the kernel has no leases that prove it".to_owned(),
@@ -206,6 +209,7 @@ fn finding_name(finding: Finding) -> &'static str {
     match finding {
         Finding::Unused => "unused",
         Finding::InUse => "in_use",
+        Finding::CreatorAlive => "creator_alive",
         Finding::NotPermitted => "not_permitted",
         Finding::UnknownCreator => "unknown_creator",
         Finding::Unsupported => "unsupported",
@@ -257,11 +261,8 @@ fn is_chosen(args: &GcArgs, name: &str, family: &Family) -> bool {
         starts.into_iter().any(|start| !start.is_empty() && pattern.as_str().starts_with(start))
     };
     let mut meant = args.patterns.iter().filter(|pattern| pattern.matches(name));
-    let by_pattern = if family.lives_unheld {
-        meant.any(begins)
-    } else {
-        args.patterns.is_empty() || meant.next().is_some()
-    };
+    let by_pattern =
+        if family.lives_unheld { meant.any(begins) } else { args.patterns.is_empty() || meant.next().is_some() };
     by_pattern && (args.family.is_empty() || args.family.contains(&family))
 }
 
@@ -275,8 +276,10 @@ fn may_choose(name: &str) -> bool {
 
 /// Adds what only the report needs: the holders of files that are kept because of them.
 fn items(directory: &Directory, files: Vec<ForeignFile>) -> Vec<ForeignItem> {
-    let is_searched = |file: &&ForeignFile| matches!(file.finding, Finding::InUse | Finding::NotPermitted) && !file.is_folder;
-    let searched: Vec<(&Path, _)> = files.iter().filter(is_searched).map(|file| (file.path.as_path(), file.id)).collect();
+    let is_searched =
+        |file: &&ForeignFile| matches!(file.finding, Finding::InUse | Finding::NotPermitted) && !file.is_folder;
+    let searched: Vec<(&Path, _)> =
+        files.iter().filter(is_searched).map(|file| (file.path.as_path(), file.id)).collect();
     let mut holders = Holders::of_each(&searched).into_iter();
     let holders: Vec<Holders> = files
         .iter()
@@ -313,7 +316,7 @@ fn write_table(items: &[ForeignItem], out: &mut dyn Write) -> Result<(), Failure
         table.row([
             units::printable(&item.name),
             item.family.to_owned(),
-            units::size(item.bytes),
+            units::size(item.size),
             units::age(Duration::from_secs(item.age_seconds)),
             host::user_name(item.owner).unwrap_or_else(|| item.owner.to_string()),
             item.describe(),

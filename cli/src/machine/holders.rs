@@ -42,10 +42,9 @@ impl Holders {
     /// Finds the processes that hold each of these files, in one search of all processes.
     pub(crate) fn of_each(files: &[(&Path, FileId)]) -> Vec<Self> {
         match imp::holders(files) {
-            Some((found, hidden)) => found
-                .into_iter()
-                .map(|holders| Self { holders: Some(holders), holders_hidden: Some(hidden) })
-                .collect(),
+            Some((found, hidden)) => {
+                found.into_iter().map(|holders| Self { holders: Some(holders), holders_hidden: Some(hidden) }).collect()
+            }
             None => files.iter().map(|_| Self::default()).collect(),
         }
     }
@@ -167,15 +166,16 @@ mod imp {
             for line in maps.split(|byte| *byte == b'\n') {
                 let mut fields = line.splitn(6, |byte| *byte == b' ').skip(3);
                 let (Some(on), Some(inode)) = (fields.next(), fields.next()) else { continue };
-                let Some(number) = std::str::from_utf8(inode).ok().and_then(|inode| inode.parse().ok()) else { continue };
+                let Some(number) = std::str::from_utf8(inode).ok().and_then(|inode| inode.parse().ok()) else {
+                    continue;
+                };
                 let named = fields.next().unwrap_or_default().trim_ascii_start();
                 // On btrfs and layered file systems `stat` reports another device than `maps`. There the path is
                 // compared instead.
                 let same = self.1.get(&number).into_iter().flatten();
                 found.extend(same.filter(|at| {
                     let (path, id) = &self.0[**at];
-                    let device =
-                        format!("{:02x}:{:02x}", rustix::fs::major(id.device), rustix::fs::minor(id.device));
+                    let device = format!("{:02x}:{:02x}", rustix::fs::major(id.device), rustix::fs::minor(id.device));
                     on == device.as_bytes() || named == path.as_os_str().as_bytes()
                 }));
             }

@@ -11,6 +11,8 @@ mod demonstration;
 mod describing;
 mod diagnosis;
 mod downloading;
+#[cfg(target_os = "linux")]
+mod foreign;
 mod gc;
 mod holder;
 #[cfg(unix)] // signals

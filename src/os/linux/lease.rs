@@ -133,6 +133,7 @@ impl Leased {
         if control(&self.0, libc::F_GETLEASE, 0)? != WRITE {
             return Ok(false);
         }
+        crate::os::step("foreign: checked");
         fs::unlinkat(directory, name, AtFlags::empty())?;
         Ok(true)
     }

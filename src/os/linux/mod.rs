@@ -31,7 +31,8 @@ pub(crate) use self::futex::{wait_on, wake};
 pub(crate) use self::holes::has_holes;
 pub(crate) use self::huge::HugeWindows;
 pub(crate) use self::lease::{
-    LeaseAnswer, Leased, facts_in, has_attributes, lease, names_in, open_directory, open_directory_in, open_in, remove_directory_in,
+    LeaseAnswer, Leased, facts_in, has_attributes, lease, names_in, open_directory, open_directory_in, open_in,
+    remove_directory_in,
 };
 pub(crate) use self::mapping::Mapping;
 use self::room::is_of_the_kernel;
