@@ -115,7 +115,7 @@ from ._errors import (
 from ._guard import Guard, strict
 from ._job import Progress
 from ._libraries import install
-from ._program import doctor
+from ._program import doctor, sweep
 from ._render import Claim, FinishedChunk, RenderBuffer, paint
 from ._share import get_all_sharing_strategies, get_sharing_strategy, set_sharing_strategy, share, share_zeros
 from ._shared_list import SharedList
@@ -220,6 +220,7 @@ __all__ = [
     "share",
     "share_zeros",
     "strict",
+    "sweep",
     "unlink",
     "upload",
 ]

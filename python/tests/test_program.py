@@ -34,6 +34,52 @@ def test_doctor_returns_the_report_of_the_program(monkeypatch: pytest.MonkeyPatc
         ndshm.doctor()
 
 
+def test_sweep_removes_what_a_killed_process_left_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    code = """
+import sys, time
+from multiprocessing import resource_tracker, shared_memory
+memory = shared_memory.SharedMemory(sys.argv[1], create=True, size=5000)
+resource_tracker.unregister(memory._name, "shared_memory")
+print("ready", flush=True)
+time.sleep(60)
+"""
+    names = [f"psm_ndshm-test-{os.getpid()}-{kind}" for kind in ("dead", "alive")]
+    start = [sys.executable, "-c", code]
+    with (
+        subprocess.Popen([*start, names[0]], stdout=subprocess.PIPE) as dead,
+        subprocess.Popen([*start, names[1]], stdout=subprocess.PIPE) as alive,
+    ):
+        try:
+            for child in (dead, alive):
+                assert child.stdout is not None and child.stdout.readline() == b"ready\n"
+            dead.kill()
+            dead.wait()
+            pattern = f"psm_ndshm-test-{os.getpid()}-*"
+            young = ndshm.sweep(pattern)
+            assert [file["finding"] for file in young["kept"]] == ["young", "young"]
+            dry = ndshm.sweep(pattern, family="python", older_than=0, dry_run=True)
+            assert [file["name"] for file in dry["removed"]] == names[:1] and Path("/dev/shm", names[0]).exists()
+            report = ndshm.sweep(pattern, family=["python"], older_than=0)
+            assert [file["name"] for file in report["removed"]] == names[:1] and not Path("/dev/shm", names[0]).exists()
+            assert [file["holders"][0]["pid"] for file in report["kept"]] == [alive.pid]
+            assert ndshm.sweep(older_than=0)["listed"] is True and Path("/dev/shm", names[1]).exists()
+        finally:
+            alive.kill()
+            alive.wait()
+            for name in names:
+                Path("/dev/shm", name).unlink(missing_ok=True)
+    for wrong in ("no such family", "semaphore"):
+        with pytest.raises(ndshm.InvalidArgument, match=wrong):
+            ndshm.sweep(family=wrong)
+    with pytest.raises(ndshm.InvalidArgument, match="seconds"):
+        ndshm.sweep(older_than=-1)
+    with pytest.raises(ndshm.InvalidArgument):
+        ndshm.sweep("[a")
+    monkeypatch.setattr(_program, "path", lambda: None)
+    with pytest.raises(ndshm.Unsupported, match="comes with the wheel"):
+        ndshm.sweep("x")
+
+
 @pytest.mark.parametrize(("value", "chosen"), [("", True), ("on", True), ("Yes", True), ("true", True), ("1", True), ("off", False), ("/x", False)])
 def test_manager_that_is_switched_on_is_that_of_the_wheel(monkeypatch: pytest.MonkeyPatch, value: str, chosen: bool) -> None:
     given: list[str | None] = []

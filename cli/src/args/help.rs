@@ -289,6 +289,25 @@ Fields of cache:
     };
 }
 
+/// The fields of a file of another program.
+macro_rules! foreign_fields {
+    () => {
+        "\
+Fields of each file of --foreign --json:
+  name, backend, path        where it is; a file in a joblib folder is called folder/name
+  family                     torch, python (SharedMemory, vLLM's rings), cloudvolume, vllm, sglang, deepspeed, triton, mosaicml,
+                             ray, nccl, boost, joblib, semaphore or other
+  folder                     whether it is a joblib folder
+  size, bytes                length, and bytes of memory
+  age_seconds, owner         since it was last changed; number of the user
+  proven                     whether it is proven that no process uses it
+  finding                    \"unused\", \"in_use\", \"creator_alive\" (the process that a joblib folder is named after),
+                             \"unknown_creator\" (that may be in another pid namespace), \"not_permitted\",
+                             \"unsupported\" (no tmpfs, or no leases); of gc also \"other_user\", \"young\" or \"changed\"
+  holders, holders_hidden    as those of `info`; null if they were not searched"
+    };
+}
+
 pub(crate) const LS: &str = concat!(
     "\
 Quote patterns, or the shell expands them to file names: ndshm ls 'em-*'. If nothing matches, the exit code is 3.
@@ -301,7 +320,19 @@ whether a process is attached.
 Fields of each item of --json:
 ",
     item_fields!(),
-    "\n\n",
+    "
+
+With --foreign, the files of other programs are listed (Linux, /dev/shm), and USERS says whether it is proven that no
+process uses them:
+  unused      the kernel has just granted a write lease on the file, as it does only while no process has it open or mapped
+  in use      a process has it open or mapped; named are those that this user may see
+  not proven  the write lease needs the owner of the file, or root with CAP_LEASE of the machine, which root of a container lacks
+
+",
+    foreign_fields!(),
+    "
+
+",
     codes!()
 );
 
@@ -508,6 +539,35 @@ Fields of --json:
   young              number of orphans that are too young for --older-than
   skipped, failed    name, backend, path, owner (a number, or null) and error of files that could not be inspected or
                      removed: skipped are files of other users, failed all the rest
+
+With --foreign (Linux, /dev/shm), files of other programs that no process uses are removed instead: those that match a
+PATTERN and are of a --family, of whichever is given. Without either they are only listed. Examples:
+  ndshm gc --foreign --family python,torch
+  ndshm gc --foreign 'vllm_offload_*' --older-than 1h --dry-run
+A file is removed only while the kernel grants this program a write lease on it, which proves that no process has it open
+or mapped, in any namespace. A process that opens it at this moment waits some microseconds, and then finds no file. Kept are:
+  - what was changed within ten minutes (--older-than), because a process may be about to open it again
+  - files of other users; root removes those of one with --user
+  - semaphores (sem.*, mp-*) and names of CloudVolume (cloudvolume-*), unless a PATTERN begins like that: they live on purpose
+    while no process has them open
+  - joblib folders and their files while the process in the name is alive, or may be in another pid namespace
+  - symbolic links, files with two names, and the arrays of this library
+If it cannot be proven that a file is unused, although it was asked for, the exit code is 1.
+
+With --entrypoint, the same is done for a container that starts again: with all of these files but semaphores and names
+of CloudVolume, if they are older than process 1. This library's own arrays stay, unless --ours is given. It is refused
+where processes outside the container may use the directory (--ipc=host, hostPath): --shared-mount removes unused files
+even so. Nothing to do is a success. docs/guide/containers.md has lines for a Dockerfile, Kubernetes and SLURM.
+
+Fields of --foreign --json and --entrypoint --json:
+  dry_run, listed    whether nothing was removed because of --dry-run, or because nothing was chosen
+  removed, kept      the files, with the fields below
+  bytes              sum of the bytes of those that were removed
+  failed             files that could not be removed, with the fields below and error
+
+",
+    foreign_fields!(),
+    "
 
 ",
     codes!()
