@@ -430,6 +430,7 @@ pub(crate) struct UnlinkArgs {
 /// Arguments of `ndshm gc`.
 #[derive(Debug, Args)]
 #[command(after_help = help::CODES, after_long_help = help::GC)]
+#[expect(clippy::struct_excessive_bools, reason = "each is an option of the command line")]
 pub(crate) struct GcArgs {
     /// With --foreign: remove only names that match: * is any text, ? any character, [a-c] one of a, b and c
     #[arg(value_name = "PATTERN", value_parser = words::pattern, requires = "foreign")]

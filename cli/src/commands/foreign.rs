@@ -36,8 +36,7 @@ struct ForeignItem {
     owner: u32,
     /// Whether it is proven that no process uses it.
     proven: bool,
-    /// "unused", "in_use", "creator_alive", "not_permitted", "unknown_creator", "unsupported", "other_user", "young" or
-    /// "changed".
+    /// One of the names of [`finding_name`].
     #[serde(serialize_with = "write_finding")]
     finding: Finding,
     #[serde(flatten)]

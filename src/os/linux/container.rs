@@ -10,7 +10,7 @@ use rustix::time::ClockId;
 
 use super::clock;
 
-/// The first pid namespace, which has this number on every machine (linux/proc_ns.h).
+/// The first pid namespace, which has this number on every machine (`linux/proc_ns.h`).
 const FIRST_PIDS: &str = "pid:[4026531836]";
 
 /// The first ipc namespace.
@@ -87,7 +87,7 @@ pub(crate) fn not_the_containers(directory: &Path) -> io::Result<Option<&'static
 /// Returns why the mount at a path may not be the container's own. See `proc_pid_mountinfo(5)`.
 fn not_own_mount(mounts: &str, path: &str) -> Option<&'static str> {
     // The last mount at a path hides those before it.
-    let mount = mounts.lines().filter_map(|line| {
+    let mut mount = mounts.lines().filter_map(|line| {
         let (mount, file_system) = line.split_once(" - ")?;
         let mut fields = mount.split(' ').skip(3);
         let (root, point) = (fields.next()?, fields.next()?);
@@ -97,7 +97,7 @@ fn not_own_mount(mounts: &str, path: &str) -> Option<&'static str> {
         let options = file_system.nth(1)?;
         (point.replace("\\040", " ") == path).then_some((root, tags, kind, options))
     });
-    let Some((root, tags, kind, options)) = mount.last() else {
+    let Some((root, tags, kind, options)) = mount.next_back() else {
         return Some("it is not a mount of its own");
     };
     if kind != "tmpfs" {

@@ -1,7 +1,7 @@
 //! Files of other programs: which are removed, and which never are.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{IoSlice, IoSliceMut};
+use std::io::IoSlice;
 use std::mem::MaybeUninit;
 use std::os::fd::AsFd;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, symlink};
@@ -72,18 +72,18 @@ fn hold(arguments: &[String]) {
         "mapped" => {
             let map = memmap2::MmapOptions::new().len(4096).map_raw(&file).unwrap();
             drop(file);
-            wait(map)
+            wait(&map)
         }
         "mapped read-only" => {
             let map = memmap2::MmapOptions::new().len(4096).map_raw_read_only(&file).unwrap();
             drop(file);
-            wait(map)
+            wait(&map)
         }
         "in flight" => {
             let (from, to) = std::os::unix::net::UnixStream::pair().unwrap();
             send(&from, &file);
             drop(file);
-            wait((from, to))
+            wait(&(from, to))
         }
         "leased" => {
             // SAFETY: no handler is installed.
@@ -92,21 +92,21 @@ fn hold(arguments: &[String]) {
             // SAFETY: the descriptor is open, and the command takes a number.
             let leased = unsafe { libc::fcntl(descriptor, libc::F_SETLEASE, libc::F_WRLCK) };
             assert_eq!(leased, 0, "{}", std::io::Error::last_os_error());
-            wait(file)
+            wait(&file)
         }
         "locked" => {
             fcntl_lock(&file, rustix::fs::FlockOperation::LockExclusive).unwrap();
-            wait(file)
+            wait(&file)
         }
-        _ => wait(file),
+        _ => wait(&file),
     }
 }
 
-fn wait<T>(held: T) {
+fn wait<T>(held: &T) -> ! {
     say("ready");
     loop {
         std::thread::park();
-        std::hint::black_box(&held);
+        std::hint::black_box(held);
     }
 }
 
@@ -213,14 +213,14 @@ fn churn(arguments: &[String]) {
     let (start, mut late, mut held) = (Instant::now(), 0, 0_u64);
     while start.elapsed() < Duration::from_millis(1500) {
         let open = || OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&name);
-        // Another child may replace the name. So this one watches its own file by its own second name.
         match held % 3 {
             0 => {
                 let Ok(file) = open() else { continue };
-                // Removed before this process had it: it opened no living file.
+                // Unlinked or replaced before this process had it.
                 late += u64::from(file.metadata().unwrap().nlink() == 0);
             }
             1 => {
+                // No other child uses this name, so that only the sweep could remove it.
                 let file = OpenOptions::new().read(true).write(true).create_new(true).open(&new).unwrap();
                 let map = memmap2::MmapOptions::new().len(4096).map_raw(&file).unwrap();
                 let id = file.metadata().unwrap().ino();
