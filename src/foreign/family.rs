@@ -11,7 +11,7 @@ pub struct Family {
     pub patterns: &'static [&'static str],
     /// Whether such names live without a holder on purpose, so that no holder does not mean that the program is done.
     pub lives_unheld: bool,
-    /// Whether the names are folders, whose files are looked at each by itself.
+    /// Whether the names are folders; each file in them is looked at by itself.
     pub is_folder: bool,
 }
 
@@ -52,11 +52,11 @@ const FAMILIES: &[Family] = &[
     family("nccl", &["nccl-*"]),
     // boost/interprocess/detail/shared_dir_helpers.hpp. Names in shared memory are those of its users.
     family("boost", &["boost_interprocess*"]),
-    // joblib/_memmapping_reducer.py: `register_new_context`, with the process. A dumped file has no holder until a worker
-    // opens it.
+    // joblib/_memmapping_reducer.py: `register_new_context`, with the process. A dumped file has no holder until a
+    // worker opens it.
     Family { is_folder: true, ..family("joblib", &["joblib_memmapping_folder_#_*"]) },
-    // sem_open(3): "sem." and the name; Lib/multiprocessing/synchronize.py: `_make_name`. Programs open and close them as
-    // they need them.
+    // sem_open(3): "sem." and the name; Lib/multiprocessing/synchronize.py: `_make_name`. Programs open and close them
+    // as they need them.
     Family { lives_unheld: true, ..family("semaphore", &["sem.*", "mp-*"]) },
     family("other", &["*"]),
 ];

@@ -29,9 +29,9 @@
 //! # What other processes notice
 //!
 //! The lease is held for one stat(2) and one unlink(2). A process that calls open(2) meanwhile blocks for these
-//! microseconds, or fails with `EAGAIN` if it gave `O_NONBLOCK`. If it began before the unlink(2), the file stays. If it
-//! began after the check, it gets `ENOENT`, or, if it had found the name already, a file without a name. A signal tells
-//! this process that it is waited for: SIGURG, which is ignored by default.
+//! microseconds, or fails with `EAGAIN` if it gave `O_NONBLOCK`. If it began before the unlink(2), the file stays. If
+//! it began after the check, it gets `ENOENT`, or, if it had found the name already, a file without a name. A signal
+//! tells this process that it is waited for: SIGURG, which is ignored by default.
 //!
 //! Looking at a file takes the lease too, and releases it at once.
 //!
@@ -191,8 +191,8 @@ pub fn start_of_container() -> Result<SystemTime> {
 /// if it seems to be the container's.
 ///
 /// It is the container's if neither the pid nor the ipc namespace is the machine's, and the directory is a tmpfs of its
-/// own, as a container runtime mounts it: limited in size, shared with no other mount namespace, and not made at boot. A
-/// volume that containers of one pod share looks like that too.
+/// own, as a container runtime mounts it: limited in size, shared with no other mount namespace, and not made at boot.
+/// A volume that containers of one pod share looks like that too.
 ///
 /// # Errors
 ///
@@ -201,14 +201,14 @@ pub fn not_the_containers(directory: &Directory) -> Result<Option<&'static str>>
     os::not_the_containers(directory.path()).map_err(|error| explain(directory, error))
 }
 
-/// An open directory, and whose the files in it are.
+/// An open directory, and the process that made the files in it.
 #[derive(Debug)]
-struct Place {
+struct Folder {
     handle: File,
     creator: Creator,
 }
 
-/// What is known about the process whose number is in a name.
+/// What is known about the process that a name has the number of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Creator {
     /// The name has no number that matters.
@@ -243,9 +243,9 @@ enum Looked {
 fn walk(
     directory: &Directory,
     creator: impl Fn(&str) -> Creator,
-    visit: &mut dyn FnMut(&Place, ForeignFile) -> Result<()>,
+    visit: &mut dyn FnMut(&Folder, ForeignFile) -> Result<()>,
 ) -> Result<()> {
-    let place = Place { handle: open(directory)?, creator: Creator::None };
+    let place = Folder { handle: open(directory)?, creator: Creator::None };
     for name in os::names_in(&place.handle).map_err(|error| explain(directory, error))? {
         // A file that disappears meanwhile is left out.
         let Ok((facts, changed)) = os::facts_in(&place.handle, &name) else { continue };
@@ -264,7 +264,7 @@ fn walk(
         // A folder that this user may not open is listed by itself.
         match os::open_directory_in(&place.handle, &name) {
             Ok(handle) => {
-                let inside = Place { handle, creator };
+                let inside = Folder { handle, creator };
                 for name in os::names_in(&inside.handle).map_err(|error| explain(directory, error))? {
                     let Ok((facts, changed)) = os::facts_in(&inside.handle, &name) else { continue };
                     if facts.other.is_none() {
@@ -277,7 +277,7 @@ fn walk(
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {}
             Err(_) => continue, // it was removed or replaced
         }
-        visit(&Place { handle: place.handle.try_clone().map_err(|error| explain(directory, error))?, creator }, file)?;
+        visit(&Folder { handle: place.handle.try_clone().map_err(|error| explain(directory, error))?, creator }, file)?;
     }
     Ok(())
 }
@@ -313,7 +313,7 @@ impl ForeignFile {
     }
 }
 
-/// Returns what is known about a joblib folder, of whose files each was looked at.
+/// Returns what is known about a joblib folder, after a look at each of its files.
 fn find_folder(creator: Creator, folder: &ForeignFile, files: &[ForeignFile]) -> Finding {
     if !os::owns_files_of(folder.owner) {
         return Finding::NotPermitted;
@@ -332,7 +332,7 @@ fn find_folder(creator: Creator, folder: &ForeignFile, files: &[ForeignFile]) ->
 }
 
 /// Opens a file and asks for the lease. With `ours`, files of this crate too.
-fn look(place: &Place, file: &ForeignFile, ours: bool) -> io::Result<Looked> {
+fn look(place: &Folder, file: &ForeignFile, ours: bool) -> io::Result<Looked> {
     let kept = |finding| Ok(Looked::Kept(finding));
     if !ours && is_our_name(&file.name) {
         return kept(Finding::Ours);
@@ -374,8 +374,8 @@ fn look(place: &Place, file: &ForeignFile, ours: bool) -> io::Result<Looked> {
     })
 }
 
-/// Whether a name is reserved, or like those that this crate chooses: of arrays that are shared by name, and of locks of
-/// uploads.
+/// Whether a name is reserved, or like those that this crate chooses: of arrays that are shared by name, and of locks
+/// of uploads.
 fn is_our_name(name: &str) -> bool {
     name.starts_with(RESERVED_PREFIX) || name.starts_with("ndshm-")
 }

@@ -3,7 +3,7 @@
 use std::io;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use super::{Creator, Family, Finding, ForeignFile, Looked, Place, about_file, look, walk};
+use super::{Creator, Family, Finding, Folder, ForeignFile, Looked, about_file, look, walk};
 use crate::backend::Directory;
 use crate::error::{Error, Result};
 use crate::os;
@@ -87,7 +87,7 @@ impl Sweep {
     }
 
     /// States that no process outside this pid namespace uses the directory, and that no process in it is as old as the
-    /// files that are removed ([`before`](Self::before)). Then the process whose number is in such a name is dead.
+    /// files that are removed ([`before`](Self::before)). Then the process that such a name has the number of is dead.
     pub fn alone(mut self, alone: bool) -> Self {
         self.alone = alone;
         self
@@ -150,7 +150,7 @@ impl Sweep {
     }
 
     /// Removes a file. Returns `None` if it has gone.
-    fn file(self, place: &Place, file: &ForeignFile, newest: SystemTime) -> io::Result<Option<Finding>> {
+    fn file(self, place: &Folder, file: &ForeignFile, newest: SystemTime) -> io::Result<Option<Finding>> {
         let leased = match look(place, file, self.ours)? {
             Looked::Leased(leased) => leased,
             Looked::Kept(finding) => return Ok(Some(finding)),
@@ -170,7 +170,7 @@ impl Sweep {
     }
 
     /// Removes a joblib folder, after its files.
-    fn folder(self, place: &Place, folder: &ForeignFile, swept: &Swept) -> io::Result<Option<Finding>> {
+    fn folder(self, place: &Folder, folder: &ForeignFile, swept: &Swept) -> io::Result<Option<Finding>> {
         match place.creator {
             Creator::Unknown => return Ok(Some(Finding::UnknownCreator)),
             Creator::Alive | Creator::None => return Ok(Some(Finding::CreatorAlive)),

@@ -63,7 +63,8 @@ pub(crate) enum Command {
     Replay(ReplayArgs),
     /// Remove names; the memory is freed when the last process detaches
     Unlink(UnlinkArgs),
-    /// Remove counted arrays, arenas and drafts that killed processes left behind; with --foreign, files of other programs
+    /// Remove counted arrays, arenas and drafts that killed processes left behind; with --foreign, files of other
+    /// programs
     Gc(GcArgs),
     /// Check this machine's shared memory for problems, and suggest what to do
     Doctor(DoctorArgs),
@@ -447,8 +448,8 @@ pub(crate) struct GcArgs {
     /// Keep what was created or changed within this time: 90, 90s, 5m, 2h, 1d [default with --foreign: 10m]
     #[arg(long, value_name = "DURATION", value_parser = units::duration)]
     pub(crate) older_than: Option<Duration>,
-    /// Remove files of other programs that no process uses, if they match a PATTERN or belong to a --family; else list them
-    /// (Linux)
+    /// Remove files of other programs that no process uses, if they match a PATTERN or belong to a --family; else list
+    /// them (Linux)
     #[arg(long)]
     pub(crate) foreign: bool,
     /// With --foreign: remove only files of these families, separated by commas; `ndshm ls --foreign` shows them
@@ -457,8 +458,8 @@ pub(crate) struct GcArgs {
     /// With --foreign or --entrypoint: remove the files of the user with this number instead of one's own (needs root)
     #[arg(long, value_name = "UID")]
     pub(crate) user: Option<u32>,
-    /// In a container: remove what its earlier runs left, which is files of other programs that no process uses and that are
-    /// older than process 1 (Linux)
+    /// In a container: remove what its earlier runs left, which is files of other programs that no process uses and
+    /// that are older than process 1 (Linux)
     #[arg(long, conflicts_with_all = ["foreign", "older_than"])]
     pub(crate) entrypoint: bool,
     /// With --entrypoint: also remove this library's own arrays that no process uses

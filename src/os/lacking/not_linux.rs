@@ -60,7 +60,8 @@ answers! {
     /// Refuses: room is freed with the file.
     fn free_part(&File, Range<u64>) -> io::Result<()> = Err(io::ErrorKind::Unsupported.into());
 
-    /// Refuses: no lease proves that a file is unused, so that no name of another program is looked at. The next ones too.
+    /// Refuses: no lease proves that a file is unused, so that no name of another program is looked at. The next ones
+    /// too.
     fn open_directory(&Path) -> io::Result<File> = no_leases();
     fn open_directory_in(&File, &OsStr) -> io::Result<File> = no_leases();
     fn names_in(&File) -> io::Result<Vec<OsString>> = no_leases();

@@ -1,9 +1,9 @@
 //! The proof that no process has a file open or mapped: a write lease of the kernel, `F_SETLEASE` in fcntl(2).
 //!
 //! The kernel grants a write lease only while the file has no other open file description. A mapping keeps its
-//! description, and so does a descriptor in a socket's queue; those of other pid namespaces and read-only ones count too.
-//! Descriptors of `O_PATH` do not count: they give no access to bytes. While the lease is held, other processes block in
-//! open(2), or fail there with `EAGAIN` if they asked for that.
+//! description, and so does a descriptor in a socket's queue; those of other pid namespaces and read-only ones count
+//! too. Descriptors of `O_PATH` do not count: they give no access to bytes. While the lease is held, other processes
+//! block in open(2), or fail there with `EAGAIN` if they asked for that.
 //!
 //! Every step is relative to an open directory and follows no link.
 
@@ -101,7 +101,8 @@ pub(crate) fn remove_directory_in(directory: &File, name: &OsStr) -> io::Result<
 
 /// Requests a write lease on a file that is open for reading, and nowhere else in this process.
 pub(crate) fn lease(file: File) -> io::Result<LeaseAnswer> {
-    // On other file systems a mapping may keep the description of another inode: overlayfs maps the file below.
+    // No other is trusted: a layered file system opens another inode for a file, a network's does not know all
+    // machines.
     if !is_on_tmpfs(&file) {
         return Ok(LeaseAnswer::Unsupported);
     }

@@ -9,13 +9,14 @@ use std::time::Duration;
 use libtest_mimic::Trial;
 use ndarray_shm::foreign::{Finding, Sweep};
 
+use crate::linux::foreign::write;
 use crate::support::child::{Child, Role, say};
 use crate::support::{Place, backend_of_child, eventually};
 use crate::tests;
 
 pub fn trials(place: &Place) -> Vec<Trial> {
     if place.name != "shm" {
-        return Vec::new(); // leases prove something on tmpfs only
+        return Vec::new(); // leases count on tmpfs only
     }
     place.trials(
         "steps",
@@ -48,7 +49,7 @@ fn is_waited_for(number: u64) -> bool {
 fn opener_during_the_lease_keeps_its_file(place: &Place) {
     let place = place.private();
     let path = place.directory().join("psm_x");
-    File::create(&path).unwrap();
+    write(&path, 1);
     let mut child = Child::start_until(&place, "step-sweep", &[], "foreign: leased");
     let refused = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(&path).unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::WouldBlock);
@@ -68,7 +69,7 @@ fn opener_during_the_lease_keeps_its_file(place: &Place) {
 fn opener_after_the_check_gets_no_named_file(place: &Place) {
     let place = place.private();
     let path = place.directory().join("psm_x");
-    File::create(&path).unwrap();
+    write(&path, 1);
     let number = fs::metadata(&path).unwrap().ino();
     let mut child = Child::start_until(&place, "step-sweep", &[], "foreign: checked");
     let opener = thread::spawn({
@@ -90,7 +91,7 @@ fn name_that_is_replaced_after_it_was_found_stays(place: &Place) {
     for step in ["foreign: found", "foreign: leased"] {
         let place = place.private();
         let path = place.directory().join("psm_x");
-        File::create(&path).unwrap();
+        write(&path, 1);
         let mut child = Child::start_until(&place, "step-sweep", &[], step);
         let new = place.directory().join("new");
         let file = File::create(&new).unwrap();
