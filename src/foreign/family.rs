@@ -1,6 +1,6 @@
 //! Families: which program makes which names. A name is a hint for people and for choosing; it proves nothing.
 
-/// The programs that make names of the same kind.
+/// The programs that make names of the same kind: one of [`families`].
 #[derive(Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Family {

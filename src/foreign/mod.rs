@@ -44,8 +44,8 @@
 //!
 //! # When not to use it
 //!
-//! For arrays of this crate: [`counted::reclaim()`](crate::counted::reclaim()) removes what dead processes left, and
-//! [`unlink`](crate::unlink()) any name. Linux only, on tmpfs only: elsewhere everything is
+//! Not for arrays of this crate: [`counted::reclaim()`](crate::counted::reclaim()) removes what dead processes left,
+//! and [`unlink`](crate::unlink()) any name. Linux only, on tmpfs only: elsewhere everything is
 //! [`Unsupported`](crate::ErrorKind::Unsupported).
 
 mod family;
@@ -64,7 +64,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::os::{self, Facts, FileId, LeaseAnswer, Leased};
 use crate::segment::footer::{FOOTER, RawFooter};
 
-/// A file of another program.
+/// A file of another program, as [`list`] and [`Sweep::run`] return it.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct ForeignFile {
@@ -197,6 +197,22 @@ pub fn start_of_container() -> Result<SystemTime> {
 /// # Errors
 ///
 /// [`Unsupported`](ErrorKind::Unsupported): off Linux. And those of reading /proc.
+///
+/// # Examples
+///
+/// ```no_run
+/// use std::time::Duration;
+/// use ndarray_shm::Directory;
+/// use ndarray_shm::foreign::{self, Sweep};
+///
+/// // When a container starts again: removes what its earlier runs left.
+/// let shm = Directory::shm()?;
+/// if foreign::not_the_containers(&shm)?.is_none() {
+///     let sweep = Sweep::new().older_than(Duration::ZERO).before(foreign::start_of_container()?).alone(true);
+///     sweep.run(&shm, |_name, family| !family.lives_unheld)?;
+/// }
+/// # Ok::<(), ndarray_shm::Error>(())
+/// ```
 pub fn not_the_containers(directory: &Directory) -> Result<Option<&'static str>> {
     os::not_the_containers(directory.path()).map_err(|error| explain(directory, error))
 }
