@@ -21,17 +21,22 @@
 //!
 //! The lease proves that no process has the file *open*. It does not prove that none will open it by its name:
 //!
-//! - A process may be between creating a file and opening it again. So files must be older than
-//!   [`Sweep::older_than`]: ten minutes if nothing else is said.
+//! - A process may be between creating a file and opening it again. Even within the call that creates it, the name
+//!   appears shortly before the kernel counts the description. So files must be older than [`Sweep::older_than`]: ten
+//!   minutes if nothing else is said.
 //! - Some names live without a holder on purpose: [`Family::lives_unheld`].
 //! - Descriptors of `O_PATH` do not count.
+//! - The name may be replaced meanwhile. So the file is renamed to a hidden name, compared again, and unlinked there. A
+//!   file that was not meant gets its name back after microseconds; if yet another file has taken the name by then, it
+//!   keeps the hidden one, and is in [`Swept::failed`].
 //!
 //! # What other processes notice
 //!
-//! The lease is held for one stat(2) and one unlink(2). A process that calls open(2) meanwhile blocks for these
-//! microseconds, or fails with `EAGAIN` if it gave `O_NONBLOCK`. If it began before the unlink(2), the file stays. If
-//! it began after the check, it gets `ENOENT`, or, if it had found the name already, a file without a name. A signal
-//! tells this process that it is waited for: SIGURG, which is ignored by default.
+//! The lease is held while the file is compared with its name, renamed to a hidden one and unlinked. A process that
+//! calls open(2) meanwhile blocks for these microseconds, or fails with `EAGAIN` if it gave `O_NONBLOCK`. If it began
+//! before the unlink(2), the file stays. If it began after the check, it gets `ENOENT`, or, if it had found the name
+//! already, a file without a name. A signal tells this process that it is waited for: SIGURG, which is ignored by
+//! default.
 //!
 //! Looking at a file takes the lease too, and releases it at once.
 //!

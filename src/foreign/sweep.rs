@@ -4,9 +4,9 @@ use std::io;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use super::{Creator, Family, Finding, Folder, ForeignFile, Looked, about_file, look, walk};
-use crate::backend::Directory;
+use crate::backend::{Directory, Location};
 use crate::error::{Error, Result};
-use crate::os;
+use crate::{os, random};
 
 /// Age below which a file is left alone if nothing else is said.
 const LEAST_AGE: Duration = Duration::from_secs(600);
@@ -65,8 +65,8 @@ impl Sweep {
 
     /// Leaves files alone that were created, written by write(2), or given other properties within this time.
     ///
-    /// A process may be between creating a file and opening it again. So this should be more than any process takes for
-    /// that.
+    /// A process may be between creating a file and opening it again, or within the call that creates it. So this
+    /// should be more than any process takes for that. With zero, a file may lose its name while it is created.
     pub fn older_than(mut self, age: Duration) -> Self {
         self.older_than = age;
         self
@@ -161,7 +161,8 @@ impl Sweep {
         }
         os::step("foreign: leased");
         // The lease is held until the name has gone.
-        match leased.unlink(&place.handle, file.own_name(), newest) {
+        let hidden = Location::hidden(random::number());
+        match leased.unlink(&place.handle, file.own_name(), hidden.as_str().as_ref(), newest) {
             Ok(true) => Ok(Some(Finding::Unused)),
             Ok(false) => Ok(Some(Finding::Changed)),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),

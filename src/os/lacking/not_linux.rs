@@ -106,7 +106,7 @@ pub(crate) struct Leased(Infallible);
 
 impl Leased {
     never! {
-        fn unlink(&File, &OsStr, SystemTime) -> io::Result<bool>;
+        fn unlink(&File, &OsStr, &OsStr, SystemTime) -> io::Result<bool>;
     }
 }
 

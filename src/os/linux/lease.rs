@@ -15,7 +15,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use rustix::fs::{self, AtFlags, CWD, Dir, FileType, Mode, OFlags, Stat};
+use rustix::fs::{self, AtFlags, CWD, Dir, FileType, Mode, OFlags, RenameFlags, Stat};
 use rustix::io::Errno;
 
 use super::room::is_on_tmpfs;
@@ -124,18 +124,36 @@ pub(crate) fn lease(file: File) -> io::Result<LeaseAnswer> {
 impl Leased {
     /// Removes the name, if it still leads to this file, the file has no other name and has not changed since `newest`,
     /// and no process has tried to open it since the lease was granted. Returns whether it was removed.
-    pub(crate) fn unlink(&self, directory: &File, name: &OsStr, newest: SystemTime) -> io::Result<bool> {
+    ///
+    /// The lease does not keep another process from replacing the name, and unlink(2) takes a name. So the file first
+    /// gets the name `hidden`, which only this process uses; a file that was not meant gets its own name back.
+    pub(crate) fn unlink(
+        &self,
+        directory: &File,
+        name: &OsStr,
+        hidden: &OsStr,
+        newest: SystemTime,
+    ) -> io::Result<bool> {
+        let own = id_of(&fs::fstat(&self.0)?);
         let (found, changed) = facts_in(directory, name)?;
-        let own = fs::fstat(&self.0)?;
-        if found.id != id_of(&own) || found.other.is_some() || found.links != 1 || changed > newest {
+        if found.id != own || found.other.is_some() || found.links != 1 || changed > newest {
             return Ok(false);
         }
-        // A process that waits in open(2) has asked for the lease to be released. The file is not unlinked under it.
-        if control(&self.0, libc::F_GETLEASE, 0)? != WRITE {
-            return Ok(false);
+        crate::os::step("foreign: compared");
+        fs::renameat_with(directory, name, directory, hidden, RenameFlags::NOREPLACE)?;
+        let is_own = facts_in(directory, hidden).is_ok_and(|(found, _)| found.id == own && found.links == 1);
+        // A process that waits in open(2) has asked for the lease to be released. It gets the file with its name.
+        let is_free = control(&self.0, libc::F_GETLEASE, 0).is_ok_and(|lease| lease == WRITE);
+        if !(is_own && is_free) {
+            match fs::renameat_with(directory, hidden, directory, name, RenameFlags::NOREPLACE) {
+                // A third file has the name by now. This one is as good as replaced: no process has it open yet.
+                Err(Errno::EXIST) if is_own => {}
+                // A file that may be in use keeps the hidden name, and no process loses bytes.
+                other => return other.map(|()| false).map_err(Into::into),
+            }
         }
         crate::os::step("foreign: checked");
-        fs::unlinkat(directory, name, AtFlags::empty())?;
+        fs::unlinkat(directory, hidden, AtFlags::empty())?;
         Ok(true)
     }
 }

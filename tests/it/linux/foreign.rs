@@ -223,6 +223,7 @@ fn churn(arguments: &[String]) {
     let (name, new) = (directory.join("psm_x"), directory.join(format!("psm_new-{}", std::process::id())));
     let (start, mut late, mut held) = (Instant::now(), 0, 0_u64);
     while start.elapsed() < Duration::from_millis(1500) {
+        held += 1;
         let open = || OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&name);
         match held % 3 {
             0 => {
@@ -232,14 +233,23 @@ fn churn(arguments: &[String]) {
             }
             1 => {
                 // No other child uses this name, so that only the sweep could remove it.
-                let file = OpenOptions::new().read(true).write(true).create_new(true).open(&new).unwrap();
+                // The sweep moves a name aside for a moment, so that removing it may have failed.
+                let Ok(file) = OpenOptions::new().read(true).write(true).create_new(true).open(&new) else {
+                    let _ = fs::remove_file(&new);
+                    continue;
+                };
+                // Within open(2) the name appears before the kernel counts the description. This sweep has no least
+                // age, so that it may remove the name in between. Once open(2) has returned, it may not.
+                if file.metadata().unwrap().nlink() == 0 {
+                    late += 1;
+                    continue;
+                }
                 let map = memmap2::MmapOptions::new().len(4096).map_raw(&file).unwrap();
                 let id = file.metadata().unwrap().ino();
                 if held % 2 == 0 {
                     drop(file);
                 }
-                let found = fs::metadata(&new).map(|facts| facts.ino());
-                assert_eq!(found.unwrap(), id, "a mapped file was removed");
+                eventually("a mapped file keeps its name", || fs::metadata(&new).is_ok_and(|facts| facts.ino() == id));
                 drop(map);
             }
             _ => {
@@ -249,7 +259,6 @@ fn churn(arguments: &[String]) {
             }
         }
         let _ = fs::remove_file(&new); // the sweep may have removed it by now
-        held += 1;
     }
     say(format!("{held} {late}"));
 }
@@ -264,7 +273,9 @@ fn nothing_that_lives_is_removed_in_a_race(place: &Place) {
     let (start, mut removed) = (Instant::now(), 0);
     while start.elapsed() < Duration::from_millis(1500) {
         let swept = sweep(&place);
-        assert!(swept.failed.is_empty(), "{:?}", swept.failed);
+        // Twice replaced within microseconds: it keeps a hidden name.
+        let is_replaced = |name: &str| name == "psm_x";
+        assert!(swept.failed.iter().all(|(file, _)| is_replaced(&file.name)), "{:?}", swept.failed);
         removed += swept.removed.len();
     }
     let done: Vec<String> = children.iter_mut().map(Child::line).collect();
