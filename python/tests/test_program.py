@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from prometheus_client.openmetrics.parser import text_fd_to_metric_families
 
 import ndshm
 from ndshm import _program
@@ -32,6 +33,23 @@ def test_doctor_returns_the_report_of_the_program(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(_program, "path", lambda: None)
     with pytest.raises(ndshm.Unsupported, match="comes with the wheel"):
         ndshm.doctor()
+
+
+def test_metrics_are_what_collectors_read(tmp_path: Path) -> None:
+    program = _program.path()
+    assert program is not None
+    environment = {**os.environ, "EMULATE_SHM": "1", "NDSHM_EMULATED_DIR": str(tmp_path / "shm")}
+    odd = 'tissue "\\ é'
+    make = f"import ndshm; ndshm.create({odd!r}, (1000,), 'u1')"
+    subprocess.run([sys.executable, "-c", make], env=environment, check=True, timeout=60)
+    file = tmp_path / "ndshm.prom"
+    subprocess.run([program, "ls", f"--metrics={file}", "--names", "--backend", "emulated"], env=environment, check=True, timeout=60)
+    families = {family.name: family for family in text_fd_to_metric_families(file.open())}
+    (names,) = families["ndshm_names"].samples
+    assert (names.labels, names.value) == ({"backend": "emulated", "kind": "array"}, 1)
+    (each,) = families["ndshm_name_allocated_bytes"].samples
+    assert each.labels["name"] == odd and each.value >= 1000 and families["ndshm_name_allocated_bytes"].unit == "bytes"
+    assert families["ndshm_total_bytes"].samples[0].value >= families["ndshm_free_bytes"].samples[0].value > 0
 
 
 def test_sweep_removes_what_a_killed_process_left_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -322,6 +322,13 @@ Fields of each item of --json:
     item_fields!(),
     "
 
+Fields of each item of --by --json: group (name or number of the user, or the kind), names, attached (names with a process, as
+far as this user may ask), size and allocated (bytes).
+
+--metrics writes gauges with the prefix ndshm_: names, attached_names, orphaned_names and allocated_bytes by backend and kind;
+handles, handles_in_flight, free_bytes and total_bytes by backend. For the text file collector of Prometheus' node exporter, run
+every minute: ndshm ls --metrics=/var/lib/node_exporter/ndshm.prom
+
 With --foreign, the files of other programs are listed (Linux, /dev/shm), and USERS says whether it is proven that no
 process uses them:
   unused      the kernel has just granted a write lease on the file, as it does only while no process has it open or mapped

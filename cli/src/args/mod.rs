@@ -23,7 +23,7 @@ use ndarray_shm_volume::VolumeUrl;
 pub(crate) use self::volumes::{
     DownloadArgs, EncodingChoice, FormatChoice, MissingChoice, PartArgs, PlanArgs, TypeChoice, UploadArgs,
 };
-use self::words::{AxisCut, BackendChoice, PerAxis, ValueRange};
+use self::words::{AxisCut, BackendChoice, PerAxis, SumBy, ValueRange};
 use crate::show::units;
 
 /// Arrays in shared memory: fill them from volumes, list, inspect and remove them.
@@ -151,6 +151,19 @@ pub(crate) struct ListArgs {
         value_parser = words::pause, conflicts_with = "json"
     )]
     pub(crate) watch: Option<Duration>,
+    /// Sum up by user or by kind instead of listing each name; bookkeeping counts, too
+    #[arg(long, value_name = "WHAT", conflicts_with_all = ["foreign", "watch"])]
+    pub(crate) by: Option<SumBy>,
+    /// Write the sums as OpenMetrics text instead, to FILE in one step: for a collector that reads text files
+    #[arg(
+        long, value_name = "FILE", num_args = 0..=1, require_equals = true,
+        conflicts_with_all = ["foreign", "watch", "by", "json"]
+    )]
+    #[expect(clippy::option_option, reason = "without, with and without a file, and with one")]
+    pub(crate) metrics: Option<Option<PathBuf>>,
+    /// With --metrics: also each name, which a collector keeps for ever
+    #[arg(long, requires = "metrics")]
+    pub(crate) names: bool,
     #[command(flatten)]
     pub(crate) output: OutputArgs,
 }

@@ -139,6 +139,15 @@ pub(crate) enum BackendChoice {
     Emulated,
 }
 
+/// What `ls --by` sums up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum SumBy {
+    /// The owners of the files
+    User,
+    /// Counted arrays, plain arrays, caches, ..
+    Kind,
+}
+
 /// Which part is meant, before the environment is asked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Which {

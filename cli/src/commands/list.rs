@@ -11,7 +11,7 @@ use ndarray_shm_volume::StopFlag;
 use crate::args::ListArgs;
 use crate::arrays::item::Item;
 use crate::arrays::places;
-use crate::commands::foreign;
+use crate::commands::{foreign, sums};
 use crate::exit::{Exit, Failure};
 use crate::interrupt;
 use crate::show::report::{self, Column, Table};
@@ -29,13 +29,18 @@ pub(crate) fn run(args: &ListArgs, out: &mut dyn Write) -> Result<Exit, Failure>
         return watch(args, pause, out);
     }
     let items = look(args)?;
+    if let Some(file) = &args.metrics {
+        let text = sums::metrics(&items, &places::existing(args.backend)?, args.names)?;
+        sums::publish(&text, file.as_deref(), out)?;
+        return Ok(Exit::Done);
+    }
     if items.is_empty() && !args.patterns.is_empty() {
         return Err(Failure::new(Exit::NotFound, format!("nothing matches {}", patterns(args))));
     }
-    if args.output.json {
-        report::json(out, &items)?;
-    } else {
-        write(&items, args, out)?;
+    match args.by {
+        Some(by) => sums::write(&items, by, args.output.json, out)?,
+        None if args.output.json => report::json(out, &items)?,
+        None => write(&items, args, out)?,
     }
     Ok(Exit::Done)
 }
@@ -84,7 +89,8 @@ fn look(args: &ListArgs) -> Result<Vec<Item>, Failure> {
             let is_meant = args.patterns.is_empty() || args.patterns.iter().any(|pattern| pattern.matches(&name));
             let is_shown =
                 matches!(entry.kind, EntryKind::Array | EntryKind::Partial | EntryKind::Frames | EntryKind::Cache);
-            if is_meant && (args.all || is_half || is_shown) {
+            let is_summed = args.by.is_some() || args.metrics.is_some();
+            if is_meant && (args.all || is_summed || is_half || is_shown) {
                 items.push(Item { is_half, ..Item::new(&backend, entry) });
             }
         }

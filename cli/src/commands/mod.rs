@@ -16,6 +16,7 @@ pub(crate) mod plan;
 pub(crate) mod record;
 pub(crate) mod replay;
 pub(crate) mod scales;
+pub(crate) mod sums;
 pub(crate) mod unlink;
 pub(crate) mod upload;
 pub(crate) mod view;

@@ -35,5 +35,6 @@ mod round_trips;
 mod scaling;
 mod scene;
 mod streams;
+mod sums;
 mod uploading;
 mod volume;
