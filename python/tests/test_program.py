@@ -44,7 +44,8 @@ def test_metrics_are_what_collectors_read(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", make], env=environment, check=True, timeout=60)
     file = tmp_path / "ndshm.prom"
     subprocess.run([program, "ls", f"--metrics={file}", "--names", "--backend", "emulated"], env=environment, check=True, timeout=60)
-    families = {family.name: family for family in text_fd_to_metric_families(file.open())}
+    with file.open() as text:
+        families = {family.name: family for family in text_fd_to_metric_families(text)}
     (names,) = families["ndshm_names"].samples
     assert (names.labels, names.value) == ({"backend": "emulated", "kind": "array"}, 1)
     (each,) = families["ndshm_name_allocated_bytes"].samples
