@@ -50,8 +50,11 @@ const FAMILIES: &[Family] = &[
     family("ray", &["plasma??????"]),
     // nccl/src/misc/shmutils.cc: the template "/dev/shm/nccl-XXXXXX".
     family("nccl", &["nccl-*"]),
-    // boost/interprocess/detail/shared_dir_helpers.hpp. Names in shared memory are those of its users.
-    family("boost", &["boost_interprocess*"]),
+    // boost/interprocess/detail/shared_dir_helpers.hpp. Names in shared memory are those of its users, and stay for
+    // them.
+    Family { lives_unheld: true, ..family("boost", &["boost_interprocess*"]) },
+    // src/backend/storage/ipc/dsm_impl.c: "/PostgreSQL.%u". Pinned segments wait for the next process.
+    Family { lives_unheld: true, ..family("postgresql", &["PostgreSQL.*"]) },
     // joblib/_memmapping_reducer.py: `register_new_context`, with the process. A dumped file has no holder until a
     // worker opens it.
     Family { is_folder: true, ..family("joblib", &["joblib_memmapping_folder_#_*"]) },
@@ -132,6 +135,7 @@ mod tests {
             ("joblib_memmapping_folder_3714_d154_ca7e", "joblib"),
             ("sem.mp-x", "semaphore"),
             ("mp-8f", "semaphore"),
+            ("PostgreSQL.1804289383", "postgresql"),
             ("é", "other"),
             ("", "other"),
         ] {

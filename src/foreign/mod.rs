@@ -28,12 +28,14 @@
 //! - Descriptors of `O_PATH` do not count.
 //! - The name may be replaced meanwhile. So the file is renamed to a hidden name, compared again, and unlinked there. A
 //!   file that was not meant gets its name back after microseconds; if yet another file has taken the name by then, it
-//!   keeps the hidden one, and is in [`Swept::failed`].
+//!   keeps the hidden one, `.swept-by-ndshm-NUMBER-NAME`, and is in [`Swept::failed`]. A killed process leaves such a
+//!   name too. The next sweep treats it as the name that it was.
 //!
 //! # What other processes notice
 //!
 //! The lease is held while the file is compared with its name, renamed to a hidden one and unlinked. A process that
-//! calls open(2) meanwhile blocks for these microseconds, or fails with `EAGAIN` if it gave `O_NONBLOCK`. If it began
+//! calls open(2) meanwhile blocks for these microseconds, or fails with `EAGAIN` if it gave `O_NONBLOCK`. (If this
+//! process is stopped there, the kernel takes the lease away after `/proc/sys/fs/lease-break-time`: 45 s.) If it began
 //! before the unlink(2), the file stays. If it began after the check, it gets `ENOENT`, or, if it had found the name
 //! already, a file without a name. A signal tells this process that it is waited for: SIGURG, which is ignored by
 //! default.
@@ -56,7 +58,7 @@
 mod family;
 mod sweep;
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -149,11 +151,11 @@ pub enum Finding {
 /// ```
 pub fn list(directory: &Directory) -> Result<Vec<ForeignFile>> {
     let mut files = Vec::new();
-    walk(directory, Creator::of, &mut |place, mut file| {
+    walk(directory, &mut |place, mut file| {
         if file.is_folder {
             file.finding = find_folder(place.creator, &file, &files);
         } else {
-            match look(place, &file, false) {
+            match look(place, &file, Meant::Foreign) {
                 Ok(Looked::Leased(_)) => {}
                 Ok(Looked::Kept(finding)) => file.finding = finding,
                 Ok(Looked::Gone) => return Ok(()),
@@ -197,7 +199,8 @@ pub fn start_of_container() -> Result<SystemTime> {
 ///
 /// It is the container's if neither the pid nor the ipc namespace is the machine's, and the directory is a tmpfs of its
 /// own, as a container runtime mounts it: limited in size, shared with no other mount namespace, and not made at boot.
-/// A volume that containers of one pod share looks like that too.
+/// A volume that containers of one pod share, or that was mounted later, and the ipc namespace of another container
+/// (`--ipc=container:`) look like that too.
 ///
 /// # Errors
 ///
@@ -213,8 +216,8 @@ pub fn start_of_container() -> Result<SystemTime> {
 /// // When a container starts again: removes what its earlier runs left.
 /// let shm = Directory::shm()?;
 /// if foreign::not_the_containers(&shm)?.is_none() {
-///     let sweep = Sweep::new().older_than(Duration::ZERO).before(foreign::start_of_container()?).alone(true);
-///     sweep.run(&shm, |_name, family| !family.lives_unheld)?;
+///     let sweep = Sweep::new().older_than(Duration::ZERO).before(foreign::start_of_container()?);
+///     sweep.run(&shm, |_name, family| !family.lives_unheld && family.name != "other")?;
 /// }
 /// # Ok::<(), ndarray_shm::Error>(())
 /// ```
@@ -259,18 +262,47 @@ enum Looked {
     Gone,
 }
 
+/// Which files a look is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Meant {
+    Foreign,
+    /// Only this crate's own.
+    Ours,
+    Any,
+}
+
+/// The beginning of the names that files have shortly before they are removed: then a random number in 32 digits, `-`
+/// and the name that the file had. Not a reserved one: this crate's own bookkeeping is reclaimed without the lease.
+const HIDDEN: &str = ".swept-by-ndshm-";
+
+/// Longest name of a file in bytes.
+const LONGEST_NAME: usize = 255;
+
+/// Returns a name for a file that is about to be removed.
+fn hidden_name(name: &str) -> OsString {
+    let name = name.rsplit('/').next().unwrap_or_default();
+    let mut hidden = format!("{HIDDEN}{:032x}-{name}", crate::random::number());
+    while hidden.len() > LONGEST_NAME {
+        hidden.pop();
+    }
+    hidden.into()
+}
+
+/// Returns the name that a file had which a killed process was about to remove.
+fn name_before(name: &str) -> Option<&str> {
+    let (number, name) = name.strip_prefix(HIDDEN)?.split_at_checked(33)?;
+    number.ends_with('-').then_some(name)
+}
+
 /// Calls `visit` with every regular file, with those in joblib folders, and after these with the folder. Their finding
 /// is `Unused`, until the visitor looks.
-fn walk(
-    directory: &Directory,
-    creator: impl Fn(&str) -> Creator,
-    visit: &mut dyn FnMut(&Folder, ForeignFile) -> Result<()>,
-) -> Result<()> {
+fn walk(directory: &Directory, visit: &mut dyn FnMut(&Folder, ForeignFile) -> Result<()>) -> Result<()> {
     let place = Folder { handle: open(directory)?, creator: Creator::None };
     for name in os::names_in(&place.handle).map_err(|error| explain(directory, error))? {
         // A file that disappears meanwhile is left out.
         let Ok((facts, changed)) = os::facts_in(&place.handle, &name) else { continue };
-        let shown = name.to_string_lossy().into_owned();
+        let shown = name.to_string_lossy();
+        let shown = name_before(&shown).unwrap_or(&shown).to_owned();
         let path = directory.path().join(&name);
         let family = family::of(&shown);
         let is_folder = facts.other == Some("a directory") && family.is_folder;
@@ -281,7 +313,7 @@ fn walk(
             }
             continue;
         }
-        let creator = creator(&file.name);
+        let creator = Creator::of(&file.name);
         // A folder that this user may not open is listed by itself.
         match os::open_directory_in(&place.handle, &name) {
             Ok(handle) => {
@@ -289,7 +321,8 @@ fn walk(
                 for name in os::names_in(&inside.handle).map_err(|error| explain(directory, error))? {
                     let Ok((facts, changed)) = os::facts_in(&inside.handle, &name) else { continue };
                     if facts.other.is_none() {
-                        let shown = format!("{}/{}", file.name, name.to_string_lossy());
+                        let shown = name.to_string_lossy();
+                        let shown = format!("{}/{}", file.name, name_before(&shown).unwrap_or(&shown));
                         let path = file.path.join(&name);
                         visit(&inside, ForeignFile::new(shown, path, family, false, &facts, changed))?;
                     }
@@ -352,10 +385,11 @@ fn find_folder(creator: Creator, folder: &ForeignFile, files: &[ForeignFile]) ->
     }
 }
 
-/// Opens a file and asks for the lease. With `ours`, files of this crate too.
-fn look(place: &Folder, file: &ForeignFile, ours: bool) -> io::Result<Looked> {
+/// Opens a file and asks for the lease.
+fn look(place: &Folder, file: &ForeignFile, meant: Meant) -> io::Result<Looked> {
     let kept = |finding| Ok(Looked::Kept(finding));
-    if !ours && is_our_name(&file.name) {
+    let has_our_name = is_our_name(&file.name);
+    if meant == Meant::Foreign && has_our_name {
         return kept(Finding::Ours);
     }
     match place.creator {
@@ -384,8 +418,12 @@ fn look(place: &Folder, file: &ForeignFile, ours: bool) -> io::Result<Looked> {
     if facts.other.is_some() || facts.id != file.id {
         return Ok(Looked::Gone);
     }
-    if !ours && has_our_bytes(&opened, &facts)? {
-        return kept(Finding::Ours);
+    if meant != Meant::Any {
+        match (meant, has_our_name || has_our_bytes(&opened, &facts)?) {
+            (Meant::Foreign, true) => return kept(Finding::Ours),
+            (Meant::Ours, false) => return Ok(Looked::Gone), // not what is looked for
+            _ => {}
+        }
     }
     Ok(match os::lease(opened)? {
         LeaseAnswer::Granted(leased) => Looked::Leased(leased),
@@ -435,5 +473,23 @@ fn explain(directory: &Directory, error: io::Error) -> Error {
             ErrorKind::PermissionDenied { owner, mode, reason }.at(path.display())
         }
         _ => Error::os_elsewhere("look for files of other programs", path.display(), error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hidden_names_say_what_they_were() {
+        for name in ["psm_1", "a/psm_1", "é-", &"é".repeat(120)] {
+            let hidden = hidden_name(name).into_string().expect("text");
+            assert!(hidden.len() <= LONGEST_NAME && !hidden.contains('/') && !is_our_name(&hidden), "{hidden}");
+            let before = name_before(&hidden).expect("a hidden name");
+            assert!(name.rsplit('/').next().expect("a name").starts_with(before) && !before.is_empty(), "{before}");
+        }
+        for other in ["psm_1", ".swept-by-ndshm-", ".swept-by-ndshm-1-psm", "é"] {
+            assert_eq!(name_before(other), None, "{other}");
+        }
     }
 }

@@ -3,10 +3,10 @@
 use std::io;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use super::{Creator, Family, Finding, Folder, ForeignFile, Looked, about_file, look, walk};
-use crate::backend::{Directory, Location};
+use super::{Creator, Family, Finding, Folder, ForeignFile, Looked, Meant, about_file, hidden_name, look, walk};
+use crate::backend::Directory;
 use crate::error::{Error, Result};
-use crate::{os, random};
+use crate::os;
 
 /// Age below which a file is left alone if nothing else is said.
 const LEAST_AGE: Duration = Duration::from_secs(600);
@@ -34,7 +34,6 @@ pub struct Sweep {
     older_than: Duration,
     before: Option<SystemTime>,
     user: Option<u32>,
-    alone: bool,
     ours: bool,
     dry_run: bool,
 }
@@ -53,7 +52,7 @@ pub struct Swept {
 
 impl Default for Sweep {
     fn default() -> Self {
-        Self { older_than: LEAST_AGE, before: None, user: None, alone: false, ours: false, dry_run: false }
+        Self { older_than: LEAST_AGE, before: None, user: None, ours: false, dry_run: false }
     }
 }
 
@@ -86,15 +85,9 @@ impl Sweep {
         self
     }
 
-    /// States that no process outside this pid namespace uses the directory, and that no process in it is as old as the
-    /// files that are removed ([`before`](Self::before)). Then the process that such a name has the number of is dead.
-    pub fn alone(mut self, alone: bool) -> Self {
-        self.alone = alone;
-        self
-    }
-
-    /// Chooses whether to remove this crate's own files too: arrays, renderbuffers, streams and caches that no process
-    /// is attached to, although they live without one on purpose, and handles in flight may lead to them.
+    /// Chooses whether to remove this crate's own files too, of any name: arrays, renderbuffers, streams and caches
+    /// that no process is attached to. They live without one on purpose, and handles in flight may lead to them. Only
+    /// those that are [recognised](super#what-is-never-touched).
     pub fn ours(mut self, ours: bool) -> Self {
         self.ours = ours;
         self
@@ -117,12 +110,14 @@ impl Sweep {
     pub fn run(self, directory: &Directory, mut choose: impl FnMut(&str, &Family) -> bool) -> Result<Swept> {
         let newest = SystemTime::now().checked_sub(self.older_than).unwrap_or(UNIX_EPOCH);
         let newest = self.before.map_or(newest, |before| newest.min(before));
-        let creator = |folder: &str| if self.alone { Creator::Dead } else { Creator::of(folder) };
         let mut swept = Swept::default();
-        walk(directory, creator, &mut |place, mut file| {
-            if !choose(&file.name, file.family) {
-                return Ok(());
-            }
+        walk(directory, &mut |place, mut file| {
+            let meant = match (choose(&file.name, file.family), self.ours) {
+                (true, false) => Meant::Foreign,
+                (true, true) => Meant::Any,
+                (false, true) if !file.is_folder => Meant::Ours,
+                (false, _) => return Ok(()),
+            };
             let found = if file.owner != self.user.unwrap_or_else(os::user_id) {
                 Ok(Some(Finding::OtherUser))
             } else if file.changed > newest {
@@ -130,7 +125,7 @@ impl Sweep {
             } else if file.is_folder {
                 self.folder(place, &file, &swept)
             } else {
-                self.file(place, &file, newest)
+                self.file(place, &file, meant, newest)
             };
             match found {
                 Ok(Some(Finding::Unused)) => swept.removed.push(file),
@@ -150,8 +145,8 @@ impl Sweep {
     }
 
     /// Removes a file. Returns `None` if it has gone.
-    fn file(self, place: &Folder, file: &ForeignFile, newest: SystemTime) -> io::Result<Option<Finding>> {
-        let leased = match look(place, file, self.ours)? {
+    fn file(self, place: &Folder, file: &ForeignFile, meant: Meant, newest: SystemTime) -> io::Result<Option<Finding>> {
+        let leased = match look(place, file, meant)? {
             Looked::Leased(leased) => leased,
             Looked::Kept(finding) => return Ok(Some(finding)),
             Looked::Gone => return Ok(None),
@@ -161,8 +156,7 @@ impl Sweep {
         }
         os::step("foreign: leased");
         // The lease is held until the name has gone.
-        let hidden = Location::hidden(random::number());
-        match leased.unlink(&place.handle, file.own_name(), hidden.as_str().as_ref(), newest) {
+        match leased.unlink(&place.handle, file.own_name(), &hidden_name(&file.name), newest) {
             Ok(true) => Ok(Some(Finding::Unused)),
             Ok(false) => Ok(Some(Finding::Changed)),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),

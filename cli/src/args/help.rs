@@ -561,10 +561,11 @@ or mapped, in any namespace. A process that opens it at this moment waits some m
   - symbolic links, files with two names, and the arrays of this library
 If it cannot be proven that a file is unused, although it was asked for, the exit code is 1.
 
-With --entrypoint, the same is done for a container that starts again: with all of these files but semaphores and names
-of CloudVolume, if they are older than process 1. This library's own arrays stay, unless --ours is given. It is refused
-where processes outside the container may use the directory (--ipc=host, hostPath): --shared-mount removes unused files
-even so. Nothing to do is a success. docs/guide/containers.md has lines for a Dockerfile, Kubernetes and SLURM.
+With --entrypoint, the same is done for a container that starts again: with files that are older than process 1 and of a
+family, but for semaphores, names of CloudVolume, PostgreSQL and boost, and folders of joblib. This library's own arrays stay,
+unless --ours is given. It is refused where processes outside the container may use the directory (--ipc=host, hostPath):
+--shared-mount removes unused files even so. Nothing to do is a success. docs/guide/containers.md has lines for a Dockerfile,
+Kubernetes and SLURM.
 
 Fields of --foreign --json and --entrypoint --json:
   dry_run, listed    whether nothing was removed because of --dry-run, or because nothing was chosen

@@ -54,6 +54,10 @@ struct SweepReport {
     bytes: u64,
     kept: Vec<ForeignItem>,
     failed: Vec<FailedItem>,
+    /// Chosen names of no known family that are left alone, because this kernel cannot tell them from plain arrays of
+    /// this library.
+    #[serde(skip)]
+    untold: usize,
 }
 
 #[derive(Debug, Serialize)]
@@ -104,6 +108,7 @@ pub(crate) fn remove(args: &GcArgs, out: &mut dyn Write) -> Result<Exit, Failure
             Failure::new(Exit::Failed, error).while_doing(format!("not removed: {}", units::printable(&file.path)));
         failure.print(&mut io::stderr());
     }
+    let asked_in_vain = asked_in_vain || swept.untold > 0;
     Ok(if asked_in_vain || !swept.failed.is_empty() { Exit::Failed } else { Exit::Done })
 }
 
@@ -125,12 +130,21 @@ impl SweepReport {
             if !args.shared_mount {
                 refuse_machine(directory)?;
             }
-            let can_tell_ours = args.ours || foreign::can_tell_ours(directory)?;
-            let sweep =
-                sweep.older_than(Duration::ZERO).before(foreign::start_of_container()?).alone(!args.shared_mount);
-            sweep.run(directory, |_, family| !family.lives_unheld && (can_tell_ours || !is_other(family)))?
+            let sweep = sweep.older_than(Duration::ZERO).before(foreign::start_of_container()?);
+            // Other names may be what an init container has put there.
+            sweep.run(directory, |_, family| !family.lives_unheld && !is_other(family))?
         } else {
-            sweep.run(directory, |name, family| is_chosen(args, name, family))?
+            // Where plain arrays of this library look like any other file, they are not touched.
+            let can_tell_ours = foreign::can_tell_ours(directory)?;
+            let mut untold = 0;
+            let swept = sweep.run(directory, |name, family| {
+                let is_meant = is_chosen(args, name, family);
+                let may_be_ours = is_other(family) && !can_tell_ours;
+                untold += usize::from(is_meant && may_be_ours);
+                is_meant && !may_be_ours
+            })?;
+            self.untold += untold;
+            swept
         };
         let (failed, errors): (Vec<ForeignFile>, Vec<_>) = swept.failed.into_iter().unzip();
         self.removed.extend(items(directory, swept.removed));
@@ -170,6 +184,10 @@ impl SweepReport {
             if count > 0 {
                 writeln!(out, "kept {}, {why}", units::count(count, "name"))?;
             }
+        }
+        if self.untold > 0 {
+            let names = units::count(self.untold, "name");
+            writeln!(out, "kept {names} of no known family: before Linux 6.6 they may be arrays of this library")?;
         }
         match self.removed.len() {
             0 => writeln!(out, "nothing to remove")?,

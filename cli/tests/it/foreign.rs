@@ -316,29 +316,34 @@ error: /dev/shm may be used outside this container: the ipc namespace is the mac
 code 1
 error: /dev/shm may be used outside this container: this is no container: the pid namespace is the machine's
 9
-would remove 5 names, 16.0 KiB
-removed joblib_memmapping_folder_1_a_b/1.pkl (joblib, 4.0 KiB)
-removed joblib_memmapping_folder_1_a_b (joblib, 0 B)
+would remove 2 names, 8.0 KiB
 removed psm_old (python, 4.0 KiB)
-removed strange (other, 4.0 KiB)
 removed vllm_offload_1.mmap (vllm, 4.0 KiB)
+kept joblib_memmapping_folder_1_a_b/1.pkl (joblib, 4.0 KiB): not proven: its process may be in another pid namespace
+kept joblib_memmapping_folder_1_a_b (joblib, 0 B): not proven: its process may be in another pid namespace
 kept psm_held (python, 4.0 KiB): in use
 kept 1 name, too young
-removed 5 names, 16.0 KiB
+removed 2 names, 8.0 KiB
 cloudvolume-old
+joblib_memmapping_folder_1_a_b
 ours
 psm_held
 psm_new
 sem.old
+strange
 nothing to remove
 removed ours (other, 4.0 KiB)
+kept joblib_memmapping_folder_1_a_b/1.pkl (joblib, 4.0 KiB): not proven: its process may be in another pid namespace
+kept joblib_memmapping_folder_1_a_b (joblib, 0 B): not proven: its process may be in another pid namespace
 kept psm_held (python, 4.0 KiB): in use
 kept 1 name, too young
 removed 1 name, 4.0 KiB
 cloudvolume-old
+joblib_memmapping_folder_1_a_b
 psm_held
 psm_new
 sem.old
+strange
 ";
     assert_eq!(out, expected);
 }

@@ -5,7 +5,6 @@ use std::io;
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
-use rustix::process::{Pid, test_kill_process};
 use rustix::time::ClockId;
 
 use super::clock;
@@ -19,15 +18,35 @@ const FIRST_IPC: &str = "ipc:[4026531839]";
 /// A memory file system that was mounted within this time after the boot may be the machine's own /dev/shm.
 const BOOT: Duration = Duration::from_secs(120);
 
-/// Returns whether no process has this number. `None`: numbers may be those of another pid namespace, because this
-/// process is not in the first one.
+/// Returns whether no process has this number, in its own pid namespace or another one. `None`: it is not known,
+/// because this process is not in the first namespace, which shows all others, or may not see all processes.
 pub(crate) fn is_dead(process: u32) -> Option<bool> {
-    if !is_namespace("pid", FIRST_PIDS) {
+    if is_namespace("pid", FIRST_PIDS) != Some(true) || hides_processes() {
         return None;
     }
-    let process = i32::try_from(process).ok().and_then(Pid::from_raw);
-    // A process of another user counts as alive: EPERM.
-    Some(process.is_none_or(|process| test_kill_process(process) == Err(rustix::io::Errno::SRCH)))
+    let number = process.to_string();
+    for entry in std::fs::read_dir("/proc").ok()? {
+        let entry = entry.ok()?;
+        if !entry.file_name().as_encoded_bytes().iter().all(u8::is_ascii_digit) {
+            continue;
+        }
+        // The numbers of a process in each of its namespaces. One that ends meanwhile has no such file.
+        let Ok(status) = std::fs::read_to_string(entry.path().join("status")) else { continue };
+        let numbers = status.lines().find_map(|line| line.strip_prefix("NSpid:"))?;
+        if numbers.split_ascii_whitespace().any(|found| found == number) {
+            return Some(false);
+        }
+    }
+    Some(true)
+}
+
+/// Whether /proc shows only this user's processes: `hidepid` in proc(5).
+fn hides_processes() -> bool {
+    let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    let mut of_proc = mounts.lines().filter(|line| line.split(' ').nth(4) == Some("/proc"));
+    of_proc.next_back().is_none_or(|line| {
+        line.split(',').any(|option| option.starts_with("hidepid=") && !option.starts_with("hidepid=0"))
+    })
 }
 
 /// Returns when process 1 of this pid namespace was started, or a little earlier.
@@ -61,10 +80,10 @@ fn start_ticks(stat: &str) -> Option<u64> {
 
 /// Returns why a directory may be one that processes outside this container use; `None` if it is the container's.
 pub(crate) fn not_the_containers(directory: &Path) -> io::Result<Option<&'static str>> {
-    if is_namespace("pid", FIRST_PIDS) {
+    if is_namespace("pid", FIRST_PIDS) != Some(false) {
         return Ok(Some("this is no container: the pid namespace is the machine's"));
     }
-    if is_namespace("ipc", FIRST_IPC) {
+    if is_namespace("ipc", FIRST_IPC) != Some(false) {
         return Ok(Some("the ipc namespace is the machine's (--ipc=host, hostIPC)"));
     }
     let directory = directory.canonicalize()?;
@@ -116,8 +135,8 @@ fn not_own_mount(mounts: &str, path: &str) -> Option<&'static str> {
     None
 }
 
-fn is_namespace(kind: &str, first: &str) -> bool {
-    std::fs::read_link(format!("/proc/self/ns/{kind}")).is_ok_and(|own| own == Path::new(first))
+fn is_namespace(kind: &str, first: &str) -> Option<bool> {
+    std::fs::read_link(format!("/proc/self/ns/{kind}")).ok().map(|own| own == Path::new(first))
 }
 
 #[cfg(test)]

@@ -108,8 +108,8 @@ pub(crate) fn lease(file: File) -> io::Result<LeaseAnswer> {
     }
     // Before the lease: an open of another process signals the holder, and the default signal, SIGIO, ends a process
     // that does not handle it. SIGURG is ignored by default.
-    control(&file, F_SETSIG, libc::SIGURG)?;
-    match control(&file, libc::F_SETLEASE, WRITE) {
+    let asked = control(&file, F_SETSIG, libc::SIGURG).and_then(|_| control(&file, libc::F_SETLEASE, WRITE));
+    match asked {
         Ok(_) => Ok(LeaseAnswer::Granted(Leased(file))),
         Err(error) => match Errno::from_io_error(&error) {
             Some(Errno::AGAIN) => Ok(LeaseAnswer::InUse),
@@ -145,12 +145,9 @@ impl Leased {
         // A process that waits in open(2) has asked for the lease to be released. It gets the file with its name.
         let is_free = control(&self.0, libc::F_GETLEASE, 0).is_ok_and(|lease| lease == WRITE);
         if !(is_own && is_free) {
-            match fs::renameat_with(directory, hidden, directory, name, RenameFlags::NOREPLACE) {
-                // A third file has the name by now. This one is as good as replaced: no process has it open yet.
-                Err(Errno::EXIST) if is_own => {}
-                // A file that may be in use keeps the hidden name, and no process loses bytes.
-                other => return other.map(|()| false).map_err(Into::into),
-            }
+            // If a third file has the name by now, this one keeps the hidden name, and no process loses bytes.
+            fs::renameat_with(directory, hidden, directory, name, RenameFlags::NOREPLACE)?;
+            return Ok(false);
         }
         crate::os::step("foreign: checked");
         fs::unlinkat(directory, hidden, AtFlags::empty())?;

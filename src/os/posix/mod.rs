@@ -27,11 +27,21 @@ const ATTRIBUTE: &str = "user.ndshm";
 
 /// Opens the regular file at `path`, for writing too if `write`.
 ///
-/// `O_NONBLOCK` keeps a FIFO or device at the name from blocking. It has no effect on regular files.
+/// `O_NONBLOCK` keeps a FIFO or device at the name from blocking. A regular file that another process has a lease on is
+/// opened when that process has given it up: see fcntl(2), `F_SETLEASE`.
 pub(crate) fn open(path: &Path, write: bool) -> io::Result<File> {
+    /// How long, in milliseconds. A process that looks whether a file is used has the lease for microseconds.
+    const TRIES: u32 = 1000;
     let access = if write { OFlags::RDWR } else { OFlags::RDONLY };
     let flags = access | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY;
-    Ok(fs::open(path, flags, Mode::empty())?.into())
+    let mut tries = 0;
+    loop {
+        match fs::open(path, flags, Mode::empty()) {
+            Err(rustix::io::Errno::AGAIN) if tries < TRIES => std::thread::sleep(Duration::from_millis(1)),
+            opened => return Ok(opened?.into()),
+        }
+        tries += 1;
+    }
 }
 
 /// Creates an empty file at `path`, which must be free; the mode is exact, whatever the umask.
