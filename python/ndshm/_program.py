@@ -74,8 +74,8 @@ def sweep(*patterns: str, family: str | Iterable[str] = (), older_than: float = 
     Parameters
     ----------
     patterns
-        Names to remove: ``*`` is any text, ``?`` any character, ``[a-c]`` one of a, b and c. Semaphores (``sem.*``) and names of CloudVolume
-        (``cloudvolume-*``) are removed only by a pattern that begins like that.
+        Names to remove: ``*`` is any text, ``?`` any character, ``[a-c]`` one of a, b and c. Semaphores (``sem.*``), names of CloudVolume
+        (``cloudvolume-*``), PostgreSQL (``PostgreSQL.*``) and boost are removed only by a pattern that begins like that.
     family
         Remove only names of these families: "python" (``SharedMemory``), "torch", "vllm", "sglang", "joblib", .., "other".
     older_than

@@ -17,7 +17,7 @@ pub struct Family {
 
 /// All families, the one of all other names last.
 const FAMILIES: &[Family] = &[
-    // torch/csrc/Storage: `NewProcessWideShmHandle`, "/torch_" with process, random number and counter.
+    // aten/src/ATen/MapAllocator.cpp: `NewProcessWideShmHandle`, "/torch_" with process, random number and counter.
     family("torch", &["torch_#_*"]),
     // Lib/multiprocessing/shared_memory.py: `_SHM_NAME_PREFIX`. vLLM's rings and many other programs use it too.
     family("python", &["psm_*"]),

@@ -555,8 +555,8 @@ A file is removed only while the kernel grants this program a write lease on it,
 or mapped, in any namespace. A process that opens it at this moment waits some microseconds, and then finds no file. Kept are:
   - what was changed within ten minutes (--older-than), because a process may be about to open it again
   - files of other users; root removes those of one with --user
-  - semaphores (sem.*, mp-*) and names of CloudVolume (cloudvolume-*), unless a PATTERN begins like that: they live on purpose
-    while no process has them open
+  - semaphores (sem.*, mp-*) and names of CloudVolume (cloudvolume-*), PostgreSQL (PostgreSQL.*) and boost, unless a PATTERN
+    begins like that: they live on purpose while no process has them open
   - joblib folders and their files while the process in the name is alive, or may be in another pid namespace
   - symbolic links, files with two names, and the arrays of this library
 If it cannot be proven that a file is unused, although it was asked for, the exit code is 1.
