@@ -58,6 +58,9 @@ struct SweepReport {
     /// this library.
     #[serde(skip)]
     untold: usize,
+    /// Names that a pattern has, but not one that begins as they do.
+    #[serde(skip)]
+    on_purpose: usize,
 }
 
 #[derive(Debug, Serialize)]
@@ -101,7 +104,7 @@ pub(crate) fn remove(args: &GcArgs, out: &mut dyn Write) -> Result<Exit, Failure
     if args.output.json {
         report::json(out, &swept)?;
     } else {
-        swept.write(out)?;
+        swept.write(args, out)?;
     }
     for FailedItem { file, error } in &swept.failed {
         let failure =
@@ -136,14 +139,17 @@ impl SweepReport {
         } else {
             // Where plain arrays of this library look like any other file, they are not touched.
             let can_tell_ours = foreign::can_tell_ours(directory)?;
-            let mut untold = 0;
+            let (mut untold, mut on_purpose) = (0, 0);
             let swept = sweep.run(directory, |name, family| {
                 let is_meant = is_chosen(args, name, family);
                 let may_be_ours = is_other(family) && !can_tell_ours;
                 untold += usize::from(is_meant && may_be_ours);
+                on_purpose +=
+                    usize::from(!is_meant && family.lives_unheld && args.patterns.iter().any(|it| it.matches(name)));
                 is_meant && !may_be_ours
             })?;
             self.untold += untold;
+            self.on_purpose += on_purpose;
             swept
         };
         let (failed, errors): (Vec<ForeignFile>, Vec<_>) = swept.failed.into_iter().unzip();
@@ -157,13 +163,13 @@ impl SweepReport {
     }
 
     /// Writes the report as text.
-    fn write(&self, out: &mut dyn Write) -> Result<(), Failure> {
+    fn write(&self, args: &GcArgs, out: &mut dyn Write) -> Result<(), Failure> {
         if self.listed {
             write_table(&self.kept, out)?;
             if !self.kept.is_empty() {
                 writeln!(
                     out,
-                    "\nnothing was removed: choose names by patterns or by --family, such as `ndshm gc --foreign --family {}`",
+                    "\nnothing was removed: choose names by patterns or by --family, such as `ndshm gc --foreign --dry-run --family {}`",
                     self.kept.iter().map(|file| file.family).find(|family| may_choose(family)).unwrap_or("python")
                 )?;
             }
@@ -174,7 +180,12 @@ impl SweepReport {
             writeln!(out, "{done} {} ({family}, {})", units::printable(name), units::size(*bytes))?;
         }
         // These can be many, and there is nothing to do about them.
-        let counted = [(Finding::Young, "too young"), (Finding::OtherUser, "of other users")];
+        let young = match args.older_than {
+            _ if args.entrypoint => "changed since process 1 was started".to_owned(),
+            None => "changed within 10 minutes (--older-than)".to_owned(),
+            Some(age) => format!("changed within {} (--older-than)", units::left(age)),
+        };
+        let counted = [(Finding::Young, young.as_str()), (Finding::OtherUser, "of other users")];
         for file in self.kept.iter().filter(|file| counted.iter().all(|(finding, _)| file.finding != *finding)) {
             let size = units::size(file.bytes);
             writeln!(out, "kept {} ({}, {size}): {}", units::printable(&file.name), file.family, file.describe())?;
@@ -184,6 +195,13 @@ impl SweepReport {
             if count > 0 {
                 writeln!(out, "kept {}, {why}", units::count(count, "name"))?;
             }
+        }
+        if self.on_purpose > 0 {
+            let names = units::count(self.on_purpose, "name");
+            writeln!(
+                out,
+                "kept {names} that may live without a process: a pattern that begins like them removes them (sem.*)"
+            )?;
         }
         if self.untold > 0 {
             let names = units::count(self.untold, "name");
@@ -205,7 +223,7 @@ impl ForeignItem {
             Finding::Unused => "unused".to_owned(),
             Finding::InUse if self.folder => "files are left in it".to_owned(),
             Finding::CreatorAlive => "its process is alive".to_owned(),
-            Finding::InUse => format!("in use: {}", self.holders.describe()),
+            Finding::InUse => format!("in use: {}", self.holders.describe_known()),
             Finding::NotPermitted => {
                 format!(
                     "not proven: owner {owner} (only this user, or root with CAP_LEASE of the machine, can prove it)"
@@ -343,6 +361,12 @@ fn write_table(items: &[ForeignItem], out: &mut dyn Write) -> Result<(), Failure
         writeln!(out, "no files of other programs")?;
     } else {
         table.write(out)?;
+        if items.iter().any(|item| item.proven) {
+            writeln!(
+                out,
+                "\nunused: no process on this machine has it open or mapped, the kernel says. A program may still open it by its name."
+            )?;
+        }
     }
     Ok(())
 }

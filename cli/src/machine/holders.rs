@@ -49,6 +49,13 @@ impl Holders {
         }
     }
 
+    /// Returns the holders as one line of text, for a file that is known to have some. Processes that may not be
+    /// inspected are told only if no other is known.
+    pub(crate) fn describe_known(&self) -> String {
+        let known = self.holders.as_ref().is_some_and(|holders| !holders.is_empty());
+        if known { Self { holders: self.holders.clone(), holders_hidden: Some(0) }.describe() } else { self.describe() }
+    }
+
     /// Returns the holders as one line of text.
     pub(crate) fn describe(&self) -> String {
         let (Some(holders), Some(hidden)) = (&self.holders, self.holders_hidden) else {

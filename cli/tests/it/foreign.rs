@@ -105,7 +105,7 @@ python psm_stopped & stopped=$!
 unshare -m -p -f --kill-child python3 \"$PYTHON\" psm_elsewhere >/dev/null 2>&1 & elsewhere=$!
 for name in dead alive stopped elsewhere; do appears psm_$name; done
 kill -9 $dead; kill -STOP $stopped; wait $dead || true
-$NDSHM ls --foreign | sed -E 's/ +/ /g; s/[0-9]+ \\(/PID (/; s/;.*//' | cut -d' ' -f 1-4,7-
+$NDSHM ls --foreign | sed '/^$/,$d' | sed -E 's/ +/ /g; s/[0-9]+ \\(/PID (/; s/;.*//' | cut -d' ' -f 1-4,7-
 $NDSHM gc --foreign --family python --older-than 0 --dry-run | grep -c would
 ls /dev/shm
 $NDSHM gc --foreign --family python --older-than 0 | grep removed
@@ -164,8 +164,10 @@ fn without_a_choice_files_are_only_listed() {
     assert_eq!(names(&shm.run(&["ls", "--foreign", "torch_*", "--json"]).expect_code(0).json()), ["torch_1_2_3"]);
     shm.run(&["ls", "--foreign", "x*"]).expect_code(3);
 
+    let table = shm.run(&["ls", "--foreign"]).expect_code(0).out;
+    assert!(table.contains("\n\nunused: no process on this machine has it open or mapped"), "{table}");
     let told = shm.run(&["gc", "--foreign", "--older-than", "0"]).expect_code(0).out;
-    assert!(told.ends_with("such as `ndshm gc --foreign --family python`\n"), "{told}");
+    assert!(told.ends_with("such as `ndshm gc --foreign --dry-run --family python`\n"), "{told}");
     let report = shm.run(&["gc", "--foreign", "--older-than", "0", "--json"]).expect_code(0).json();
     assert_eq!((&report["listed"], names(&report["removed"]).len()), (&json!(true), 0));
     assert_eq!((names(&report["kept"]).len(), shm.names()), (5, before));
@@ -182,7 +184,10 @@ fn patterns_families_and_ages_choose() {
     };
     assert_eq!(gc(&["*"]), [""; 0], "they are too young");
     let young = shm.run(&["gc", "--foreign", "*"]).expect_code(0).out;
-    assert_eq!(young, "kept 5 names, too young\nnothing to remove\n");
+    let expected = "kept 5 names, changed within 10 minutes (--older-than)\n\
+                    kept 3 names that may live without a process: a pattern that begins like them removes them (sem.*)\n\
+                    nothing to remove\n";
+    assert_eq!(young, expected);
     let now = ["--older-than", "0"];
     assert_eq!(gc(&[&now[..], &["psm_*", "--family", "torch"]].concat()), [""; 0], "both must fit");
     assert_eq!(gc(&[&now[..], &["psm_a"]].concat()), ["psm_a"]);
@@ -322,7 +327,7 @@ removed vllm_offload_1.mmap (vllm, 4.0 KiB)
 kept joblib_memmapping_folder_1_a_b/1.pkl (joblib, 4.0 KiB): not proven: its process may be in another pid namespace
 kept joblib_memmapping_folder_1_a_b (joblib, 0 B): not proven: its process may be in another pid namespace
 kept psm_held (python, 4.0 KiB): in use
-kept 1 name, too young
+kept 1 name, changed since process 1 was started
 removed 2 names, 8.0 KiB
 cloudvolume-old
 joblib_memmapping_folder_1_a_b
@@ -336,7 +341,7 @@ removed ours (other, 4.0 KiB)
 kept joblib_memmapping_folder_1_a_b/1.pkl (joblib, 4.0 KiB): not proven: its process may be in another pid namespace
 kept joblib_memmapping_folder_1_a_b (joblib, 0 B): not proven: its process may be in another pid namespace
 kept psm_held (python, 4.0 KiB): in use
-kept 1 name, too young
+kept 1 name, changed since process 1 was started
 removed 1 name, 4.0 KiB
 cloudvolume-old
 joblib_memmapping_folder_1_a_b
