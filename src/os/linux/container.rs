@@ -135,6 +135,7 @@ fn not_own_mount(mounts: &str, path: &str) -> Option<&'static str> {
     None
 }
 
+/// Returns whether this process is in the first namespace of a kind. `None`: /proc does not say.
 fn is_namespace(kind: &str, first: &str) -> Option<bool> {
     std::fs::read_link(format!("/proc/self/ns/{kind}")).ok().map(|own| own == Path::new(first))
 }
